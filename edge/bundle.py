@@ -1,0 +1,233 @@
+"""Reading and writing bundles: a folder `NAME.edge` whose manifest lists every file with its sha256.
+
+A bundle is written under a temporary name beside its target and renamed when whole, so that a target either
+does not exist or is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge import manifest as manifests
+from edge.errors import BundleError, ExportError
+from edge.manifest import File, Manifest
+
+MANIFEST = "edge.json"
+WEIGHTS = "weights.bin"
+TOKENIZER = "tokenizer.json"
+GOLDEN = "golden.json"
+PAGE = 4096  # tensors start on a page, so that a reader can map each by itself
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose manifest was read; `check_files` proves the rest."""
+
+    root: Path
+    manifest: Manifest
+
+    def path(self, name: str) -> Path:
+        """The absolute path of a file of the bundle, given its name in the manifest."""
+        return self.root / name
+
+    def check_files(self) -> None:
+        """Compare every file's size and sha256 with the manifest.
+
+        Raises:
+            BundleError: a file is missing, truncated or changed.
+        """
+        for file in self.manifest.files:
+            self._check_size(file)
+            if sha256_of(self.path(file.path)) != file.sha256:
+                raise BundleError(
+                    f"{self.path(file.path)} is damaged: its sha256 differs from the manifest's; export or copy "
+                    "the bundle again."
+                )
+
+    def check_sizes(self) -> None:
+        """Compare only presence and sizes: what can be seen without reading the files."""
+        for file in self.manifest.files:
+            self._check_size(file)
+
+    def _check_size(self, file: File) -> None:
+        path = self.path(file.path)
+        if not path.is_file():
+            raise BundleError(f"{path} is missing from the bundle; export or copy the bundle again.")
+        size = path.stat().st_size
+        if size != file.size:
+            raise BundleError(
+                f"{path} is {size} bytes long where the manifest says {file.size}; export or copy the bundle again."
+            )
+
+
+def open_bundle(path: str | Path) -> Bundle:
+    """Read a bundle's manifest and check it: version, fields, and that no path leaves the bundle.
+
+    Raises:
+        BundleError: `path` is no bundle, or the manifest cannot be accepted.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise BundleError(f"There is no bundle at {root}.")
+    file = root / MANIFEST
+    if not file.is_file():
+        raise BundleError(f"{root} is not a bundle: it holds no {MANIFEST}.")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise BundleError(f"{file} cannot be read: {e}.") from None
+    manifest = manifests.parse(text, str(file))
+    names = [f.path for f in manifest.files]
+    for name in [*names, *(g.path for g in manifest.graphs)]:
+        _check_inside(root, name)
+    for name in [WEIGHTS, TOKENIZER, GOLDEN, *(g.path for g in manifest.graphs)]:
+        if name not in names:
+            raise BundleError(f"{file} does not list {name!r} among its files; export the model again.")
+    return Bundle(root=root, manifest=manifest)
+
+
+def _check_inside(root: Path, name: str) -> None:
+    pure = PurePosixPath(name)
+    inside = name and not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and ":" not in name
+    if not inside or not (root / name).resolve().is_relative_to(root.resolve()):
+        raise BundleError(f"{root / MANIFEST} names the file {name!r}, which leads out of the bundle; do not use it.")
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal.
+
+    Raises:
+        BundleError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+
+
+@dataclass(frozen=True)
+class TensorSpan:
+    """Where a tensor's bytes lie in `weights.bin`."""
+
+    offset: int
+    length: int
+
+
+class BundleWriter:
+    """Writes a bundle under a temporary name; `commit` makes it appear whole at the target.
+
+    Used as a context manager: leaving the block without `commit`, by an exception or Ctrl-C too, removes what was
+    written.
+
+    Raises:
+        ExportError: the target exists and `force` is false, or cannot be written (a full disk too).
+    """
+
+    def __init__(self, target: str | Path, *, force: bool = False) -> None:
+        self.target = Path(target)
+        self.force = force
+        if self.target.exists() and not force:
+            raise ExportError(f"{self.target} exists already; choose another name, or replace it with --force.")
+        if self.target.exists() and not (self.target / MANIFEST).is_file():
+            raise ExportError(f"{self.target} is not a bundle, so --force does not replace it; choose another name.")
+        self._root = self.target.parent / f".{self.target.name}.{os.getpid()}.part"
+        self._spans: dict[str, TensorSpan] = {}
+        with _disk_errors(self.target):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root.mkdir()
+            self._weights = (self._root / WEIGHTS).open("wb")
+
+    @property
+    def staging(self) -> Path:
+        """The folder being written: complete enough, before `commit`, to run the graphs for checks."""
+        return self._root
+
+    def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
+        """Append a tensor to `weights.bin` on the next page; a name is written once and then returned again."""
+        if name in self._spans:
+            return self._spans[name]
+        with _disk_errors(self.target):
+            start = -(-self._weights.tell() // PAGE) * PAGE
+            self._weights.write(b"\0" * (start - self._weights.tell()))
+            data = np.ascontiguousarray(array)
+            self._weights.write(data.reshape(-1).view(np.uint8).data if data.size else b"")
+        self._spans[name] = TensorSpan(start, data.nbytes)
+        return self._spans[name]
+
+    def write_file(self, name: str, content: bytes | str) -> None:
+        """Write one file of the bundle, replacing an earlier one of the same name."""
+        path = self._root / name
+        with _disk_errors(self.target):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def flush(self) -> None:
+        """Make the weights written so far readable in `staging`."""
+        with _disk_errors(self.target):
+            self._weights.flush()
+
+    def commit(self, manifest: Manifest) -> Bundle:
+        """Hash every file, write the manifest and rename the bundle to its target."""
+        with _disk_errors(self.target):
+            self._weights.close()
+            files = [
+                File(p.relative_to(self._root).as_posix(), p.stat().st_size, sha256_of(p))
+                for p in sorted(self._root.rglob("*"))
+                if p.is_file() and p.name != MANIFEST
+            ]
+            whole = dataclasses.replace(manifest, files=files)
+            (self._root / MANIFEST).write_text(whole.to_json(), encoding="utf-8")
+            for p in self._root.rglob("*"):
+                if p.is_file():
+                    _sync(p)
+            old = self.target.parent / f".{self.target.name}.{os.getpid()}.old"
+            if self.target.exists():
+                self.target.rename(old)
+            self._root.rename(self.target)
+            shutil.rmtree(old, ignore_errors=True)
+        return Bundle(self.target, whole)
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
+            self._weights.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class _disk_errors(contextlib.AbstractContextManager[None]):
+    """Turns the operating system's errors while writing into one sentence about the target."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise ExportError(f"{self.target} could not be written: {reason}; nothing was left there.") from None

@@ -1,0 +1,34 @@
+"""Every error that a person may meet. Each message is one sentence: what was wrong, where, and what to do.
+
+The command prints the sentence and exits with status 2; a traceback is shown only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Base of all errors that `edge` raises on purpose."""
+
+
+class BundleError(EdgeError):
+    """A bundle is missing, damaged, of another version, or breaks the contract."""
+
+
+class CheckpointError(EdgeError):
+    """A source of weights cannot be found, read, or does not match its configuration."""
+
+
+class CatalogError(EdgeError):
+    """A model is not in the catalog, cannot be fetched, or its licence was not accepted."""
+
+
+class ExportError(EdgeError):
+    """An export cannot be carried out as asked."""
+
+
+class InputError(EdgeError):
+    """A prompt or an option has a value that cannot be used."""
+
+
+class MissingExtraError(EdgeError):
+    """A command needs an optional dependency that is not installed."""

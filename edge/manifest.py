@@ -1,0 +1,194 @@
+"""The manifest, `edge.json`: what a host must know to run a bundle, as typed dataclasses.
+
+docs/bundle-format.md describes the same fields for people who write a reader in another language.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.errors import BundleError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes of the model, under the names that transformers' configurations use."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One ONNX file. Roles: ``decoder`` now; ``encoder``, ``frontend``, ``segment`` as features need them."""
+
+    role: str
+    path: str
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """KV buffers of one layer, `past.{i}.key/value`: [1, heads, capacity, head_dim]."""
+
+    heads: int
+    head_dim: int
+    window: int | None = None  # sliding-window length, None where every past token is attended to
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    dtype: str
+    layers: list[KVLayer]
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """How one group of weights (``embedding``, ``attention``, ``feed_forward``, ``head``, ``norm``) is stored."""
+
+    name: str
+    parameters: int
+    bytes: int  # weights, scales and zero points in weights.bin; shared bytes are counted once, in the first group
+    bits: float  # bits of one stored weight, averaged over the group, without scales and zero points
+    block_size: int  # weights that share one scale; 0 where the group is float
+    method: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Special token ids."""
+
+    bos: int | None
+    eos: list[int]
+    pad: int | None
+    add_bos: bool  # the tokenizer's text post-processing is not used: a host adds `bos` itself where this is true
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights came from."""
+
+    name: str
+    kind: str  # directory, hub, gguf or catalog
+    licence: str | None = None
+
+
+@dataclass(frozen=True)
+class File:
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `edge.json`."""
+
+    format_version: int
+    producer: str
+    name: str
+    family: str
+    kind: str  # "decoder"
+    weights: str  # the export's --weights: fp32, fp16, int8, int4 or keep
+    dims: Dims
+    context: int  # most tokens (prompt and answer) that the graphs can take
+    graphs: list[Graph]
+    kv: KVLayout
+    groups: list[TensorGroup]
+    tokens: Tokens
+    chat_template: str | None  # jinja2, as transformers' tokenizers carry it
+    source: Source
+    quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
+    skip_units: list[list[int]] = field(default_factory=list)
+    router_weights: list[str] = field(default_factory=list)
+    files: list[File] = field(default_factory=list)
+
+    def graph(self, role: str) -> Graph:
+        """The graph with this role; BundleError names the roles there are."""
+        for graph in self.graphs:
+            if graph.role == role:
+                return graph
+        have = ", ".join(sorted({g.role for g in self.graphs}))
+        raise BundleError(f"The bundle {self.name!r} has no graph with the role {role!r}; it has: {have}.")
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits over all weights, scales, zero points, embeddings and head included."""
+        return 8 * sum(g.bytes for g in self.groups) / sum(g.parameters for g in self.groups)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def parse(text: str, where: str) -> Manifest:
+    """A manifest from its JSON text. `where` names the file in errors. Unknown fields of the same format
+    version are ignored, so that a later producer may add some.
+
+    Raises:
+        BundleError: not JSON, a newer format version, or a field missing or of another type.
+    """
+    try:
+        raw = json.loads(text)
+    except ValueError as e:
+        raise BundleError(f"{where} is not valid JSON ({e}); export the model again.") from None
+    if not isinstance(raw, dict):
+        raise BundleError(f"{where} must hold a JSON object, not a {type(raw).__name__}; export the model again.")
+    version = raw.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise BundleError(f"{where} has no format_version; it is not a manifest of this project.")
+    if version > FORMAT_VERSION:
+        raise BundleError(
+            f"{where} has format version {version}, and this edge reads up to {FORMAT_VERSION}; upgrade edge."
+        )
+    if version < 1:
+        raise BundleError(f"{where} has format version {version}, which never existed; export the model again.")
+    return typing.cast(Manifest, _value(raw, Manifest, where, ""))
+
+
+def _value(raw: Any, kind: Any, where: str, path: str) -> Any:
+    """`raw` checked against the type `kind` and turned into it; `path` is its place in the document."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(raw, dict):
+            raise _mismatch(where, path, "an object", raw)
+        hints = typing.get_type_hints(kind)
+        values = {}
+        for f in dataclasses.fields(kind):
+            place = f"{path}.{f.name}" if path else f.name
+            if f.name in raw:
+                values[f.name] = _value(raw[f.name], hints[f.name], where, place)
+            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise BundleError(f"{where} lacks the field {place!r}; export the model again.")
+        return typing.cast(Any, kind)(**values)
+    if origin is types.UnionType:  # only `X | None` is used
+        return None if raw is None else _value(raw, args[0], where, path)
+    if origin is list:
+        if not isinstance(raw, list):
+            raise _mismatch(where, path, "a list", raw)
+        return [_value(item, args[0], where, f"{path}[{i}]") for i, item in enumerate(raw)]
+    if origin is dict:
+        if not isinstance(raw, dict):
+            raise _mismatch(where, path, "an object", raw)
+        return {key: _value(item, args[1], where, f"{path}.{key}") for key, item in raw.items()}
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):
+        raise _mismatch(where, path, f"a {kind.__name__}", raw)
+    return raw
+
+
+def _mismatch(where: str, path: str, wanted: str, raw: Any) -> BundleError:
+    return BundleError(
+        f"{where}: the field {path!r} must be {wanted}, not {str(raw)[:60]!r}; export the model again."
+    )
