@@ -1,0 +1,59 @@
+"""The KV cache: buffers of fixed capacity that the graph reads and writes in place."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.manifest import KVLayout
+
+
+class KVCache:
+    """Keys and values of one conversation.
+
+    `buffers` holds, per layer, key and value, each [1, heads, capacity, head_dim]. They are taken from zeroed
+    memory that the system hands out page by page, so that a large capacity costs nothing until rows are written.
+    Rows below `length` are valid; rolling back is moving `length`.
+
+    Raises:
+        InputError: the capacity is not positive, or the buffers do not fit in memory.
+    """
+
+    def __init__(self, layout: KVLayout, capacity: int) -> None:
+        if capacity < 1:
+            raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
+        self.capacity = capacity
+        self.length = 0
+        try:
+            self.buffers: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = [
+                (
+                    np.zeros((1, layer.heads, capacity, layer.head_dim), layout.dtype),
+                    np.zeros((1, layer.heads, capacity, layer.head_dim), layout.dtype),
+                )
+                for layer in layout.layers
+            ]
+        except MemoryError:
+            raise InputError(
+                f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
+            ) from None
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit."""
+        return self.capacity - self.length
+
+    def truncate(self, length: int) -> None:
+        """Drop every row from `length` on; rows are overwritten by the next step."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
+        self.length = length
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers at full capacity."""
+        return sum(key.nbytes + value.nbytes for key, value in self.buffers)

@@ -1,0 +1,108 @@
+"""The engine: one ONNX Runtime session over a bundle's decoder graph, and one primitive, `Engine.step`."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.cache import KVCache
+from edge.runtime.providers import cpu
+
+DEFAULT_CONTEXT = 4096
+LAST_ROW = np.array([-1], np.int64)
+KEPT_STEP = 16  # steps up to this size keep their bound buffers; larger ones (prompt chunks) are bound when they come
+
+
+class Engine:
+    """A loaded decoder. Conversations live in `KVCache` objects, so that one engine serves several.
+
+    Args:
+        bundle: an opened bundle whose files were checked.
+        context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
+        threads: threads of the pool that all engines of this process share; the first engine decides.
+
+    Raises:
+        InputError: `context` is not within the bundle's, or `threads` is not positive.
+        BundleError: the graph cannot be loaded.
+    """
+
+    def __init__(self, bundle: Bundle, *, context: int | None = None, threads: int | None = None) -> None:
+        limit = bundle.manifest.context
+        self.bundle = bundle
+        self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
+        if not 1 <= self.context <= limit:
+            raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
+        self.threads = cpu.share_thread_pool(threads)
+        self._session = cpu.open_session(bundle, "decoder")
+        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], _Step]] = WeakKeyDictionary()
+
+    def new_cache(self, capacity: int | None = None) -> KVCache:
+        """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context."""
+        capacity = self.context if capacity is None else capacity
+        if capacity > self.context:
+            raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
+        return KVCache(self.bundle.manifest.kv, capacity)
+
+    def step(
+        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """Run `tokens` [S] at the positions that follow the cache's rows, append them to it, and return logits
+        [R, V] of `rows` [R], indices into the S tokens; default: the last one.
+
+        The result is overwritten by the next step of the same shape on the same cache.
+        """
+        size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
+        if not 1 <= size <= cache.room:
+            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        steps = self._steps.get(cache)
+        if steps is None:
+            steps = self._steps[cache] = {}
+        shape = size, wanted.shape[0]
+        step = steps.get(shape)
+        if step is None:
+            step = _Step(self._session, cache, *shape, self.bundle.manifest.dims.vocab_size)
+            if size <= KEPT_STEP:
+                steps[shape] = step
+        step.tokens[0] = tokens
+        step.positions[0] = np.arange(cache.length, cache.length + size)
+        step.rows[:] = wanted
+        step.rows[step.rows < 0] += size
+        cache.length += size
+        step.seqlens_k[0] = cache.length - 1
+        step.total[...] = cache.length
+        self._session.run_with_iobinding(step.binding)
+        return step.logits[0]
+
+
+class _Step:
+    """Inputs and outputs of a step of one shape on one cache, bound once: running it again allocates nothing."""
+
+    def __init__(self, session: ort.InferenceSession, cache: KVCache, size: int, rows: int, vocab: int) -> None:
+        self.tokens = np.zeros((1, size), np.int64)
+        self.positions = np.zeros((1, size), np.int64)
+        self.seqlens_k = np.zeros(1, np.int32)
+        self.total = np.zeros((), np.int32)
+        self.rows = np.zeros(rows, np.int64)
+        self.logits = np.empty((1, rows, vocab), np.float32)
+        self.binding = session.io_binding()
+        inputs = {
+            "input_ids": self.tokens,
+            "position_ids": self.positions,
+            "seqlens_k": self.seqlens_k,
+            "total_sequence_length": self.total,
+            "logit_rows": self.rows,
+        }
+        outputs = {"logits": self.logits}
+        for i, (key, value) in enumerate(cache.buffers):
+            inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
+            inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value
+        # An OrtValue made from an array shares its memory and does not keep it alive: cache and step do.
+        for name, array in inputs.items():
+            self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, array in outputs.items():
+            self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
