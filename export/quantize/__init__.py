@@ -1,0 +1,58 @@
+"""Float weights become the integers of a bundle. One file per method; this is the registry and the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.errors import ExportError
+from edge.export.quantize.base import Method, Options, Progress, Weight
+from edge.export.quantize.floats import fp16, fp32
+from edge.export.quantize.keep import keep
+from edge.export.quantize.rtn import int4, int8
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+METHODS: dict[str, Method] = {"fp32": fp32, "fp16": fp16, "int8": int8, "int4": int4, "keep": keep}
+
+
+def quantize(
+    checkpoint: Checkpoint,
+    weights: str,
+    *,
+    block_size: int | None = None,
+    calibration: str | None = None,
+    progress: Progress | None = None,
+) -> Mapping[str, Weight]:
+    """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
+
+    `calibration` is a text to measure activations on, for methods that do. Matrices that a graph packs together
+    (query, key and value; gate and up) share their bits and block size.
+
+    Raises:
+        ExportError: an unknown format, or an option that cannot be used.
+    """
+    if weights not in METHODS:
+        raise ExportError(f"--weights {weights} is unknown; choose one of {', '.join(METHODS)}.")
+    if block_size is not None and (block_size < 16 or block_size & (block_size - 1)):
+        raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")
+    return METHODS[weights](checkpoint, Options(block_size, calibration, progress))
+
+
+def read_calibration(path: str | Path) -> str:
+    """The text of a calibration file.
+
+    Raises:
+        ExportError: it is missing, no UTF-8 text, or empty.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ExportError(f"The calibration file {path} is not UTF-8 text; give a plain text file.") from None
+    except OSError as e:
+        raise ExportError(f"The calibration file {path} cannot be read: {e.strerror}.") from None
+    if not text.strip():
+        raise ExportError(f"The calibration file {path} is empty; give a few thousand words of text.")
+    return text

@@ -1,12 +1,18 @@
-"""The seam between quantization methods and graphs: what a quantized weight is, whoever made it."""
+"""The seam between quantization methods and graphs: what a quantized weight is, and what a method is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
 
 @dataclass(frozen=True)
@@ -15,6 +21,7 @@ class QTensor:
 
     q: [N, K] uint8, values below ``2**bits``. scales: [N, ceil(K / block_size)] float32. zero_points: the same
     shape, uint8, or None where every zero point is ``2**(bits - 1)``. `method` names who made it.
+    `scale_dtype` float16 says that every scale is exactly a float16, so a bundle may store it in 16 bits.
     """
 
     bits: int
@@ -23,12 +30,21 @@ class QTensor:
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8] | None
     method: str
+    scale_dtype: Literal["float32", "float16"] = "float32"
 
     def dequantize(self) -> NDArray[np.float32]:
         """The float weight [N, K] that the kernels compute with."""
         n, k = self.q.shape
         zero: Any = 2 ** (self.bits - 1) if self.zero_points is None else self._spread(self.zero_points, k)
         return (self._spread(self.scales, k) * (self.q.astype(np.float32) - zero)).astype(np.float32)
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of the whole tensor in a bundle: packed integers (whole blocks), scales and zero points."""
+        blocks = self.scales.size
+        scale = 16 if self.scale_dtype == "float16" else 32
+        zero = 0 if self.zero_points is None else self.bits
+        return blocks * (self.bits * self.block_size + scale + zero)
 
     def _spread(self, per_block: NDArray[Any], k: int) -> NDArray[Any]:
         return np.repeat(per_block, self.block_size, axis=1)[:, :k].astype(np.float32)
@@ -39,3 +55,72 @@ class FloatTensor:
     """A weight kept in floating point: float32 or float16."""
 
     values: NDArray[Any]
+
+
+Weight = QTensor | FloatTensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose about a method. None: the method's own default."""
+
+    block_size: int | None = None
+    calibration: str | None = None  # text
+    progress: Progress | None = None
+
+    def report(self, done: int, total: int, text: str) -> None:
+        if self.progress is not None:
+            self.progress(done, total, text)
+
+
+class Method(Protocol):
+    """One way from a checkpoint to weights. A method lives in its own file and is found in `METHODS`."""
+
+    def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+        """Every matrix of the checkpoint (`matrices`), keyed by its name; computed at once or on access."""
+        ...
+
+
+class LazyWeights(Mapping[str, Weight]):
+    """Weights that are computed when they are asked for, so that only one is in memory at a time."""
+
+    def __init__(self, names: list[str], make: Callable[[str], Weight]) -> None:
+        self._names = dict.fromkeys(names)
+        self._make = make
+
+    def __getitem__(self, name: str) -> Weight:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+# Projections that read the same input and are packed into one matrix of the graph: one format for all of them.
+_PACKED = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
+
+
+def matrices(checkpoint: Checkpoint) -> list[str]:
+    """Names of the weights that methods quantize: every matrix, the embedding and an untied head included."""
+    return [n for n in checkpoint.names() if n.endswith(".weight") and len(checkpoint.shape(n)) == 2]
+
+
+def packed_with(name: str, names: list[str]) -> list[str]:
+    """The matrices among `names` that share one format with `name`, itself included."""
+    for members in _PACKED:
+        for member in members:
+            if f".{member}." in name:
+                candidates = [name.replace(f".{member}.", f".{other}.") for other in members]
+                have = set(names)
+                return [c for c in candidates if c in have]
+    return [name]
