@@ -1,0 +1,69 @@
+# make demo       fetch SmolLM2-135M-Instruct, export it, answer a prompt
+# make test       the fast tests          make test-all   the slow ones too
+# make lint       ruff                    make types      mypy --strict on edge and edge.runtime
+# make bench      what the benchmarks need and how to start them
+
+PYTHON ?= python3
+# A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. README.md says when.
+TORCH_INDEX ?=
+MODEL ?= smollm2-135m-instruct
+PROMPT ?= Why is the sky blue? Answer in two sentences.
+
+VENV := .venv
+BIN := $(VENV)/bin
+BUNDLE := $(MODEL).edge
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+SOURCES := pyproject.toml constraints.txt
+TYPES := build/types
+
+.PHONY: demo test test-all lint types bench clean
+
+demo: $(VENV)/.export $(BUNDLE)/edge.json
+	$(BIN)/edge run $(BUNDLE) "$(PROMPT)"
+
+$(BUNDLE)/edge.json: | $(VENV)/.export
+	$(BIN)/edge export $(MODEL) -o $(BUNDLE)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+
+# mypy does not follow setuptools' package-dir, so it sees a tree of links in which every package stands where it is
+# imported from. A message about build/types/edge/runtime/x.py is about runtime/x.py. edge.export is read for its
+# types; it is not held to --strict.
+types: $(VENV)/.test
+	@rm -rf $(TYPES) && mkdir -p $(TYPES)/edge
+	@for entry in edge/*; do ln -s "$(CURDIR)/$$entry" $(TYPES)/$$entry; done
+	@for name in export models runtime; do ln -s "$(CURDIR)/$$name" $(TYPES)/edge/$$name; done
+	cd $(TYPES) && MYPYPATH=. $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml -p edge
+
+bench:
+	@echo "The benchmarks run this project beside its peers, whose packages stand in the extra 'bench':"
+	@echo "  $(BIN)/python -m pip install -c constraints.txt -e '.[export,bench]'"
+	@echo "  $(BIN)/python benchmarks/decoder_vs_peers.py --help"
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "edge needs Python 3.11 or later and '$(PYTHON)' is none; name one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) ruff
+	@touch $@
+
+$(VENV)/.export: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[export]'
+	@touch $@
+
+$(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[export,test]'
+	@touch $@ $(VENV)/.export $(VENV)/.lint

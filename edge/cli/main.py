@@ -1,0 +1,150 @@
+"""The entry point `edge`: dispatches to one module per command and turns every error into one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+COMMANDS = {
+    "export": "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle.",
+    "run": "Answer a prompt with a bundle, or chat with it.",
+    "eval": "Measure a bundle's perplexity, or how far two bundles agree.",
+    "inspect": "Show what is in a bundle: sizes, bits per weight, graphs, quality.",
+    "verify": "Check a bundle's files and replay its recorded answers.",
+    "models": "List the catalog of models, or fetch one into the cache.",
+}
+
+HELP = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
+DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
+
+# What `pip install 'edge[export]'` adds: the import names behind the extra.
+EXPORT_EXTRA = frozenset(
+    "gguf onnx onnx_ir onnxscript optimum safetensors sentencepiece torch transformers".split()
+)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command that `args` (default: the process's) name and return the exit status.
+
+    0 all went well; 1 an error nobody foresaw; 2 one sentence says what was wrong; 130 interrupted.
+    """
+    args, debug = _take_debug(list(sys.argv[1:] if args is None else args))
+    if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)  # `kill` cleans up as Ctrl-C does
+    try:
+        status = _dispatch(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return _reader_gone()
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        return _explain(error)
+
+
+def _take_debug(args: list[str]) -> tuple[list[str], bool]:
+    """`args` without `--debug`, wherever it stands before a `--`, and whether it was there."""
+    end = args.index("--") if "--" in args else len(args)
+    kept = [a for a in args[:end] if a != "--debug"]
+    return kept + args[end:], len(kept) < end
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if args[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"edge {version('edge')}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        from edge.errors import InputError
+
+        what = "option" if name.startswith("-") else "command"
+        raise InputError(f"There is no {what} {name!r}; the commands are {', '.join(COMMANDS)}.")
+    # Out of standalone mode typer raises usage errors instead of printing them, and returns the status that a
+    # command exits with.
+    status = _load(name).main(args=rest, prog_name=f"edge {name}", standalone_mode=False)
+    return status if isinstance(status, int) else 0
+
+
+def _load(name: str) -> Any:
+    """The typer command of one module of `edge.cli`; no other command's module is imported."""
+    from importlib import import_module
+
+    import typer
+    from typer.main import get_command
+
+    module = import_module(f"edge.cli.{name}")
+    app: typer.Typer | None = getattr(module, "app", None)
+    if app is None:
+        # Without a markup mode typer does not import rich, which would cost every start 60 ms.
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name=name, epilog=DEBUG_HINT)(module.command)
+    return get_command(app)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "Usage: edge COMMAND [OPTIONS]",
+            "",
+            HELP,
+            "",
+            "Commands:",
+            *(f"  {name:{width}}  {line}" for name, line in COMMANDS.items()),
+            "",
+            "Options:",
+            "  --help     Show this, or with a command its options.",
+            "  --version  Show the version.",
+            "  --debug    Show the traceback of an error.",
+        ]
+    )
+
+
+def _explain(error: Exception) -> int:
+    """Print one sentence about `error` and return the exit status."""
+    from edge.errors import EdgeError
+
+    if isinstance(error, EdgeError):
+        return _say(str(error), 2)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXPORT_EXTRA:
+        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge[export]'", 2)
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error; typer moves its classes
+        context = getattr(error, "ctx", None)
+        place = context.command_path if context else "edge"
+        return _say(f"{error.format_message().rstrip('.')}; see {place} --help.", 2)
+    kind = type(error).__name__
+    if kind == "Abort":  # a question to the user that Ctrl-C or the end of the input answered
+        return 130
+    detail = " ".join(str(error).split())
+    about = f"{kind}: {detail[:200]}" if detail else kind
+    return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", 1)
+
+
+def _say(sentence: str, status: int) -> int:
+    print(f"edge: {' '.join(sentence.split())}", file=sys.stderr)
+    return status
+
+
+def _reader_gone() -> int:
+    """The reader of our output has gone (`edge models | head -1`): say nothing, also not while Python shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
