@@ -3,6 +3,9 @@
 # make lint       ruff                    make types      mypy --strict on edge and edge.runtime
 # make bench      what the benchmarks need and how to start them
 
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
 PYTHON ?= python3
 # A package index with CPU-only torch wheels, where pip's own index would bring CUDA packages. README.md says when.
 TORCH_INDEX ?=
@@ -35,13 +38,13 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 
 # mypy does not follow setuptools' package-dir, so it sees a tree of links in which every package stands where it is
-# imported from. A message about build/types/edge/runtime/x.py is about runtime/x.py. edge.export is read for its
-# types; it is not held to --strict.
+# imported from; sed turns the places in its messages back. How strict edge.export is, pyproject.toml says.
 types: $(VENV)/.test
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/edge
 	@for entry in edge/*; do ln -s "$(CURDIR)/$$entry" $(TYPES)/$$entry; done
 	@for name in export models runtime; do ln -s "$(CURDIR)/$$name" $(TYPES)/edge/$$name; done
-	cd $(TYPES) && MYPYPATH=. $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml -p edge
+	cd $(TYPES) && MYPYPATH=. $(abspath $(BIN))/python -m mypy -p edge --config-file $(CURDIR)/pyproject.toml \
+		--cache-dir $(CURDIR)/.mypy_cache | sed -E 's#^edge/(export|models|runtime)/#\1/#'
 
 bench:
 	@echo "The benchmarks run this project beside its peers, whose packages stand in the extra 'bench':"

@@ -21,9 +21,10 @@ HELP = "Small language models on your own device: export a checkpoint once, run 
 DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 
 # What `pip install 'edge[export]'` adds: the import names behind the extra.
-EXPORT_EXTRA = frozenset(
-    "gguf onnx onnx_ir onnxscript optimum safetensors sentencepiece torch transformers".split()
-)
+EXPORT_EXTRA = {
+    *("gguf", "onnx", "onnx_ir", "onnxscript", "optimum"),
+    *("safetensors", "sentencepiece", "torch", "transformers"),
+}
 
 
 def main(args: list[str] | None = None) -> int:
