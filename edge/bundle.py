@@ -9,8 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
+import re
 import shutil
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -21,6 +26,7 @@ from numpy.typing import NDArray
 
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
+from edge.home import cache_dir
 from edge.manifest import File, Manifest
 
 MANIFEST = "edge.json"
@@ -28,6 +34,8 @@ WEIGHTS = "weights.bin"
 TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.json"
 PAGE = 4096  # tensors start on a page, so that a reader can map each by itself
+CHUNK = 1 << 20  # bytes read at a time while hashing
+SETTLED_NS = 2_000_000_000  # a file changed less than this ago may change again without its times showing it
 
 
 @dataclass(frozen=True)
@@ -41,19 +49,47 @@ class Bundle:
         """The absolute path of a file of the bundle, given its name in the manifest."""
         return self.root / name
 
-    def check_files(self) -> None:
-        """Compare every file's size and sha256 with the manifest.
+    def check_files(self, progress: Callable[[int], None] | None = None) -> None:
+        """Compare every file's size and sha256 with the manifest. `progress` is told how many bytes were just read.
 
         Raises:
             BundleError: a file is missing, truncated or changed.
         """
+        self.check_sizes()
         for file in self.manifest.files:
-            self._check_size(file)
-            if sha256_of(self.path(file.path)) != file.sha256:
+            if sha256_of(self.path(file.path), progress) != file.sha256:
                 raise BundleError(
                     f"{self.path(file.path)} is damaged: its sha256 differs from the manifest's; export or copy "
                     "the bundle again."
                 )
+
+    def check_files_once(self) -> None:
+        """`check_files`, unless it has passed before and no file has changed since by the file system's account.
+
+        What passed is remembered in the cache folder; where that cannot be written, every call reads all files.
+
+        Raises:
+            BundleError: as `check_files`.
+        """
+        self.check_sizes()
+        before = self._stamp()
+        key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:32]
+        store = cache_dir() / "checked" / f"{key}.json"
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(store.read_text(encoding="utf-8")) == before:
+                return
+        self.check_files()
+        newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())
+        if self._stamp() == before and time.time_ns() - newest > SETTLED_NS:
+            _replace_text(store, json.dumps(before))
+
+    def _stamp(self) -> dict[str, list[Any]]:
+        """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""
+        stamp: dict[str, list[Any]] = {}
+        for file in self.manifest.files:
+            stat = self.path(file.path).stat()
+            stamp[file.path] = [file.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+        return stamp
 
     def check_sizes(self) -> None:
         """Compare only presence and sizes: what can be seen without reading the files."""
@@ -78,15 +114,17 @@ def open_bundle(path: str | Path) -> Bundle:
         BundleError: `path` is no bundle, or the manifest cannot be accepted.
     """
     root = Path(path)
-    if not root.exists():
-        raise BundleError(f"There is no bundle at {root}.")
     file = root / MANIFEST
-    if not file.is_file():
-        raise BundleError(f"{root} is not a bundle: it holds no {MANIFEST}.")
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise BundleError(f"{file} cannot be read: {e}.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(root):
+            raise BundleError(f"{root} is not a bundle: it holds no {MANIFEST}.") from None
+        raise BundleError(f"There is no bundle at {root}; edge export makes one.") from None
+    except OSError as e:
+        raise BundleError(f"{file} cannot be read: {e.strerror}.") from None
+    except ValueError:  # bytes that are not UTF-8, or a null character in the path
+        raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
     names = [f.path for f in manifest.files]
     for name in [*names, *(g.path for g in manifest.graphs)]:
@@ -99,22 +137,40 @@ def open_bundle(path: str | Path) -> Bundle:
 
 def _check_inside(root: Path, name: str) -> None:
     pure = PurePosixPath(name)
-    inside = name and not pure.is_absolute() and ".." not in pure.parts and "\\" not in name and ":" not in name
+    inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
     if not inside or not (root / name).resolve().is_relative_to(root.resolve()):
         raise BundleError(f"{root / MANIFEST} names the file {name!r}, which leads out of the bundle; do not use it.")
 
 
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal.
+def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The sha256 of a file, in hexadecimal. `progress` is told how many bytes were just read.
 
     Raises:
         BundleError: the file cannot be read.
     """
+    digest, buffer = hashlib.sha256(), bytearray(CHUNK)
+    view = memoryview(buffer)
     try:
-        with path.open("rb") as f:
-            return hashlib.file_digest(f, "sha256").hexdigest()
+        with path.open("rb", buffering=0) as f:
+            while size := f.readinto(buffer):
+                digest.update(view[:size])
+                if progress is not None:
+                    progress(size)
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    return digest.hexdigest()
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file of the cache whole or, where the cache cannot be written, not at all."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 @dataclass(frozen=True)
@@ -146,7 +202,7 @@ class BundleWriter:
         self._spans: dict[str, TensorSpan] = {}
         with _disk_errors(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self._root, ignore_errors=True)
+            _sweep(self.target)
             self._root.mkdir()
             self._weights = (self._root / WEIGHTS).open("wb")
 
@@ -193,12 +249,20 @@ class BundleWriter:
             for p in self._root.rglob("*"):
                 if p.is_file():
                     _sync(p)
-            old = self.target.parent / f".{self.target.name}.{os.getpid()}.old"
+            self._take_place()
+        return Bundle(self.target, whole)
+
+    def _take_place(self) -> None:
+        """Rename to the target. What stood there is removed afterwards, and put back where this fails."""
+        old = self.target.parent / f".{self.target.name}.{os.getpid()}.old"
+        try:
             if self.target.exists():
                 self.target.rename(old)
             self._root.rename(self.target)
-            shutil.rmtree(old, ignore_errors=True)
-        return Bundle(self.target, whole)
+        finally:
+            if old.exists() and not self.target.exists():
+                old.rename(self.target)
+        shutil.rmtree(old, ignore_errors=True)
 
     def __enter__(self) -> BundleWriter:
         return self
@@ -209,6 +273,28 @@ class BundleWriter:
         with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
             self._weights.close()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what exports to this target left behind that were killed outright."""
+    for part in target.parent.iterdir():
+        owner = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
+        if part.name == f".{target.name}.{owner}.part" and owner.isdecimal() and not _alive(int(owner)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # an earlier process of the same number, for this one starts only now
+    if sys.platform == "win32":  # os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _sync(path: Path) -> None:

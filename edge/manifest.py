@@ -9,12 +9,17 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.errors import BundleError
 
 FORMAT_VERSION = 1
+KINDS = ("decoder",)
+KV_DTYPES = ("float32",)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,7 @@ def parse(text: str, where: str) -> Manifest:
     Raises:
         BundleError: not JSON, a newer format version, or a field missing or of another type.
     """
-    try:
-        raw = json.loads(text)
-    except ValueError as e:
-        raise BundleError(f"{where} is not valid JSON ({e}); export the model again.") from None
-    if not isinstance(raw, dict):
-        raise BundleError(f"{where} must hold a JSON object, not a {type(raw).__name__}; export the model again.")
+    raw = read_json(text, where)
     version = raw.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
         raise BundleError(f"{where} has no format_version; it is not a manifest of this project.")
@@ -153,7 +153,49 @@ def parse(text: str, where: str) -> Manifest:
         )
     if version < 1:
         raise BundleError(f"{where} has format version {version}, which never existed; export the model again.")
-    return typing.cast(Manifest, _value(raw, Manifest, where, ""))
+    manifest = typed(raw, Manifest, where)
+    for fault in _faults(manifest):
+        raise BundleError(f"{where} cannot be used: {fault}; export the model again.")
+    return manifest
+
+
+def _faults(manifest: Manifest) -> Iterator[str]:
+    """What no export writes and a reader would stumble over later."""
+    for name, value in dataclasses.asdict(manifest.dims).items():
+        if value < 1:
+            yield f"dims.{name} is {value}"
+    if manifest.context < 1:
+        yield f"context is {manifest.context}"
+    if manifest.kind not in KINDS:
+        yield f"kind is {manifest.kind!r}, and this edge runs {', '.join(KINDS)}"
+    if manifest.kv.dtype not in KV_DTYPES:
+        yield f"kv.dtype is {manifest.kv.dtype!r}, and this edge keeps {', '.join(KV_DTYPES)}"
+    if len(manifest.kv.layers) != manifest.dims.num_layers:
+        yield f"kv.layers has {len(manifest.kv.layers)} entries for {manifest.dims.num_layers} layers"
+    for i, layer in enumerate(manifest.kv.layers):
+        if layer.heads < 1 or layer.head_dim < 1 or (layer.window is not None and layer.window < 1):
+            yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
+    if not manifest.groups:
+        yield "groups is empty"
+    for group in manifest.groups:
+        if group.parameters < 1:
+            yield f"the group {group.name!r} has {group.parameters} parameters"
+
+
+def read_json(text: str, where: str) -> dict[str, Any]:
+    """The JSON object in `text`; BundleError where it holds something else."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise BundleError(f"{where} is not valid JSON ({e}); export the model again.") from None
+    if not isinstance(raw, dict):
+        raise BundleError(f"{where} must hold a JSON object, not a {type(raw).__name__}; export the model again.")
+    return raw
+
+
+def typed(raw: dict[str, Any], kind: type[T], where: str) -> T:
+    """A dataclass from a JSON object; BundleError names a field that is missing or of another type."""
+    return typing.cast(T, _value(raw, kind, where, ""))
 
 
 def _value(raw: Any, kind: Any, where: str, path: str) -> Any:
