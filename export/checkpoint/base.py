@@ -1,0 +1,65 @@
+"""The seam between sources of weights and everything that consumes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.export.quantize.base import QTensor
+from edge.manifest import Tokens
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a bundle needs of a tokenizer: `json` is the text of a tokenizer.json as `tokenizers` reads it."""
+
+    json: str
+    chat_template: str | None
+    tokens: Tokens
+
+
+class Checkpoint(Protocol):
+    """A Torch checkpoint, whatever it is stored in. Tensors are read one at a time and not kept.
+
+    Tensor names, shapes and row order are those of the transformers model that `config` describes, and `config`
+    holds that model's whole configuration, defaults filled in (rope settings under ``rope_parameters``). Where
+    ``config["tie_word_embeddings"]`` is true there is no ``lm_head.weight``.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """directory, hub, gguf or catalog."""
+        ...
+
+    @property
+    def licence(self) -> str | None: ...
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> TokenizerFiles: ...
+
+    def names(self) -> list[str]:
+        """Names of all tensors of the model."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """One tensor as float32, dequantized where the source holds integers."""
+        ...
+
+    def blocks(self, name: str) -> QTensor | None:
+        """The source's own integers and scales where they are Q4_0 or Q8_0 blocks, else None."""
+        ...
+
+    def stored_type(self, name: str) -> str:
+        """The type in the source: F32, F16, BF16, Q8_0, Q4_1, ..."""
+        ...

@@ -1,0 +1,204 @@
+"""A model directory as transformers writes it: config.json, weights in safetensors or torch files, a tokenizer."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import model_config
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
+from edge.export.quantize.base import QTensor
+
+_TYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float64: "F64",
+}
+
+
+class DirectoryCheckpoint:
+    """Reads one directory.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or unreadable, or the tensors do not match config.json.
+    """
+
+    def __init__(
+        self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
+    ) -> None:
+        self.root = root
+        self.name = name or root.resolve().name
+        self.kind = kind
+        self.licence = licence or _licence(root)
+        path = root / "config.json"
+        if not path.is_file():
+            raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
+        raw = read_json(path)
+        self._raw_config = {**raw, **(raw.get("text_config") or {})}
+        self.config: dict[str, Any] = model_config.complete(raw, str(path))
+        self._files = _weight_files(root)
+        found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
+        expected = model_config.expected_tensors(self.config)
+        if expected is not None:
+            shapes = {name: found[name][0].shape(found[name][1]) for name in expected if name in found}
+            model_config.check_tensors(expected, shapes, str(root))
+            found = {name: found[name] for name in expected}
+        self._found = found
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFiles:
+        return read_tokenizer(self.root, self._raw_config)
+
+    def names(self) -> list[str]:
+        return list(self._found)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        file, own = self._found[name]
+        return file.shape(own)
+
+    def stored_type(self, name: str) -> str:
+        file, own = self._found[name]
+        return file.type(own)
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        file, own = self._found[name]
+        tensor = file.tensor(own)
+        if tensor.dtype not in _TYPES:
+            raise CheckpointError(
+                f"{file.path}: the tensor {own!r} is stored as {tensor.dtype}; floating-point weights are read."
+            )
+        values: NDArray[np.float32] = tensor.to(torch.float32).contiguous().numpy()
+        return values
+
+    def blocks(self, name: str) -> QTensor | None:
+        return None
+
+
+class _WeightFile(Protocol):
+    path: Path
+
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def type(self, name: str) -> str: ...
+    def tensor(self, name: str) -> torch.Tensor: ...
+
+
+class _Safetensors:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as e:
+            raise CheckpointError(f"{path} is damaged or cut short ({e}); fetch it again.") from None
+
+    def names(self) -> list[str]:
+        return list(self._file.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def type(self, name: str) -> str:
+        return str(self._file.get_slice(name).get_dtype())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._file.get_tensor(name)
+
+
+class _TorchFile:
+    """A pytorch_model.bin: tensors only, no other Python objects."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._tensors = _load_torch(path)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as e:
+            reason = " ".join(str(e).split())[:200]
+            raise CheckpointError(f"{path} is damaged, cut short or holds more than tensors ({reason}).") from None
+
+    def names(self) -> list[str]:
+        return [name for name, value in self._tensors.items() if isinstance(value, torch.Tensor)]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def type(self, name: str) -> str:
+        dtype = self._tensors[name].dtype
+        return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name].detach()
+
+
+def _load_torch(path: Path) -> dict[str, torch.Tensor]:
+    import zipfile
+
+    mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are no archives and cannot be mapped
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}")
+    return content
+
+
+def _weight_files(root: Path) -> list[_WeightFile]:
+    """The files with the weights: the first form that is there, safetensors before torch."""
+    kinds: list[tuple[str, Callable[[Path], _WeightFile]]] = [
+        ("model.safetensors", _Safetensors),
+        ("pytorch_model.bin", _TorchFile),
+    ]
+    for single, open_file in kinds:
+        if (root / single).is_file():
+            return [open_file(root / single)]
+        index = root / f"{single}.index.json"
+        if index.is_file():
+            return [open_file(path) for path in _shards(index)]
+    raise CheckpointError(
+        f"{root} holds no weights: neither model.safetensors nor pytorch_model.bin, whole or in shards."
+    )
+
+
+def _shards(index: Path) -> list[Path]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map; fetch the checkpoint again.")
+    paths = [index.parent / str(name) for name in sorted(set(weight_map.values()))]
+    for path in paths:
+        if path.parent != index.parent:
+            raise CheckpointError(f"{index} names the shard {path.name!r} outside its own folder.")
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, and {index.name} names it; fetch the checkpoint again.")
+    return paths
+
+
+def _text_name(name: str) -> str:
+    """The name in the text model; empty for the vision part of a multimodal checkpoint, whose text tensors carry
+    ``language_model.`` before or after ``model.``."""
+    if "vision_tower." in name or "multi_modal_projector." in name:
+        return ""
+    return name.replace("language_model.", "", 1)
+
+
+def _licence(root: Path) -> str | None:
+    """The model card's ``license:`` line."""
+    card = root / "README.md"
+    if not card.is_file():
+        return None
+    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return None
+    for line in lines[1:]:
+        if line.strip() == "---":
+            break
+        if line.startswith("license:"):
+            return line.removeprefix("license:").strip().strip("'\"") or None
+    return None

@@ -1,0 +1,137 @@
+"""A `.gguf` file as a checkpoint: tensors under transformers' names, in its row order and norm convention."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import gguf_config, gguf_tokenizer, model_config
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.quantize.base import QTensor
+
+_READABLE = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+_BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
+
+
+class GGUFCheckpoint:
+    """Reads one file.
+
+    Raises:
+        CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
+    """
+
+    kind = "gguf"
+
+    def __init__(self, path: Path, *, name: str | None = None, licence: str | None = None) -> None:
+        self._header = GGUFHeader(path)
+        self._architecture = gguf_config.architecture_of(self._header)
+        self.name = name or path.stem
+        self.licence = licence or self._header.metadata.get("general.license")
+        self.config: dict[str, Any] = model_config.complete(
+            gguf_config.config_of(self._header, self._vector), str(path)
+        )
+        self._sources = self._named_tensors()
+        expected = model_config.expected_tensors(self.config)
+        if expected is not None:
+            model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
+            self._sources = {name: self._sources[name] for name in expected}
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFiles:
+        return gguf_tokenizer.tokenizer_of(self._header)
+
+    def names(self) -> list[str]:
+        return list(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header.tensors[self._sources[name]].shape
+
+    def stored_type(self, name: str) -> str:
+        return self._header.tensors[self._sources[name]].type.name
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        values = self._dequantized(self._sources[name])
+        if (rows := self._row_order(name)) is not None:
+            values = values[rows]
+        if self._architecture.norm_offset and name.endswith("norm.weight"):
+            values = values - np.float32(self._architecture.norm_offset)
+        return values
+
+    def blocks(self, name: str) -> QTensor | None:
+        source = self._sources[name]
+        kind = self._header.tensors[source].type
+        if kind not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0):
+            return None
+        raw = self._header.raw(source)
+        if (rows := self._row_order(name)) is not None:
+            raw = raw[rows]
+        return _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
+
+    def _named_tensors(self) -> dict[str, str]:
+        """transformers' name -> the name in the file."""
+        sources = {}
+        for source, info in self._header.tensors.items():
+            name = gguf_config.transformers_name(source, self._architecture)
+            if name is None:
+                continue
+            if info.type.name not in _READABLE:
+                raise CheckpointError(
+                    f"{self._header.path}: the tensor {source!r} is stored as {info.type.name}; read are "
+                    f"{', '.join(sorted(_READABLE))}."
+                )
+            sources[name] = source
+        return sources
+
+    def _dequantized(self, source: str) -> NDArray[np.float32]:
+        raw, kind = self._header.raw(source), self._header.tensors[source].type
+        if kind == GGMLQuantizationType.F32:
+            return raw.view(np.float32).copy()
+        if kind == GGMLQuantizationType.F16:
+            return raw.view(np.float16).astype(np.float32)
+        return np.asarray(quants.dequantize(raw, kind), np.float32)
+
+    def _vector(self, source: str) -> NDArray[np.float32]:
+        return self._dequantized(source) if source in self._header.tensors else np.empty(0, np.float32)
+
+    def _row_order(self, name: str) -> NDArray[np.int64] | None:
+        """Rows of the file in transformers' order. llama.cpp's converter interleaves the two halves of every head of
+        q and k, because its rope turns neighbouring pairs where transformers' turns halves."""
+        if not self._architecture.permuted:
+            return None
+        if ".q_proj." in name:
+            heads = self.config["num_attention_heads"]
+        elif ".k_proj." in name:
+            heads = self.config["num_key_value_heads"]
+        else:
+            return None
+        rows = np.arange(self.shape(name)[0])
+        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
+    """Blocks of a float16 scale and 16 bytes: the low halves are weights 0..15, the high halves 16..31."""
+    n = raw.shape[0]
+    blocks = raw.reshape(n, -1, 2 + _BLOCK // 2)
+    packed = blocks[:, :, 2:]
+    q = np.concatenate([packed & 0x0F, packed >> 4], axis=-1).reshape(n, -1)
+    return QTensor(bits=4, block_size=_BLOCK, q=q, scales=_scales(blocks), zero_points=None, method="Q4_0")
+
+
+def _q8_0(raw: NDArray[np.uint8]) -> QTensor:
+    """Blocks of a float16 scale and 32 signed bytes; the sign bit turns them into bytes around 128."""
+    n = raw.shape[0]
+    blocks = raw.reshape(n, -1, 2 + _BLOCK)
+    q = (blocks[:, :, 2:] ^ 0x80).reshape(n, -1)
+    return QTensor(bits=8, block_size=_BLOCK, q=q, scales=_scales(blocks), zero_points=None, method="Q8_0")
+
+
+def _scales(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0].astype(np.float32)

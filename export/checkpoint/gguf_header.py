@@ -1,0 +1,140 @@
+"""The header of a GGUF file: metadata and the table of tensors.
+
+`gguf.GGUFReader` makes several numpy objects for every string, which costs two seconds and 100 MB for a vocabulary of
+49,152 tokens; this reads the same header in a tenth of a second, and notices a file that ends too early.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor's place in the file. `shape` is in numpy's order: rows first."""
+
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int  # from the start of the file
+    size: int  # bytes
+
+
+class GGUFHeader:
+    """Metadata and tensors of one GGUF file, whose data stays memory-mapped.
+
+    Raises:
+        CheckpointError: not GGUF, another version or byte order, cut short, or a tensor type nobody knows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as f:
+                if f.read(4) != b"GGUF":
+                    raise CheckpointError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
+                self._data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as e:
+            raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
+        self._at = 4
+        try:
+            self.metadata, self.tensors = self._parse()
+        except (struct.error, IndexError, UnicodeDecodeError):
+            raise CheckpointError(
+                f"{path} is damaged or cut short in its header, at byte {self._at} of {len(self._data)}; fetch it again."
+            ) from None
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's bytes: [..., bytes of one row] uint8, a view into the mapped file."""
+        info = self.tensors[name]
+        flat = np.frombuffer(self._data, dtype=np.uint8, count=info.size, offset=info.offset)
+        return flat.reshape(*info.shape[:-1], -1)
+
+    def _parse(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        version = self._scalar("I")
+        if version not in _VERSIONS:
+            raise CheckpointError(f"{self.path} is GGUF version {version}; versions 2 and 3 in little-endian are read.")
+        tensor_count, pair_count = self._scalar("Q"), self._scalar("Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(pair_count):
+            key = self._string()
+            metadata[key] = self._value(self._scalar("I"))
+        infos = [self._tensor_info() for _ in range(tensor_count)]
+        alignment = metadata.get("general.alignment", 32)
+        start = -(-self._at // alignment) * alignment
+        tensors = {}
+        for name, shape, kind, offset in infos:
+            info = self._place(name, shape, kind, start + offset)
+            if info.offset + info.size > len(self._data):
+                raise CheckpointError(
+                    f"{self.path} is cut short: the tensor {name!r} ends at byte {info.offset + info.size}, the file at "
+                    f"{len(self._data)}; fetch it again."
+                )
+            tensors[name] = info
+        return metadata, tensors
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        rank = self._scalar("I")
+        shape = tuple(self._scalar("Q") for _ in range(rank))
+        return name, shape[::-1], self._scalar("I"), self._scalar("Q")
+
+    def _place(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
+        try:
+            type_ = GGMLQuantizationType(kind)
+        except ValueError:
+            raise CheckpointError(
+                f"{self.path}: the tensor {name!r} has the type number {kind}, which this version of gguf does not know."
+            ) from None
+        per_block, block_bytes = GGML_QUANT_SIZES[type_]
+        if not shape or shape[-1] % per_block:
+            raise CheckpointError(f"{self.path}: rows of the tensor {name!r} {shape} are no whole {type_.name} blocks.")
+        return TensorInfo(shape, type_, offset, math.prod(shape) // per_block * block_bytes)
+
+    def _scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
+
+    def _string(self) -> str:
+        length = self._scalar("Q")
+        if self._at + length > len(self._data):
+            raise IndexError
+        self._at += length
+        return self._data[self._at - length : self._at].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._scalar(self._code(kind))
+        item, count = self._scalar("I"), self._scalar("Q")
+        if item in (_STRING, _ARRAY):
+            return [self._value(item) for _ in range(count)]
+        code = self._code(item)
+        width = struct.calcsize(f"<{code}")
+        if self._at + count * width > len(self._data):
+            raise IndexError
+        values = list(struct.unpack_from(f"<{count}{code}", self._data, self._at))
+        self._at += count * width
+        return values
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise IndexError
+        return _SCALARS[kind]

@@ -1,0 +1,193 @@
+"""The vocabulary in a GGUF file -> a tokenizer.json.
+
+A GGUF file names one of llama.cpp's tokenizers and, for byte-level ones, the rule that splits text before merging. Both
+are built here from the parts of `tokenizers`. Special tokens are added tokens, so that they are matched whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.manifest import Tokens
+
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_SPACE = "\u2581"  # SentencePiece's mark for a space
+
+# Llama 3's and Qwen 2's splitting rules, as their own tokenizer.json files state them.
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+# Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
+_END_OF_ANSWER = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
+
+
+def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
+    """Tokenizer, chat template and special tokens of the file.
+
+    Raises:
+        CheckpointError: no vocabulary, a tokenizer or splitting rule that is not known here, or ids out of range.
+    """
+    vocabulary = _Vocabulary(header)
+    kind = header.metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer = _byte_level(vocabulary)
+    elif kind == "llama":
+        tokenizer = _sentencepiece(vocabulary)
+    else:
+        raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: gpt2, llama.")
+    tokenizer.add_special_tokens(vocabulary.added(_CONTROL))
+    tokenizer.add_tokens(vocabulary.added(_USER_DEFINED))
+    return TokenizerFiles(
+        json=tokenizer.to_str(),
+        chat_template=header.metadata.get("tokenizer.chat_template"),
+        tokens=_special(vocabulary, kind),
+    )
+
+
+class _Vocabulary:
+    """The tokens of the file with their types, scores and merges."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.header = header
+        self.tokens: list[str] = self.field("tokens", [])
+        if not self.tokens:
+            raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
+        self.types: Sequence[int] = self.field("token_type") or [_NORMAL] * len(self.tokens)
+        self.ids = {token: i for i, token in enumerate(self.tokens)}
+
+    def field(self, name: str, default: Any = None) -> Any:
+        return self.header.metadata.get(f"tokenizer.ggml.{name}", default)
+
+    def token_id(self, name: str) -> int | None:
+        """A special token's id by its metadata name (bos, eos, ...)."""
+        index: int | None = self.field(f"{name}_token_id")
+        if index is not None and not 0 <= index < len(self.tokens):
+            raise CheckpointError(
+                f"{self.header.path}: {name}_token_id is {index}, and the vocabulary has {len(self.tokens)} tokens."
+            )
+        return index
+
+    def added(self, kind: int) -> list[AddedToken]:
+        special = kind == _CONTROL
+        return [
+            AddedToken(token, special=special, normalized=False)
+            for token, type_ in zip(self.tokens, self.types, strict=True)
+            if type_ == kind
+        ]
+
+
+def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
+    bos = vocabulary.token_id("bos")
+    ends = [vocabulary.token_id(name) for name in ("eos", "eot", "eom")]
+    ends += [
+        i
+        for i, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if token in _END_OF_ANSWER and type_ in (_CONTROL, _USER_DEFINED)
+    ]
+    # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and Llama 3's.
+    default = kind == "llama" or vocabulary.field("pre") in ("llama3", "llama-v3", "llama-bpe")
+    return Tokens(
+        bos=bos,
+        eos=list(dict.fromkeys(e for e in ends if e is not None)),
+        pad=vocabulary.token_id("padding"),
+        add_bos=bos is not None and bool(vocabulary.field("add_bos_token", default)),
+    )
+
+
+def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    return lambda: pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+# tokenizer.ggml.pre -> how text is split before merging
+PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "default": _gpt2,
+    "gpt-2": _gpt2,
+    "smollm": _single_digits,
+    "llama3": _split(_LLAMA3),
+    "llama-v3": _split(_LLAMA3),
+    "llama-bpe": _split(_LLAMA3),
+    "smaug-bpe": _split(_LLAMA3),
+    "qwen2": _split(_QWEN2),
+    "deepseek-r1-qwen": _split(_QWEN2),
+}
+
+
+def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
+    """Byte-level BPE: GPT-2, SmolLM, Llama 3, Qwen."""
+    pre = vocabulary.field("pre", "default")
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
+        raise CheckpointError(
+            f"{vocabulary.header.path} splits text by the rule {pre!r}, which is not known here; known are: {known}."
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.field("merges", [])]
+    bpe = models.BPE(
+        vocab=vocabulary.ids,
+        merges=merges,
+        # Llama 3 takes a whole piece that is in the vocabulary as it is, whether or not merges lead there.
+        ignore_merges=PRE_TOKENIZERS[pre] is PRE_TOKENIZERS["llama-bpe"] or pre in ("llama3", "llama-v3"),
+    )
+    tokenizer = Tokenizer(bpe)
+    if pre in ("qwen2", "deepseek-r1-qwen"):
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    """SentencePiece's BPE: Llama 2, Mistral, Gemma, Phi-3. The file has scores; `tokenizers` wants the merges that
+    they imply."""
+    # A run of spaces is a user-defined piece, spelled with real spaces; text is looked up with the mark.
+    tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in vocabulary.tokens]
+    ids = {token: i for i, token in enumerate(tokens)}
+    unknown = vocabulary.token_id("unknown")
+    bpe = models.BPE(
+        vocab=ids,
+        merges=_implied_merges(tokens, vocabulary.field("scores", [])),
+        unk_token=None if unknown is None else tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(bpe)
+    prefix = bool(vocabulary.field("add_space_prefix", True))
+    replace = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer
+
+
+def _implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, best score first: what SentencePiece's merging does with scores."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    merges = [
+        (-score, ids[token[:cut]], ids[token[cut:]])
+        for token, score in zip(tokens, scores, strict=True)
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    merges.sort()
+    return [(tokens[left], tokens[right]) for _, left, right in merges]

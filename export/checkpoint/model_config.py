@@ -1,0 +1,88 @@
+"""Model configurations, made uniform by transformers, and what tensors they call for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edge.errors import CheckpointError
+
+
+def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The text model's whole configuration, defaults filled in, from what a config.json holds.
+
+    A multimodal configuration gives its text part. A model type that transformers does not know is returned as it is:
+    the graph builder refuses it by name. No code from the checkpoint is run.
+
+    Raises:
+        CheckpointError: no model type, or values that transformers does not accept.
+    """
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"{where} names no model_type, so the model's family is unknown.")
+    if "quantization_config" in raw:
+        method = (raw["quantization_config"] or {}).get("quant_method", "an unnamed method")
+        raise CheckpointError(f"{where} describes weights already quantized by {method}; export the unquantized model.")
+    if model_type not in CONFIG_MAPPING:
+        return raw
+    with _quiet_transformers():
+        try:
+            config: dict[str, Any] = AutoConfig.for_model(**raw).get_text_config(decoder=True).to_dict()
+        except Exception as e:  # validation there raises many types, all of them about these values
+            reason = " ".join(str(e).split())
+            raise CheckpointError(f"{where} holds values that {model_type} does not take: {reason[:300]}") from None
+    return config
+
+
+def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """Names and shapes of all parameters of the transformers model that `config` describes, or None where this
+    project has no graph for the family (it is refused later, with the list of known ones)."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from edge.export.graph import known_families
+
+    if config["model_type"] not in known_families():
+        return None
+    with _quiet_transformers(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Compare a checkpoint's tensors with what its configuration calls for; extra tensors are allowed.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+    missing = [name for name in expected if name not in found]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{where} lacks the tensor {missing[0]!r} of shape {list(expected[missing[0]])}{more}, which its "
+            "configuration calls for."
+        )
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise CheckpointError(
+                f"{where}: the tensor {name!r} has shape {list(found[name])} where the configuration calls for "
+                f"{list(shape)}."
+            )
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its advice about configurations is for training and would bury this command's own lines."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,111 @@
+"""Tokenizer, chat template and special tokens of a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.manifest import Tokens
+
+_SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+
+
+def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
+    """What the directory `root` holds. `config` is config.json's content, of the text model where it has parts.
+
+    Raises:
+        CheckpointError: no tokenizer, or one that `tokenizers` cannot read.
+    """
+    text = _tokenizer_json(root)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as e:  # tokenizers raises bare Exceptions
+        raise CheckpointError(f"{root / 'tokenizer.json'} is not a tokenizer that can be read: {e}.") from None
+    settings = read_json(root / "tokenizer_config.json") if (root / "tokenizer_config.json").is_file() else {}
+    return TokenizerFiles(
+        json=text,
+        chat_template=_chat_template(root, settings),
+        tokens=_tokens(root, tokenizer, settings, config),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the checkpoint, with a sentence for anything else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
+    except ValueError as e:
+        raise CheckpointError(f"{path} is not valid JSON ({e}); fetch the checkpoint again.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return content
+
+
+def _tokenizer_json(root: Path) -> str:
+    path = root / "tokenizer.json"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise CheckpointError(f"{path} cannot be read: {e}.") from None
+    if not any((root / name).is_file() for name in _SLOW_FILES):
+        raise CheckpointError(
+            f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}."
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(str(root), local_files_only=True, trust_remote_code=False)
+        return str(slow.backend_tokenizer.to_str())
+    except Exception as e:  # conversion fails in as many ways as there are tokenizers
+        reason = " ".join(str(e).split())[:300]
+        raise CheckpointError(f"The tokenizer of {root} cannot be converted to tokenizer.json: {reason}") from None
+
+
+def _chat_template(root: Path, settings: dict[str, Any]) -> str | None:
+    """chat_template.jinja, else tokenizer_config.json's, which may be a list of named ones."""
+    path = root / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _tokens(root: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any]) -> Tokens:
+    path = root / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+
+    def named(key: str) -> int | None:
+        value = settings.get(key)
+        text = value.get("content") if isinstance(value, dict) else value
+        return tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+    eos = [*_ids(generation, "eos_token_id"), *_ids(config, "eos_token_id")]
+    if (own := named("eos_token")) is not None:
+        eos.append(own)
+    bos = named("bos_token")
+    if bos is None and "bos_token" not in settings:
+        bos = next(iter([*_ids(generation, "bos_token_id"), *_ids(config, "bos_token_id")]), None)
+    pad = named("pad_token")
+    if pad is None:
+        pad = next(iter([*_ids(generation, "pad_token_id"), *_ids(config, "pad_token_id")]), None)
+    encoded = tokenizer.encode("x", add_special_tokens=True).ids
+    adds = bool(encoded) and encoded[0] == bos
+    if isinstance(flag := settings.get("add_bos_token"), bool):  # transformers lets it rule over tokenizer.json
+        adds = flag and bos is not None
+    return Tokens(bos=bos, eos=list(dict.fromkeys(eos)), pad=pad, add_bos=adds)
+
+
+def _ids(source: dict[str, Any], key: str) -> list[int]:
+    value = source.get(key)
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
