@@ -1,0 +1,94 @@
+"""The checkpoint as a Torch model in float32: what an export is checked against, and what calibration runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.runtime.evaluate import pieces
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+
+def load_torch(checkpoint: Checkpoint, threads: int | None = None) -> Any:
+    """The transformers model of `checkpoint`, float32, in eval mode. Memory: one float32 copy and one tensor.
+
+    Built from the configuration and `Checkpoint.read`, the same way for every kind of source, so that the reference
+    sees the values that the exporter sees. `threads`: Torch's, for the whole process; default: as they are.
+
+    Raises:
+        CheckpointError: the tensors are not those of the model that the configuration describes.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    config = AutoConfig.for_model(**checkpoint.config)
+    with no_init_weights():  # untouched pages cost no memory until they are filled below
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
+    parameters = dict(model.named_parameters())  # tied ones once
+    have = set(checkpoint.names())
+    for name in sorted(have ^ parameters.keys()):
+        if name in have:
+            raise CheckpointError(
+                f"{checkpoint.name} holds the tensor {name}, which transformers' {config.model_type} does not have; "
+                "its config.json describes another model."
+            )
+        raise CheckpointError(f"{checkpoint.name} lacks the tensor {name}; get the checkpoint again.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            values = checkpoint.read(name)
+            if values.shape != tuple(parameter.shape):
+                raise CheckpointError(
+                    f"{checkpoint.name} holds {name} with shape {list(values.shape)}, and its configuration asks for "
+                    f"{list(parameter.shape)}."
+                )
+            # torch warns of arrays that are mapped read-only
+            parameter.copy_(torch.from_numpy(values if values.flags.writeable else values.copy()))
+    return model.eval()
+
+
+class TorchLogits:
+    """The logits of a Torch model, as `edge.runtime.evaluate` measures them: piece by piece, on its own KV cache."""
+
+    def __init__(self, model: Any) -> None:
+        self.vocab_size = int(model.config.vocab_size)
+        self._model = model
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        import torch
+
+        past = None
+        for piece in pieces(tokens):
+            with torch.no_grad():
+                out = self._model(torch.from_numpy(piece)[None], past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            yield out.logits[0].numpy()
+
+
+class RecordedLogits:
+    """Logits of texts, taken once and kept as [S, V] each, so that the model they came from can be freed."""
+
+    def __init__(self, source: TorchLogits, texts: list[NDArray[np.int64]]) -> None:
+        self.vocab_size = source.vocab_size
+        self._kept: dict[bytes, NDArray[np.float32]] = {}
+        for tokens in texts:
+            kept = self._kept[tokens.tobytes()] = np.empty((len(tokens), self.vocab_size), np.float32)
+            start = 0
+            for piece in source.logits(tokens):
+                kept[start : start + len(piece)] = piece
+                start += len(piece)
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        kept, start = self._kept[tokens.tobytes()], 0
+        for piece in pieces(tokens):
+            yield kept[start : start + len(piece)]
+            start += len(piece)

@@ -1,0 +1,196 @@
+"""Perplexity of one source of logits, and how far two of them agree: numpy and the engine, no torch.
+
+The convention is that of docs/export.md: a text's tokens are cut into windows that do not overlap; each window is a
+text of its own, whose every token but the first is predicted, and the perplexity is the exponential of the mean
+negative log-likelihood over all predicted tokens. Where the tokenizer asks for a beginning-of-text token every
+window starts with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.manifest import Tokens
+from edge.runtime.engine import Engine
+
+CHUNK = 64  # rows of logits held at once: 13 MB of float32 at a vocabulary of 49,152
+
+Progress = Callable[[int, int], None]  # windows done, windows in all
+
+
+class LogitsSource(Protocol):
+    """What can be measured: a bundle's engine, or the Torch model that it came from."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        """Logits of `tokens` [S], a text of its own, as consecutive pieces [CHUNK or fewer, V].
+
+        A piece is valid until the next one is asked for.
+        """
+        ...
+
+
+class EngineLogits:
+    """The logits of a bundle, on a KV cache of its own for `window` tokens."""
+
+    def __init__(self, engine: Engine, window: int) -> None:
+        self.vocab_size = engine.bundle.manifest.dims.vocab_size
+        self._engine = engine
+        self._cache = engine.new_cache(window)
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        self._cache.reset()
+        for piece in pieces(tokens):
+            yield self._engine.step(self._cache, piece, np.arange(len(piece)))
+
+
+def pieces(tokens: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """`tokens` [S] in consecutive pieces of CHUNK."""
+    for start in range(0, len(tokens), CHUNK):
+        yield tokens[start : start + CHUNK]
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    perplexity: float
+    tokens: int  # that were predicted
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A candidate beside a reference, over the same predicted tokens."""
+
+    tokens: int
+    top1: float  # share of positions where both find the same token most likely
+    kl_mean: float  # Kullback-Leibler divergence of the candidate from the reference, in nats a token
+    kl_p95: float
+    reference: float  # perplexity
+    candidate: float  # perplexity
+
+
+def windows(
+    ids: Sequence[int], special: Tokens, *, window: int, limit: int | None = None, context: int | None = None
+) -> list[NDArray[np.int64]]:
+    """A text's token ids, at most `limit` of them, as windows of `window` tokens, the last one perhaps shorter.
+
+    Raises:
+        InputError: the window has fewer than 2 tokens or more than `context`, the limit is no more than 1, or the
+            text has fewer than 2 tokens.
+    """
+    if window < 2:
+        raise InputError(f"A window of {window} tokens leaves nothing to predict; choose --window 2 or more.")
+    if context is not None and window > context:
+        raise InputError(
+            f"A window of {window} tokens is more than the bundle's context of {context}; choose --window {context} "
+            "or less."
+        )
+    if limit is not None and limit < 2:
+        raise InputError(f"--tokens {limit} leaves nothing to predict; choose 2 or more.")
+    taken = np.asarray(ids[:limit], np.int64)
+    if len(taken) < 2:
+        raise InputError(f"The text has {len(taken)} tokens, and a perplexity needs at least 2; give a longer one.")
+    lead = [special.bos] if special.add_bos and special.bos is not None else []
+    size = window - len(lead)
+    cut = [np.concatenate([lead, taken[i : i + size]]).astype(np.int64) for i in range(0, len(taken), size)]
+    return [w for w in cut if len(w) >= 2]
+
+
+def perplexity(
+    source: LogitsSource, texts: Sequence[NDArray[np.int64]], progress: Progress | None = None
+) -> Perplexity:
+    """The perplexity of `source` on windows [S] made by `windows`."""
+    nll, count = 0.0, 0
+    for done, tokens in enumerate(texts):
+        if progress is not None:
+            progress(done, len(texts))
+        for logits, targets in _predictions(source, tokens):
+            nll -= float(_of_targets(log_softmax(logits), targets).sum())
+            count += len(targets)
+    if progress is not None:
+        progress(len(texts), len(texts))
+    return Perplexity(_exp(nll / count), count)
+
+
+def compare(
+    reference: LogitsSource,
+    candidate: LogitsSource,
+    texts: Sequence[NDArray[np.int64]],
+    progress: Progress | None = None,
+) -> Agreement:
+    """How far `candidate` agrees with `reference` on the same windows.
+
+    Raises:
+        InputError: their vocabularies have different sizes.
+    """
+    if reference.vocab_size != candidate.vocab_size:
+        raise InputError(
+            f"The vocabularies differ: {candidate.vocab_size} tokens and {reference.vocab_size}; only models with "
+            "the same vocabulary can be compared."
+        )
+    same, nll_reference, nll_candidate = 0, 0.0, 0.0
+    divergences: list[NDArray[np.float32]] = []
+    for done, tokens in enumerate(texts):
+        if progress is not None:
+            progress(done, len(texts))
+        for (p, targets), (q, _) in zip(
+            _predictions(reference, tokens), _predictions(candidate, tokens), strict=True
+        ):
+            log_p, log_q = log_softmax(p), log_softmax(q)
+            same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
+            nll_reference -= float(_of_targets(log_p, targets).sum())
+            nll_candidate -= float(_of_targets(log_q, targets).sum())
+            divergences.append(_divergence(log_p, log_q))
+    if progress is not None:
+        progress(len(texts), len(texts))
+    kl = np.concatenate(divergences)
+    return Agreement(
+        tokens=len(kl),
+        top1=same / len(kl),
+        kl_mean=float(kl.mean(dtype=np.float64)),
+        kl_p95=float(np.percentile(kl, 95)),
+        reference=_exp(nll_reference / len(kl)),
+        candidate=_exp(nll_candidate / len(kl)),
+    )
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Log-probabilities of `logits` [R, V]."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return shifted
+
+
+def _predictions(
+    source: LogitsSource, tokens: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    """Pieces of logits [R, V] and the R tokens that follow; the last token of the window predicts nothing."""
+    start = 1
+    for logits in source.logits(tokens):
+        targets = tokens[start : start + len(logits)]
+        start += len(logits)
+        if len(targets):
+            yield logits[: len(targets)], targets
+
+
+def _of_targets(log_p: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+    return log_p[np.arange(len(targets)), targets].astype(np.float64)
+
+
+def _divergence(log_p: NDArray[np.float32], log_q: NDArray[np.float32]) -> NDArray[np.float32]:
+    """KL(p || q) [R]. A token that p rules out (a log-probability of -inf) contributes nothing."""
+    p = np.exp(log_p)
+    terms: NDArray[Any] = np.where(p > 0, p * (log_p - log_q), 0)
+    return np.maximum(terms.sum(-1), 0).astype(np.float32)
+
+
+def _exp(nll: float) -> float:
+    """exp, infinite where it overflows: a broken model's perplexity."""
+    return float(np.exp(np.float64(nll))) if nll < 700 else float("inf")
