@@ -17,7 +17,7 @@ from edge.errors import BundleError
 
 FORMAT_VERSION = 1
 KINDS = ("decoder",)
-KV_DTYPES = ("float32",)
+KV_DTYPES = {"float32": 4}  # bytes of one value
 
 T = TypeVar("T")
 
@@ -56,6 +56,11 @@ class KVLayer:
 class KVLayout:
     dtype: str
     layers: list[KVLayer]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes in every layer's buffers."""
+        return sum(2 * layer.heads * layer.head_dim * KV_DTYPES[self.dtype] for layer in self.layers)
 
 
 @dataclass(frozen=True)

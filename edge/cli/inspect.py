@@ -1,0 +1,123 @@
+"""`edge inspect`: what is in a bundle, from its manifest alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edge.bundle import open_bundle
+from edge.manifest import Manifest
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle, a folder NAME.edge.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source."""
+    opened = open_bundle(bundle)
+    opened.check_sizes()
+    if as_json:
+        print(json.dumps(summary(opened.manifest), indent=1, ensure_ascii=False))
+    else:
+        _show(opened.manifest)
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """The manifest's fields that describe the model, with the figures that follow from them."""
+    fields = dataclasses.asdict(manifest)
+    groups = [{**group, "bits_per_weight": 8 * group["bytes"] / group["parameters"]} for group in fields["groups"]]
+    names = "name", "family", "kind", "weights", "producer", "format_version", "dims", "context", "graphs", "quality"
+    return {
+        **{name: fields[name] for name in names},
+        "parameters": sum(group.parameters for group in manifest.groups),
+        "groups": groups,
+        "bits_per_weight": manifest.bits_per_weight,
+        "kv_bytes_per_token": manifest.kv.bytes_per_token,
+        "tokens": fields["tokens"],
+        "chat_template": manifest.chat_template is not None,
+        "source": fields["source"],
+        "files": fields["files"],
+        "bytes": sum(file.size for file in manifest.files),
+    }
+
+
+def _show(manifest: Manifest) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    sizes = {file.path: file.size for file in manifest.files}
+    parameters = sum(group.parameters for group in manifest.groups)
+    dims, kv, source = manifest.dims, manifest.kv, manifest.source
+    windows = sorted({layer.window for layer in kv.layers if layer.window is not None})
+    sliding = sum(layer.window is not None for layer in kv.layers)
+
+    about = _table("Field", "Value", header=False)
+    about.title = f"{manifest.name}, {manifest.family}"
+    rows = {
+        "parameters": f"{parameters:,}",
+        "weights": f"{manifest.weights}, {manifest.bits_per_weight:.2f} bits per weight",
+        "layers": f"{dims.num_layers}, hidden size {dims.hidden_size}, feed-forward size {dims.intermediate_size}",
+        "attention": f"{dims.num_heads} heads, {dims.num_kv_heads} KV heads, head size {dims.head_dim}"
+        + (f"; {sliding} layers see the last {', '.join(map(str, windows))} tokens" if sliding else ""),
+        "vocabulary": f"{dims.vocab_size:,}",
+        "context": f"{manifest.context:,} tokens, {_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
+        "chat template": "yes" if manifest.chat_template else "none: only --raw prompts",
+        "source": f"{source.name} ({source.kind})",
+        "licence": source.licence or "not stated by the source",
+        "producer": f"{manifest.producer}, format {manifest.format_version}",
+        "size": _bytes(sum(sizes.values())),
+    }
+    for name, value in rows.items():
+        about.add_row(name, value)
+    console.print(about)
+
+    groups = _table("Group", "Parameters", "Bytes", "Bits", "Block", "Bits per weight", "Method")
+    for group in manifest.groups:
+        groups.add_row(
+            group.name,
+            f"{group.parameters:,}",
+            _bytes(group.bytes),
+            f"{group.bits:.4g}",
+            str(group.block_size) if group.block_size else "-",
+            f"{8 * group.bytes / group.parameters:.2f}",
+            group.method,
+        )
+    console.print(groups)
+
+    graphs = _table("Graph", "File", "Bytes")
+    for graph in manifest.graphs:
+        graphs.add_row(graph.role, graph.path, _bytes(sizes[graph.path]))
+    console.print(graphs)
+
+    if manifest.quality:
+        quality = _table("Check against Torch at export", "Value")
+        for name, figure in manifest.quality.items():
+            quality.add_row(name, f"{figure:.5g}")
+        console.print(quality)
+
+
+def _table(first: str, *others: str, header: bool = True) -> Any:
+    """A rich table whose first and last columns are text and whose others are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_header=header, title_justify="left", title_style="bold")
+    table.add_column(first)
+    for name in others:
+        numbers = name not in ("Value", "File", "Method")
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers)
+    return table
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            break
+        count /= 1000
+    else:
+        unit = "GB"
+    return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"

@@ -1,0 +1,184 @@
+"""Golden answers: recorded at export, replayed by any host to prove that it computes what the exporter computed.
+
+A replay is forced along the recorded tokens: after every step the recorded token is fed, whatever the host itself
+would have chosen. Where each step's best token is the recorded one, free greedy decoding gives the same answer too;
+and where one is not, the steps behind it are still comparable.
+
+Two right hosts need not agree in the last bits of a logit: another instruction set adds in another order, and
+rounding activations to 8 bits amplifies that. So the recorder measures how far two of its own kernels part (a step of
+one row and a step of two take different ones) and writes a multiple of it down as the tolerance. A different token
+whose logit lies within twice the tolerance of the recorded token's is a near-tie, not damage: each of the two logits
+may be off by the tolerance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import GOLDEN, Bundle
+from edge.errors import BundleError
+from edge.manifest import read_json, typed
+from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
+
+TOP = 5
+SPREAD = 4.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
+LEAST_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class TopLogits:
+    """The best tokens of one step, best first, and their logits."""
+
+    ids: list[int]
+    logits: list[float]
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token."""
+
+    prompt_ids: list[int]
+    greedy_ids: list[int]
+    first: TopLogits
+    last: TopLogits
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The content of `golden.json`."""
+
+    recorder: str
+    tolerance: float  # in logits
+    cases: list[GoldenCase]
+
+
+@dataclass
+class GoldenReport:
+    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong."""
+
+    tolerance: float
+    prompts: int = 0
+    tokens: int = 0
+    largest_difference: float = 0.0
+    near_ties: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+
+def record_golden(engine: Engine, prompts: list[list[int]], tokens: int = 24) -> dict[str, Any]:
+    """The content of `golden.json`: for each prompt of token ids its greedy answer of `tokens` tokens, past any end
+    token, and the top logits of the first and last step. A prompt and its answer must fit in the engine's context.
+    """
+    import onnxruntime
+
+    cases: list[GoldenCase] = []
+    apart = 0.0
+    for prompt in prompts:
+        cache = engine.new_cache(len(prompt) + tokens + 1)
+        answer: list[int] = []
+        tops: list[TopLogits] = []
+        logits = engine.step(cache, np.array(prompt, np.int64))[0]  # [V]
+        while True:
+            tops.append(_top(logits))
+            answer.append(tops[-1].ids[0])
+            if len(answer) == tokens:
+                break
+            other = _two_rows(engine, cache, answer[-1])
+            logits = engine.step(cache, np.array(answer[-1:], np.int64))[0]
+            apart = max(apart, float(np.abs(logits - other)[_top(logits).ids].max()))
+        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1]))
+    tolerance = float(f"{max(LEAST_TOLERANCE, SPREAD * apart):.2g}")
+    golden = Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
+    return dataclasses.asdict(golden)
+
+
+def read_golden(bundle: Bundle) -> Golden:
+    """The bundle's golden answers.
+
+    Raises:
+        BundleError: the file cannot be read, or does not hold what `record_golden` writes.
+    """
+    path = bundle.path(GOLDEN)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
+    golden = typed(read_json(text, str(path)), Golden, str(path))
+    vocab = bundle.manifest.dims.vocab_size
+    for i, case in enumerate(golden.cases):
+        ids = [*case.prompt_ids, *case.greedy_ids, *case.first.ids, *case.last.ids]
+        whole = case.prompt_ids and case.greedy_ids and case.first.ids and case.last.ids
+        paired = all(len(top.ids) == len(top.logits) for top in (case.first, case.last))
+        if not whole or not paired or not all(0 <= token < vocab for token in ids):
+            raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
+    if not golden.cases:
+        raise BundleError(f"{path} holds no recorded answers; export the model again.")
+    return golden
+
+
+def replay_golden(
+    engine: Engine, golden: Golden, progress: Callable[[int], None] | None = None
+) -> GoldenReport:
+    """Run every recorded answer on this host. `progress` is told how many tokens were just checked."""
+    report = GoldenReport(golden.tolerance)
+    for number, case in enumerate(golden.cases, 1):
+        report.prompts += 1
+        tops = {0: case.first, len(case.greedy_ids) - 1: case.last}
+        for i, logits in enumerate(_forced(engine, case)):
+            place = f"prompt {number}, token {i + 1}"
+            _check_token(report, place, logits, case.greedy_ids[i])
+            if i in tops:
+                _check_logits(report, place, logits, tops[i])
+            report.tokens += 1
+            if progress is not None:
+                progress(1)
+    return report
+
+
+def _forced(engine: Engine, case: GoldenCase) -> Iterator[NDArray[np.float32]]:
+    """The logits [V] that choose each token of the answer, each given the recorded tokens before it."""
+    cache = engine.new_cache(len(case.prompt_ids) + len(case.greedy_ids))
+    yield engine.step(cache, np.array(case.prompt_ids, np.int64))[0]
+    for token in case.greedy_ids[:-1]:
+        yield engine.step(cache, np.array([token], np.int64))[0]
+
+
+def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: int) -> None:
+    best = int(logits.argmax())
+    if best == recorded:
+        return
+    gap = float(logits[best] - logits[recorded])
+    if gap <= 2 * report.tolerance:
+        report.near_ties.append(f"{place}: {best} in place of {recorded}, whose logit is only {gap:.2g} lower")
+    else:
+        report.faults.append(f"{place}: {best} in place of the recorded {recorded}, whose logit is {gap:.3g} lower")
+
+
+def _check_logits(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: TopLogits) -> None:
+    difference = float(np.abs(logits[recorded.ids] - np.array(recorded.logits, np.float32)).max())
+    report.largest_difference = max(report.largest_difference, difference)
+    if not difference <= report.tolerance:  # so that NaN is a fault
+        report.faults.append(f"{place}: a logit differs by {difference:.3g}, more than the tolerance allows")
+
+
+def _top(logits: NDArray[np.float32]) -> TopLogits:
+    ids = np.argsort(-logits, kind="stable")[:TOP]
+    return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
+
+
+def _two_rows(engine: Engine, cache: KVCache, token: int) -> NDArray[np.float32]:
+    """The logits [V] after `token`, computed by a step of two rows; the cache is as it was."""
+    length = cache.length
+    logits = engine.step(cache, np.array([token, token], np.int64), np.array([0], np.int64))
+    cache.truncate(length)
+    return logits.copy()[0]
