@@ -1,0 +1,376 @@
+"""The modules that every family is made of. Names of weights are those of transformers' checkpoints.
+
+All values are float32; S is the number of new tokens, R of those the rows that need logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxscript import OpBuilder, nn
+
+from edge.errors import ExportError
+from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, Weights, parameter, view
+
+Value = ir.Value
+
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: 4 and 8-bit weights meet activations rounded to 8 bits
+
+
+def fused(op: OpBuilder) -> OpBuilder:
+    """onnxruntime's own operators."""
+    return op.builder.opset("com.microsoft", 1)
+
+
+@dataclass
+class Step:
+    """What all layers of one step share: the graph's inputs, and the caches they hand back."""
+
+    position_ids: Value  # [1, S] int64
+    seqlens_k: Value  # [1] int32
+    total_sequence_length: Value  # [] int32
+    past: list[tuple[Value, Value]]  # per layer key and value, each [1, Hkv, C, D]
+    present: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream between two layers: `x + pending`, each [1, S, H].
+
+    The last addition is left to whoever reads the stream, because it is one operator together with the norm that
+    comes next.
+    """
+
+    x: Value
+    pending: Value | None = None
+
+
+class Linear(nn.Module):
+    """y = x W^T + b for one stored matrix, in floating point or in integer blocks."""
+
+    def __init__(self, stored: Stored, bias: nn.Parameter | None = None):
+        super().__init__()
+        self.stored = stored
+        self.weight = parameter(stored.weight)
+        if isinstance(stored, StoredBlocks):
+            self.scales = parameter(stored.scales)
+            self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
+        self.bias = bias
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        if isinstance(self.stored, StoredFloat):
+            y = fused(op).FusedMatMul(x, _float32(op, self.weight), transB=1)
+            return y if self.bias is None else op.Add(y, self.bias)
+        return fused(op).MatMulNBits(
+            x,
+            self.weight,
+            self.scales,
+            self.zero_points,
+            None,
+            self.bias,
+            N=self.stored.rows,
+            K=self.stored.columns,
+            bits=self.stored.bits,
+            block_size=self.stored.block_size,
+            accuracy_level=INT8_ACTIVATIONS,
+        )
+
+
+def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Linear:
+    """The checkpoint's linear layer `name`."""
+    b = weights.vector([f"{name}.bias"], f"{name}.bias", group) if bias else None
+    return Linear(weights.matrix(f"{name}.weight", group), b)
+
+
+class Projections(nn.Module):
+    """Linear layers that read the same input: one product wherever their formats allow it.
+
+    Returns one packed output, or one for each of `names`.
+    """
+
+    def __init__(self, weights: Weights, names: Sequence[str], packed: str, group: str, *, bias: bool = False):
+        super().__init__()
+        stored = weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
+        if len(stored) == 1:
+            b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group) if bias else None
+            self.parts = nn.ModuleList([Linear(stored[0], b)])
+        else:
+            self.parts = nn.ModuleList([linear(weights, n, group, bias=bias) for n in names])
+
+    def forward(self, op: OpBuilder, x: Value) -> list[Value]:
+        return [part(op, x) for part in self.parts]
+
+
+def _float32(op: OpBuilder, weight: nn.Parameter) -> Value:
+    """float16 weights are computed with in float32; onnxruntime converts them once, when it loads the graph."""
+    return op.Cast(weight, to=ir.DataType.FLOAT) if weight.dtype == ir.DataType.FLOAT16 else weight
+
+
+class Embedding(nn.Module):
+    """The rows of the token embedding; `scale` multiplies them."""
+
+    def __init__(self, weights: Weights, name: str, *, scale: float | None = None):
+        super().__init__()
+        stored = weights.matrix(f"{name}.weight", "embedding")
+        self.stored = stored
+        self.scale = scale
+        if isinstance(stored, StoredFloat):
+            self.weight = parameter(stored.weight)
+        else:
+            self.weight = parameter(view(stored.weight, [stored.rows, stored.weight.nbytes // stored.rows]))
+            self.scales = parameter(stored.scales)
+            self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
+
+    def forward(self, op: OpBuilder, input_ids: Value) -> Value:
+        x = self._rows(op, input_ids)
+        return x if self.scale is None else op.Mul(x, np.array(self.scale, np.float32))
+
+    def _rows(self, op: OpBuilder, input_ids: Value) -> Value:
+        if isinstance(self.stored, StoredFloat):
+            x = op.Gather(self.weight, input_ids, axis=0)
+            return op.Cast(x, to=ir.DataType.FLOAT) if self.weight.dtype == ir.DataType.FLOAT16 else x
+        x = fused(op).GatherBlockQuantized(
+            self.weight,
+            input_ids,
+            self.scales,
+            self.zero_points,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=self.stored.bits,
+            block_size=self.stored.block_size,
+        )
+        if self.stored.columns % self.stored.block_size:  # the last block is filled up with zero points
+            x = op.Slice(x, [0], [self.stored.columns], [-1])
+        return x
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm of a stream; returns the norm and the sum that it was taken of.
+
+    `offset` is added to the checkpoint's weights (Gemma stores them less one).
+    """
+
+    def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
+        super().__init__()
+        self.eps = eps
+        full_name = f"{name}.weight"
+        self.weight = weights.vector([full_name], full_name, "norm", lambda w: w + np.float32(offset))
+
+    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+        if stream.pending is None:
+            norm = op.SimplifiedLayerNormalization(stream.x, self.weight, axis=-1, epsilon=self.eps)
+            return norm, stream.x
+        norm, mean, deviation, total = fused(op).SkipSimplifiedLayerNormalization(
+            stream.x, stream.pending, self.weight, epsilon=self.eps, _outputs=4
+        )
+        mean.name = deviation.name = ""  # not asked for
+        return norm, total
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of all positions: two tables [max_context, rotated dimensions / 2]."""
+
+    def __init__(self, weights: Weights, name: str, cos: NDArray[np.float32], sin: NDArray[np.float32]):
+        super().__init__()
+        self.cos = weights.table(f"{name}.cos", cos)
+        self.sin = weights.table(f"{name}.sin", sin)
+
+    def forward(self, op: OpBuilder) -> tuple[Value, Value]:
+        return self.cos, self.sin
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of an attention layer."""
+
+    query: int
+    key_value: int
+    dim: int
+
+
+def heads_of(config: Any) -> Heads:
+    """The heads of a transformers configuration; their size is stated, or the hidden size's share."""
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Heads(config.num_attention_heads, config.num_key_value_heads, dim)
+
+
+class Attention(nn.Module):
+    """Causal self-attention over a cache that grows in place.
+
+    rope names the decoder's rotary table, or is None where positions are not rotated. window: how many tokens,
+    itself included, a token attends to. qk_norm: the epsilon of the norms of each query and key head. scale
+    multiplies the scores, 1 / sqrt(head dim) where it is None. softcap: c * tanh(score / c).
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        layer: int,
+        heads: Heads,
+        *,
+        rope: str | None,
+        projections: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+        bias: bool = False,
+        output_bias: bool = False,
+        window: int | None = None,
+        qk_norm: float | None = None,
+        norm_offset: float = 0.0,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ):
+        super().__init__()
+        self.layer = layer
+        self.heads = heads
+        self.rope = rope
+        self.window = window
+        names = [f"{name}.{p}" for p in projections]
+        self.qkv_proj = Projections(weights, names, f"{name}.qkv_proj", "attention", bias=bias)
+        self.o_proj = linear(weights, f"{name}.o_proj", "attention", bias=output_bias)
+        self.attributes: dict[str, Any] = {
+            "num_heads": heads.query,
+            "kv_num_heads": heads.key_value,
+            "do_rotary": int(rope is not None),
+            "scale": heads.dim**-0.5 if scale is None else scale,
+        }
+        if window is not None:
+            self.attributes["local_window_size"] = window
+        if softcap is not None:
+            self.attributes["softcap"] = softcap
+        self.q_norm = self.k_norm = None
+        if qk_norm is not None:
+            self.attributes["qk_norm_epsilon"] = qk_norm
+            self.q_norm, self.k_norm = (
+                weights.vector([f"{name}.{n}.weight"], f"{name}.{n}.weight", "norm", lambda w: w + norm_offset)
+                for n in ("q_norm", "k_norm")
+            )
+
+    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
+        """[1, S, H] to [1, S, H], or [1, R, H] where `rows` are named."""
+        qkv = self.qkv_proj(op, x)
+        query, key, value = qkv if len(qkv) == 3 else (qkv[0], None, None)
+        cos, sin = (None, None) if self.rope is None else step.rope[self.rope]
+        inputs = [query, key, value, *step.past[self.layer], step.seqlens_k, step.total_sequence_length, cos, sin]
+        inputs += [None if self.rope is None else step.position_ids]
+        if self.q_norm is not None:
+            inputs += [None, None, None, None, self.q_norm, self.k_norm]
+        y, present_key, present_value = fused(op).GroupQueryAttention(*inputs, _outputs=3, **self.attributes)
+        step.present[self.layer] = (present_key, present_value)
+        return self.o_proj(op, take(op, y, rows))
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)); `activation` by transformers' name."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        activation: str,
+        *,
+        projections: Sequence[str] = ("gate_proj", "up_proj"),
+        bias: bool = False,
+    ):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ExportError(f"The activation {activation!r} is not known; known are: {', '.join(ACTIVATIONS)}.")
+        self.activation = ACTIVATIONS[activation]
+        names = [f"{name}.{p}" for p in projections]
+        self.gate_up_proj = Projections(weights, names, f"{name}.gate_up_proj", "feed_forward", bias=bias)
+        self.down_proj = linear(weights, f"{name}.down_proj", "feed_forward", bias=bias)
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        parts = self.gate_up_proj(op, x)
+        gate, up = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
+        return self.down_proj(op, op.Mul(self.activation(op, gate), up))
+
+
+def silu(op: OpBuilder, x: Value) -> Value:
+    return fused(op).QuickGelu(x, alpha=1.0)
+
+
+def gelu_tanh(op: OpBuilder, x: Value) -> Value:
+    return fused(op).FastGelu(x)
+
+
+ACTIVATIONS: dict[str, Callable[[OpBuilder, Value], Value]] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
+
+
+def take(op: OpBuilder, x: Value, rows: Value | None) -> Value:
+    """The rows [R] of x [1, S, H], or all of them."""
+    return x if rows is None else op.Gather(x, rows, axis=1)
+
+
+class Layer(nn.Module):
+    """A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    A layer takes the residual stream and returns it; `rows` keeps only those rows after attention: the last layer
+    needs no others.
+    """
+
+    def __init__(
+        self,
+        input_layernorm: RMSNorm,
+        self_attn: Attention,
+        post_attention_layernorm: RMSNorm,
+        mlp: GatedMLP,
+    ):
+        super().__init__()
+        self.input_layernorm = input_layernorm
+        self.self_attn = self_attn
+        self.post_attention_layernorm = post_attention_layernorm
+        self.mlp = mlp
+
+    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+        h, x = self.input_layernorm(op, stream)
+        h = self.self_attn(op, h, step, rows)
+        h, x = self.post_attention_layernorm(op, Stream(take(op, x, rows), h))
+        return Stream(x, self.mlp(op, h))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and output head; logits [1, R, V] of `logit_rows` alone.
+
+    rope: the rotary tables by the names that the layers know them by. tied: the head reads the embedding's bytes.
+    softcap: c * tanh(logit / c).
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        embed_tokens: Embedding,
+        rope: dict[str, RotaryTable],
+        layers: Iterable[nn.Module],
+        norm: RMSNorm,
+        *,
+        tied: bool,
+        softcap: float | None = None,
+    ):
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.rope = rope
+        for name, table in rope.items():
+            setattr(self, f"{name}_rope", table)
+        self.layers = nn.ModuleList(list(layers))
+        self.norm = norm
+        self.lm_head = linear(weights, "model.embed_tokens" if tied else "lm_head", "head")
+        self.softcap = softcap
+
+    def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
+        step.rope = {name: table(op) for name, table in self.rope.items()}
+        stream = Stream(self.embed_tokens(op, input_ids))
+        *layers, last = self.layers
+        for layer in layers:
+            stream = layer(op, stream, step)
+        h, _ = self.norm(op, last(op, stream, step, logit_rows))
+        logits = self.lm_head(op, h)
+        if self.softcap is not None:
+            cap = np.array(self.softcap, np.float32)
+            logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)
+        return logits

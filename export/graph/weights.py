@@ -1,0 +1,256 @@
+"""The way of a model's tensors into `weights.bin`: each is written once, and graphs point at its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxscript import nn
+
+from edge.bundle import WEIGHTS, BundleWriter
+from edge.errors import ExportError
+from edge.export.quantize.base import FloatTensor, QTensor
+from edge.manifest import TensorGroup
+
+Matrix = QTensor | FloatTensor
+
+
+class TensorSource(Protocol):
+    """What of a checkpoint the graphs need beside its matrices: norms and biases, by transformers' names."""
+
+    def read(self, name: str) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True)
+class StoredFloat:
+    """A float matrix [rows, columns] in `weights.bin`."""
+
+    weight: ir.ExternalTensor
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """An integer matrix [rows, columns] in `weights.bin`, packed as MatMulNBits reads it.
+
+    weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32.
+    zero_points: [rows, ceil(blocks * bits / 8)] uint8, or None for 2**(bits - 1). Columns past `columns` hold the
+    zero point.
+    """
+
+    weight: ir.ExternalTensor
+    scales: ir.ExternalTensor
+    zero_points: ir.ExternalTensor | None
+    rows: int
+    columns: int
+    bits: int
+    block_size: int
+
+
+Stored = StoredFloat | StoredBlocks
+
+
+class Weights:
+    """Writes tensors into a bundle as the modules ask for them, and adds up what each group takes.
+
+    `matrices` holds linears and embeddings by parameter name; norms and biases are read from `source`. One matrix
+    is held in memory at a time.
+    """
+
+    def __init__(self, source: TensorSource, matrices: Mapping[str, Matrix], writer: BundleWriter) -> None:
+        self._source = source
+        self._matrices = matrices
+        self._writer = writer
+        self._stored: dict[str, Stored] = {}
+        self._tallies: dict[str, _Tally] = {}
+
+    def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
+        """Store the matrices `names`, stacked by rows under the one name `stored_as` where their formats allow it.
+
+        Returns one stored matrix, or one for each name where bits, block sizes or float types differ.
+        """
+        if stored_as in self._stored:
+            return [self._stored[stored_as]]
+        parts = [self._matrix(name) for name in names]
+        if len({_format(part) for part in parts}) == 1:
+            return [self._store(stored_as, _stack(parts), group)]
+        return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
+
+    def matrix(self, name: str, group: str) -> Stored:
+        return self.matrices([name], name, group)[0]
+
+    def vector(
+        self, names: Sequence[str], stored_as: str, group: str, edit: Callable[[NDArray[np.float32]], Any] = np.asarray
+    ) -> nn.Parameter:
+        """A parameter of the float32 vectors `names`, joined; `edit` may change the values before they are stored."""
+        values = np.concatenate([self._source.read(name).astype(np.float32, copy=False) for name in names])
+        self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
+        return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
+
+    def table(self, name: str, values: NDArray[Any]) -> nn.Parameter:
+        """A parameter of values that are no weights, such as the rotary tables."""
+        return parameter(self._tensor(name, values))
+
+    def groups(self) -> list[TensorGroup]:
+        """What was stored so far, by group."""
+        return [tally.group(name) for name, tally in self._tallies.items()]
+
+    def _matrix(self, name: str) -> Matrix:
+        try:
+            return self._matrices[name]
+        except KeyError:
+            raise ExportError(f"The checkpoint has no weight {name!r}, which its configuration asks for.") from None
+
+    def _tally(self, group: str) -> _Tally:
+        return self._tallies.setdefault(group, _Tally())
+
+    def _store(self, name: str, matrix: Matrix, group: str) -> Stored:
+        if name not in self._stored:
+            stored = self._float(name, matrix) if isinstance(matrix, FloatTensor) else self._blocks(name, matrix)
+            self._stored[name] = stored
+            self._tally(group).add_matrix(matrix, stored)
+        return self._stored[name]
+
+    def _float(self, name: str, matrix: FloatTensor) -> StoredFloat:
+        rows, columns = matrix.values.shape
+        return StoredFloat(self._tensor(name, matrix.values), rows, columns)
+
+    def _blocks(self, name: str, matrix: QTensor) -> StoredBlocks:
+        rows, columns = matrix.q.shape
+        blocks = -(-columns // matrix.block_size)
+        zero = matrix.zero_points
+        return StoredBlocks(
+            weight=self._tensor(name, pack_blocks(matrix)),
+            scales=self._tensor(f"{name}.scales", np.ascontiguousarray(matrix.scales, dtype=np.float32)),
+            zero_points=None if zero is None else self._tensor(f"{name}.zero_points", pack_bits(zero, matrix.bits)),
+            rows=rows,
+            columns=columns,
+            bits=matrix.bits,
+            block_size=matrix.block_size,
+        )
+
+    def _tensor(self, name: str, values: NDArray[Any]) -> ir.ExternalTensor:
+        span = self._writer.add_tensor(name, values)
+        return external(name, span.offset, span.length, ir.DataType.from_numpy(values.dtype), values.shape)
+
+
+def external(name: str, offset: int, length: int, dtype: ir.DataType, shape: Sequence[int]) -> ir.ExternalTensor:
+    """A tensor whose bytes lie in `weights.bin`."""
+    return ir.ExternalTensor(WEIGHTS, offset, length, dtype, shape=ir.Shape(shape), name=name)
+
+
+def view(tensor: ir.ExternalTensor, shape: Sequence[int]) -> ir.ExternalTensor:
+    """The same bytes of `weights.bin` under another shape."""
+    assert tensor.offset is not None and tensor.length is not None
+    return external(tensor.name, tensor.offset, tensor.length, tensor.dtype, shape)
+
+
+def parameter(tensor: ir.ExternalTensor) -> nn.Parameter:
+    """A module's parameter that points at `tensor`; several may point at the same one."""
+    return nn.Parameter(tensor.shape.numpy(), data=view(tensor, tensor.shape.numpy()))
+
+
+def pack_bits(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Pack [rows, n] values below 2**bits into [rows, ceil(n * bits / 8)] bytes, the first in the low bits."""
+    per_byte = 8 // bits
+    if per_byte == 1:
+        return np.ascontiguousarray(values)
+    rows, n = values.shape
+    padded = np.zeros((rows, -(-n // per_byte) * per_byte), np.uint8)
+    padded[:, :n] = values
+    packed = padded[:, 0::per_byte].copy()
+    for i in range(1, per_byte):
+        packed |= padded[:, i::per_byte] << np.uint8(i * bits)
+    return packed
+
+
+def pack_blocks(matrix: QTensor) -> NDArray[np.uint8]:
+    """A matrix's integers as MatMulNBits reads them: [rows, blocks, block_size * bits / 8]."""
+    rows, columns = matrix.q.shape
+    blocks = -(-columns // matrix.block_size)
+    q = matrix.q
+    missing = blocks * matrix.block_size - columns
+    if missing:
+        zero = matrix.zero_points
+        fill = np.full((rows, 1), 2 ** (matrix.bits - 1), np.uint8) if zero is None else zero[:, -1:]
+        q = np.concatenate([q, np.repeat(fill, missing, axis=1)], axis=1)
+    return pack_bits(q, matrix.bits).reshape(rows, blocks, matrix.block_size * matrix.bits // 8)
+
+
+def _format(matrix: Matrix) -> tuple[Any, ...]:
+    """Matrices of the same format can be stacked into one."""
+    if isinstance(matrix, FloatTensor):
+        return (matrix.values.dtype,)
+    return (matrix.bits, matrix.block_size)
+
+
+def _stack(parts: Sequence[Matrix]) -> Matrix:
+    """Matrices of one format, stacked by rows."""
+    if len(parts) == 1:
+        return parts[0]
+    floats = [p.values for p in parts if isinstance(p, FloatTensor)]
+    if floats:
+        return FloatTensor(np.concatenate(floats))
+    blocks = [p for p in parts if isinstance(p, QTensor)]
+    return QTensor(
+        bits=blocks[0].bits,
+        block_size=blocks[0].block_size,
+        q=np.concatenate([p.q for p in blocks]),
+        scales=np.concatenate([p.scales for p in blocks]),
+        zero_points=_stack_zero_points(blocks),
+        method=blocks[0].method,
+    )
+
+
+def _stack_zero_points(parts: Sequence[QTensor]) -> NDArray[np.uint8] | None:
+    if all(p.zero_points is None for p in parts):
+        return None
+    middle = 2 ** (parts[0].bits - 1)
+    return np.concatenate(
+        [np.full(p.scales.shape, middle, np.uint8) if p.zero_points is None else p.zero_points for p in parts]
+    )
+
+
+class _Tally:
+    """Adds up one group's weights for the manifest."""
+
+    def __init__(self) -> None:
+        self.parameters = 0
+        self.bytes = 0
+        self.weight_bits = 0
+        self.blocks: dict[int, int] = {}  # parameters by block size
+        self.methods: dict[str, int] = {}  # parameters by method
+
+    def add(self, parameters: int, size: int, bits: int, block_size: int, method: str) -> None:
+        self.parameters += parameters
+        self.bytes += size
+        self.weight_bits += parameters * bits
+        self.blocks[block_size] = self.blocks.get(block_size, 0) + parameters
+        self.methods[method] = self.methods.get(method, 0) + parameters
+
+    def add_matrix(self, matrix: Matrix, stored: Stored) -> None:
+        parameters = stored.rows * stored.columns
+        if isinstance(stored, StoredFloat):
+            dtype = stored.weight.dtype
+            self.add(parameters, stored.weight.nbytes, dtype.bitwidth, 0, "float32" if dtype == ir.DataType.FLOAT else "float16")
+        else:
+            assert isinstance(matrix, QTensor)
+            tensors = [stored.weight, stored.scales, stored.zero_points]
+            size = sum(t.nbytes for t in tensors if t is not None)
+            self.add(parameters, size, stored.bits, stored.block_size, matrix.method)
+
+    def group(self, name: str) -> TensorGroup:
+        """Block size and method are those of most of the group's weights."""
+        return TensorGroup(
+            name=name,
+            parameters=self.parameters,
+            bytes=self.bytes,
+            bits=self.weight_bits / self.parameters,
+            block_size=max(self.blocks, key=lambda b: self.blocks[b]),
+            method=max(self.methods, key=lambda m: self.methods[m]),
+        )
