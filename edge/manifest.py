@@ -18,6 +18,7 @@ from edge.errors import BundleError
 FORMAT_VERSION = 1
 KINDS = ("decoder",)
 KV_DTYPES = {"float32": 4}  # bytes of one value
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 T = TypeVar("T")
 
@@ -231,7 +232,7 @@ def _value(raw: Any, kind: Any, where: str, path: str) -> Any:
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
     if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):
-        raise _mismatch(where, path, f"a {kind.__name__}", raw)
+        raise _mismatch(where, path, WORDS[kind], raw)
     return raw
 
 

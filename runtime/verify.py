@@ -179,6 +179,6 @@ def _top(logits: NDArray[np.float32]) -> TopLogits:
 def _two_rows(engine: Engine, cache: KVCache, token: int) -> NDArray[np.float32]:
     """The logits [V] after `token`, computed by a step of two rows; the cache is as it was."""
     length = cache.length
-    logits = engine.step(cache, np.array([token, token], np.int64), np.array([0], np.int64))
+    logits: NDArray[np.float32] = engine.step(cache, np.array([token, token], np.int64), np.array([0], np.int64))[0]
     cache.truncate(length)
-    return logits.copy()[0]
+    return logits.copy()

@@ -1,0 +1,111 @@
+"""The manifest: what is written is read back, and whatever cannot be right is refused with its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from edge.errors import BundleError
+from edge.manifest import FORMAT_VERSION, Graph, Manifest, parse
+
+
+def changed(manifest: Manifest, path: str, value: Any) -> str:
+    """The manifest's JSON with one field replaced; `path` like ``dims.num_layers`` or ``graphs.0.role``."""
+    raw = json.loads(manifest.to_json())
+    place: Any = raw
+    *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+    for part in parents:
+        place = place[part]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return json.dumps(raw)
+
+
+def test_a_manifest_survives_its_json(manifest: Manifest) -> None:
+    assert parse(manifest.to_json(), "edge.json") == manifest
+
+
+def test_unknown_fields_of_the_same_version_are_ignored(manifest: Manifest) -> None:
+    assert parse(changed(manifest, "dims.experts", 8), "edge.json") == manifest
+
+
+def test_fields_with_defaults_may_be_absent(manifest: Manifest) -> None:
+    text = json.loads(manifest.to_json())
+    for name in ("quality", "skip_units", "router_weights", "files"):
+        del text[name]
+    assert parse(json.dumps(text), "edge.json") == dataclasses.replace(manifest, quality={})
+
+
+def test_whole_numbers_are_accepted_for_floats(manifest: Manifest) -> None:
+    assert parse(changed(manifest, "groups.0.bits", 4), "edge.json") == manifest
+
+
+def test_a_newer_version_asks_for_an_upgrade(manifest: Manifest) -> None:
+    with pytest.raises(BundleError, match=f"format version {FORMAT_VERSION + 1}.*upgrade edge"):
+        parse(changed(manifest, "format_version", FORMAT_VERSION + 1), "edge.json")
+
+
+def test_a_newer_version_is_refused_before_its_fields_are_read() -> None:
+    with pytest.raises(BundleError, match="upgrade edge"):
+        parse('{"format_version": 99, "dims": "of another shape"}', "edge.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("format_version", ..., "has no format_version"),
+        ("format_version", "1", "has no format_version"),
+        ("format_version", True, "has no format_version"),
+        ("format_version", 0, "never existed"),
+        ("name", ..., "lacks the field 'name'"),
+        ("dims.head_dim", ..., r"lacks the field 'dims.head_dim'"),
+        ("dims.head_dim", "16", r"'dims.head_dim' must be a whole number, not '16'"),
+        ("dims.head_dim", 16.5, r"'dims.head_dim' must be a whole number"),
+        ("dims.head_dim", True, r"'dims.head_dim' must be a whole number"),
+        ("dims.head_dim", 0, r"dims.head_dim is 0"),
+        ("dims", [], "'dims' must be an object"),
+        ("graphs", {}, "'graphs' must be a list"),
+        ("graphs.0", "decoder", r"'graphs\[0\]' must be an object"),
+        ("graphs.0.role", None, r"'graphs\[0\].role' must be a string"),
+        ("quality", [], "'quality' must be an object"),
+        ("quality.top1_agreement", "high", "'quality.top1_agreement' must be a number"),
+        ("tokens.eos", [1, "2"], r"'tokens.eos\[1\]' must be a whole number"),
+        ("tokens.add_bos", 1, "'tokens.add_bos' must be true or false"),
+        ("context", -4, "context is -4"),
+        ("kind", "oracle", "kind is 'oracle'"),
+        ("kv.dtype", "float12", "kv.dtype is 'float12'"),
+        ("kv.layers", [], "kv.layers has 0 entries for 2 layers"),
+        ("kv.layers.1.heads", 0, r"kv.layers\[1\] has 0 heads"),
+        ("groups", [], "groups is empty"),
+        ("groups.0.parameters", 0, "'attention' has 0 parameters"),
+    ],
+)
+def test_a_field_that_cannot_be_right_is_named(manifest: Manifest, path: str, value: Any, message: str) -> None:
+    with pytest.raises(BundleError, match=message) as caught:
+        parse(changed(manifest, path, value), "some/edge.json")
+    assert str(caught.value).startswith("some/edge.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"text"', "null", "[" * 100_000])
+def test_what_is_no_json_object_is_refused(text: str) -> None:
+    with pytest.raises(BundleError, match="not valid JSON|must hold a JSON object"):
+        parse(text, "edge.json")
+
+
+def test_a_graph_is_found_by_its_role(manifest: Manifest) -> None:
+    assert manifest.graph("decoder") == Graph("decoder", "graphs/decoder.onnx")
+    with pytest.raises(BundleError, match="no graph with the role 'encoder'; it has: decoder"):
+        manifest.graph("encoder")
+
+
+def test_bits_per_weight_counts_every_group(manifest: Manifest) -> None:
+    assert manifest.bits_per_weight == pytest.approx(8 * (625 + 400) / 1100)
+
+
+def test_kv_bytes_count_keys_and_values_of_every_layer(manifest: Manifest) -> None:
+    assert manifest.kv.bytes_per_token == 2 * 2 * (2 * 16) * 4
