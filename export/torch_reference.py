@@ -9,13 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.quantize.base import Progress
 from edge.runtime.evaluate import pieces
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 
-def load_torch(checkpoint: Checkpoint, threads: int | None = None) -> Any:
+def load_torch(
+    checkpoint: Checkpoint, threads: int | None = None, progress: Progress | None = None
+) -> Any:
     """The transformers model of `checkpoint`, float32, in eval mode. Memory: one float32 copy and one tensor.
 
     Built from the configuration and `Checkpoint.read`, the same way for every kind of source, so that the reference
@@ -44,7 +47,9 @@ def load_torch(checkpoint: Checkpoint, threads: int | None = None) -> Any:
             )
         raise CheckpointError(f"{checkpoint.name} lacks the tensor {name}; get the checkpoint again.")
     with torch.no_grad():
-        for name, parameter in parameters.items():
+        for done, (name, parameter) in enumerate(parameters.items()):
+            if progress is not None:
+                progress(done, len(parameters), "loading the Torch model")
             values = checkpoint.read(name)
             if values.shape != tuple(parameter.shape):
                 raise CheckpointError(
@@ -78,6 +83,7 @@ class RecordedLogits:
     """Logits of texts, taken once and kept as [S, V] each, so that the model they came from can be freed."""
 
     def __init__(self, source: TorchLogits, texts: list[NDArray[np.int64]]) -> None:
+        self.texts = texts
         self.vocab_size = source.vocab_size
         self._kept: dict[bytes, NDArray[np.float32]] = {}
         for tokens in texts:
