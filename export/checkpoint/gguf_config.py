@@ -63,7 +63,7 @@ class _Metadata:
     def __getitem__(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
-            raise CheckpointError(f"{self._header.path} lacks the metadata {self._prefix}.{key}; convert the model again.")
+            raise CheckpointError(f"{self.path} lacks {self._prefix}.{key} in its metadata; convert it again.")
         return value
 
     @property
@@ -145,7 +145,7 @@ def architecture_of(header: GGUFHeader) -> Architecture:
     name = header.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"{header.path} holds a model of architecture {name!r}; known in GGUF files are: {known}.")
+        raise CheckpointError(f"{header.path} holds the architecture {name!r}; known in GGUF files are: {known}.")
     if header.metadata.get(f"{name}.expert_count"):
         raise CheckpointError(f"{header.path} holds a mixture of experts, which has no graph here.")
     return ARCHITECTURES[name]
@@ -197,7 +197,7 @@ def _rope(m: _Metadata, read: ReadVector, default_base: float = 10_000.0) -> dic
         if kind == "yarn":
             rope["original_max_position_embeddings"] = original or m["context_length"]
     elif kind not in ("none", "longrope"):
-        raise CheckpointError(f"{m.path} scales its rope by the method {kind!r}; linear, yarn and llama3 are known.")
+        raise CheckpointError(f"{m.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
     factors = read("rope_freqs.weight")
     return _llama3_rope(m, rope, factors) if factors.size and np.any(factors != 1) else rope
 
@@ -215,7 +215,7 @@ def _llama3_rope(m: _Metadata, rope: dict[str, Any], factors: NDArray[np.float32
     again = 1 / ((1 - smooth) / scale + smooth)
     if not np.allclose(again, factors, rtol=1e-3):
         raise CheckpointError(
-            f"{m.path} scales its rope by factors that are not Llama 3's; export the model from its own checkpoint."
+            f"{m.path} scales its rope by factors that are not Llama 3's; export the model's original checkpoint."
         )
     return {
         **rope,

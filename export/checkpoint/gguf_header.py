@@ -56,7 +56,7 @@ class GGUFHeader:
             self.metadata, self.tensors = self._parse()
         except (struct.error, IndexError, UnicodeDecodeError):
             raise CheckpointError(
-                f"{path} is damaged or cut short in its header, at byte {self._at} of {len(self._data)}; fetch it again."
+                f"{path} is damaged or cut short: its header breaks off at byte {self._at}; fetch it again."
             ) from None
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -82,8 +82,8 @@ class GGUFHeader:
             info = self._place(name, shape, kind, start + offset)
             if info.offset + info.size > len(self._data):
                 raise CheckpointError(
-                    f"{self.path} is cut short: the tensor {name!r} ends at byte {info.offset + info.size}, the file at "
-                    f"{len(self._data)}; fetch it again."
+                    f"{self.path} is cut short: the tensor {name!r} ends at byte {info.offset + info.size}, "
+                    f"the file at {len(self._data)}; fetch it again."
                 )
             tensors[name] = info
         return metadata, tensors
@@ -99,7 +99,7 @@ class GGUFHeader:
             type_ = GGMLQuantizationType(kind)
         except ValueError:
             raise CheckpointError(
-                f"{self.path}: the tensor {name!r} has the type number {kind}, which this version of gguf does not know."
+                f"{self.path}: the tensor {name!r} has the type number {kind}, which the gguf library does not know."
             ) from None
         per_block, block_bytes = GGML_QUANT_SIZES[type_]
         if not shape or shape[-1] % per_block:

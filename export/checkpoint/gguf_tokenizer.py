@@ -27,7 +27,9 @@ _LLAMA3 = (
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 # Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
-_END_OF_ANSWER = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
+_END_OF_ANSWER = {
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"),
+}
 
 
 def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
@@ -61,6 +63,8 @@ class _Vocabulary:
         self.tokens: list[str] = self.field("tokens", [])
         if not self.tokens:
             raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
+        if self.field("model") == "llama":  # runs of spaces are spelled with spaces, all other pieces with the mark
+            self.tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in self.tokens]
         self.types: Sequence[int] = self.field("token_type") or [_NORMAL] * len(self.tokens)
         self.ids = {token: i for i, token in enumerate(self.tokens)}
 
@@ -77,9 +81,10 @@ class _Vocabulary:
         return index
 
     def added(self, kind: int) -> list[AddedToken]:
+        """Tokens of one type, to be matched whole. Runs of spaces are matched after spaces became the mark."""
         special = kind == _CONTROL
         return [
-            AddedToken(token, special=special, normalized=False)
+            AddedToken(token, special=special, normalized=not token.strip(_SPACE))
             for token, type_ in zip(self.tokens, self.types, strict=True)
             if type_ == kind
         ]
@@ -160,13 +165,11 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
 def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     """SentencePiece's BPE: Llama 2, Mistral, Gemma, Phi-3. The file has scores; `tokenizers` wants the merges that
     they imply."""
-    # A run of spaces is a user-defined piece, spelled with real spaces; text is looked up with the mark.
-    tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in vocabulary.tokens]
-    ids = {token: i for i, token in enumerate(tokens)}
+    tokens = vocabulary.tokens
     unknown = vocabulary.token_id("unknown")
     bpe = models.BPE(
-        vocab=ids,
-        merges=_implied_merges(tokens, vocabulary.field("scores", [])),
+        vocab=vocabulary.ids,
+        merges=_implied_merges(vocabulary),
         unk_token=None if unknown is None else tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -180,9 +183,9 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _implied_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+def _implied_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best score first: what SentencePiece's merging does with scores."""
-    ids = {token: i for i, token in enumerate(tokens)}
+    tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.field("scores", [])
     merges = [
         (-score, ids[token[:cut]], ids[token[cut:]])
         for token, score in zip(tokens, scores, strict=True)
