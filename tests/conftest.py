@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return home
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def manifest() -> Manifest:
     """A manifest of a model that does not exist."""
     return Manifest(
@@ -41,13 +42,20 @@ def manifest() -> Manifest:
     )
 
 
-@pytest.fixture
-def paper_bundle(tmp_path: Path, manifest: Manifest) -> Bundle:
-    """A whole bundle on disk, with files that no engine can run."""
-    with BundleWriter(tmp_path / "paper.edge") as writer:
+@pytest.fixture(scope="session")
+def pristine_paper_bundle(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> Bundle:
+    with BundleWriter(tmp_path_factory.mktemp("paper") / "paper.edge") as writer:
         writer.add_tensor("a", np.arange(3000, dtype=np.float32))
         writer.add_tensor("b", np.ones((2, 3), np.uint8))
         writer.write_file("graphs/decoder.onnx", b"no graph")
         writer.write_file("tokenizer.json", "{}")
         writer.write_file("golden.json", "{}")
         return writer.commit(manifest)
+
+
+@pytest.fixture
+def paper_bundle(tmp_path: Path, pristine_paper_bundle: Bundle) -> Bundle:
+    """A whole bundle on disk, with files that no engine can run; the test may harm it."""
+    return Bundle(
+        Path(shutil.copytree(pristine_paper_bundle.root, tmp_path / "paper.edge")), pristine_paper_bundle.manifest
+    )

@@ -1,0 +1,167 @@
+"""The house rules: who may import whom, what the plain install brings, and what the wheel carries."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge.bundle import Bundle
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "transformers", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "safetensors", "sentencepiece"}
+LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich", "typer"}
+# Import names of the packages whose folders stand at the top of the repository.
+FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def imports(file: Path, *, at_import_time: bool) -> Iterator[str]:
+    """The absolute names of the modules that a file imports; all of them, or those that importing it imports."""
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; imports are absolute here"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if at_import_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def violations(folder: str, forbidden: set[str], *, at_import_time: bool) -> list[str]:
+    return [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for name in imports(file, at_import_time=at_import_time)
+        if any(name == module or name.startswith(f"{module}.") for module in forbidden)
+    ]
+
+
+def test_runtime_never_imports_what_export_needs() -> None:
+    assert violations("runtime", HEAVY | {"edge.export"}, at_import_time=False) == []
+
+
+def test_edge_imports_what_export_needs_only_inside_functions() -> None:
+    assert violations("edge", HEAVY | {"edge.export"}, at_import_time=True) == []
+
+
+def test_imports_go_one_way() -> None:
+    assert violations("runtime", {"edge.cli"}, at_import_time=False) == []
+    assert violations("export", {"edge.cli"}, at_import_time=False) == []
+    for name in ("bundle", "manifest", "errors", "home"):
+        below = {"edge.cli", "edge.export", "edge.runtime"}
+        found = [i for i in imports(ROOT / "edge" / f"{name}.py", at_import_time=False) if i.startswith(tuple(below))]
+        assert found == [], f"edge/{name}.py"
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The top-level names and edge's packages among the modules that a fresh interpreter holds after `code`."""
+    script = f"import sys\n{code}\nprint('LOADED', *sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    names = set(result.stdout.rpartition("LOADED")[2].split())
+    return {name.partition(".")[0] for name in names} | {name for name in names if name.startswith("edge.")}
+
+
+def test_importing_edge_and_the_runtime_brings_nothing_heavy() -> None:
+    loaded = loaded_by("import edge, edge.runtime, edge.runtime.engine")
+    assert not loaded & (HEAVY | {"edge.export"})
+    assert "onnxruntime" in loaded
+
+
+def test_running_a_bundle_brings_nothing_heavy(tiny_bundle: Bundle) -> None:
+    code = (
+        "import edge\n"
+        "model = edge.load(sys.argv[1])\n"
+        "pieces = list(model.stream('a b', max_tokens=4))\n"
+        "assert pieces[-1].finish_reason\n"
+        "from edge.cli.main import main\n"
+        "assert main(['run', sys.argv[1], 'a b', '--max-tokens', '3', '--raw']) == 0\n"
+        "assert main(['verify', sys.argv[1]]) == 0\n"
+    )
+    loaded = loaded_by(code, str(tiny_bundle.root))
+    assert {"onnxruntime", "tokenizers"} <= loaded
+    assert not loaded & (HEAVY | {"edge.export"})
+
+
+def test_the_plain_install_is_six_packages() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    names = {line.split(">")[0].split("<")[0].split("=")[0].strip() for line in project["dependencies"]}
+    assert names == LIGHT
+
+
+def test_every_package_folder_is_in_pyproject() -> None:
+    setuptools = pyproject()["tool"]["setuptools"]  # type: ignore[index]
+    found = {
+        ".".join([name, *init.parent.relative_to(ROOT / folder).parts])
+        for name, folder in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(setuptools["packages"]) == found
+    assert setuptools["package-dir"] == {name: folder for name, folder in FOLDERS.items() if name != "edge"}
+    for folder in FOLDERS.values():
+        for file in (ROOT / folder).rglob("*.py"):
+            assert (file.parent / "__init__.py").exists(), f"{file.relative_to(ROOT)} is in no package"
+
+
+def test_no_file_outgrows_its_room() -> None:
+    long = {
+        str(file.relative_to(ROOT)): lines
+        for folder in FOLDERS.values()
+        for file in (ROOT / folder).rglob("*.py")
+        if (lines := len(file.read_text().splitlines())) > 500
+    }
+    assert long == {}, "look for the second room in it"
+
+
+def test_constraints_pin_every_direct_dependency() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["export"], *extras["test"]]
+    pinned = {
+        line.partition("==")[0]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    assert {line.partition(">")[0] for line in wanted} <= pinned
+
+
+def test_the_wheel_carries_packages_catalog_and_types(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", minversion="77", reason="building a wheel without a network needs setuptools")
+    tree = tmp_path / "tree"  # a copy, for setuptools leaves its work, and takes up old work, in the tree it builds
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for folder in FOLDERS.values():
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    wanted = {
+        f"{name.replace('.', '/')}/{file.relative_to(tree / folder).as_posix()}"
+        for name, folder in FOLDERS.items()
+        for file in (tree / folder).rglob("*")
+        if file.is_file()
+    }
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "."]
+    subprocess.run([*build, "-w", str(tmp_path)], cwd=tree, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    assert any(name.endswith("licenses/LICENSE") for name in names)
