@@ -1,0 +1,59 @@
+"""Small language models on your own device: export a checkpoint once, run the bundle anywhere.
+
+    model = edge.load("smollm2-135m-instruct.edge")
+    print(model.generate("Why is the sky blue?").text)
+
+What this package names is imported when it is first used, so that `import edge` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle as Bundle
+    from edge.bundle import open_bundle as open_bundle
+    from edge.errors import BundleError as BundleError
+    from edge.errors import CatalogError as CatalogError
+    from edge.errors import CheckpointError as CheckpointError
+    from edge.errors import EdgeError as EdgeError
+    from edge.errors import ExportError as ExportError
+    from edge.errors import InputError as InputError
+    from edge.errors import MissingExtraError as MissingExtraError
+    from edge.export import export as export
+    from edge.runtime.answer import GenerateOptions as GenerateOptions
+    from edge.runtime.answer import Piece as Piece
+    from edge.runtime.answer import Result as Result
+    from edge.runtime.answer import Timings as Timings
+    from edge.runtime.chat import Chat as Chat
+    from edge.runtime.model import Model as Model
+    from edge.runtime.model import load as load
+    from edge.runtime.template import Message as Message
+
+_HOMES = {
+    "edge.bundle": ("Bundle", "open_bundle"),
+    "edge.errors": (
+        *("BundleError", "CatalogError", "CheckpointError", "EdgeError"),
+        *("ExportError", "InputError", "MissingExtraError"),
+    ),
+    "edge.runtime.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
+    "edge.runtime.chat": ("Chat",),
+    "edge.runtime.model": ("Model", "load"),
+    "edge.runtime.template": ("Message",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = ["export", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "export":  # the package edge.export, which can be called
+        return import_module("edge.export")
+    if name not in _HOME:
+        raise AttributeError(f"module 'edge' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,84 @@
+"""The chat of `edge run` on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from edge.cli.run import CtrlC, figures, show
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.runtime.answer import GenerateOptions, Timings
+    from edge.runtime.chat import Chat
+    from edge.runtime.model import Model
+
+COMMANDS = "/reset forgets the conversation, /stats shows figures, /quit leaves; Ctrl-C stops an answer"
+
+
+def chat(model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC) -> None:
+    """Ask, answer, and again, until /quit or the end of the input."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history for `input`)
+    session = model.chat(system=system)
+    last: Timings | None = None
+    _note(f"{model.bundle.manifest.name}, {session.capacity:,} tokens of context. {COMMANDS}.")
+    while (line := _ask()) is not None:
+        match line.strip():
+            case "":
+                pass
+            case "/quit":
+                return
+            case "/reset":
+                session.reset()
+                _note("The conversation starts over.")
+            case "/stats":
+                _note(_stats(session, last))
+            case word if word.startswith("/") and " " not in word:
+                _note(f"There is no command {word}: {COMMANDS}.")
+            case _:
+                last = _turn(session, line, options, interrupted) or last
+
+
+def _ask() -> str | None:
+    """A line from the user; None at the end of the input. Ctrl-C clears the line."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:
+        print()
+        _note("/quit or Ctrl-D leaves.")
+        return ""
+
+
+def _turn(session: Chat, line: str, options: GenerateOptions, interrupted: CtrlC) -> Timings | None:
+    try:
+        with interrupted:
+            last = show(session.stream(line, options))
+    except InputError as e:
+        _note(f"{e} /reset starts over.")
+        return None
+    if last.finish_reason == "length":
+        _note(f"Cut off after {options.max_tokens} tokens; --max-tokens allows more.")
+    elif last.finish_reason == "context":
+        _note(f"The context of {session.capacity:,} tokens is full; /reset starts over.")
+    return dataclasses.replace(last.timings)
+
+
+def _stats(session: Chat, last: Timings | None) -> str:
+    turns = sum(message["role"] == "user" for message in session.messages)
+    lines = [f"{turns} turns, {session.cached_tokens:,} of {session.capacity:,} tokens in the KV cache"]
+    if last is not None:
+        new = last.prompt_tokens - last.cached_tokens
+        lines.append(f"last answer: {figures(last)}; {new} of the prompt tokens were new")
+    return "\n".join(lines)
+
+
+def _note(text: str) -> None:
+    """Say something that is not the model's, dimmed on a terminal."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)

@@ -1,0 +1,195 @@
+"""One answer as it streams: tokens become pieces of text until something ends it, and the clock runs along."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.runtime.generate import generate
+from edge.runtime.memory import peak_rss_mb
+from edge.runtime.sampling import SamplingOptions, make_sampler
+from edge.runtime.text import Detokenizer, StopStrings, Text
+
+if TYPE_CHECKING:
+    from edge.runtime.cache import KVCache
+    from edge.runtime.engine import Engine
+
+FinishReason = Literal["stop", "length", "context", "interrupted"]
+"""``stop``: an end token or a stop string; ``length``: max_tokens; ``context``: the KV cache is full;
+``interrupted``: the caller asked to end it."""
+
+
+def never() -> bool:
+    """For answers that nobody interrupts."""
+    return False
+
+
+@dataclass(frozen=True)
+class GenerateOptions(SamplingOptions):
+    """What shapes one answer: how tokens are chosen (`SamplingOptions`) and what ends it.
+
+    Args:
+        max_tokens: most tokens to generate.
+        stop: strings that end the answer and are left out of it.
+        interrupted: asked before every step; the answer ends once it says True.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    max_tokens: int = 512
+    stop: Sequence[str] = ()
+    interrupted: Callable[[], bool] = never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise InputError(f"The most tokens to generate must be 1 or more, not {self.max_tokens}.")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        StopStrings(self.stop)
+
+
+@dataclass
+class Timings:
+    """The clock of one answer. One object for all of its pieces, brought up to date with each."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt: those that an earlier turn left in the KV cache
+    generated_tokens: int = 0
+    ttft_ms: float | None = None  # from asking to the first token
+    prefill_s: float = 0.0
+    decode_s: float = 0.0  # after the first token
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens run per second, those from the cache not counted; None before the first token."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first one; None where there was no second."""
+        return (self.generated_tokens - 1) / self.decode_s if self.decode_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token added to an answer.
+
+    `text` is empty while a character or a possible stop string is not complete. `token_id` is None where no token
+    belongs to it: the last piece of an answer that was interrupted. `finish_reason` is set on the last piece alone.
+    """
+
+    text: str
+    token_id: int | None
+    finish_reason: FinishReason | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole answer. `token_ids` are all tokens sampled, an end token and those of a stop string included."""
+
+    text: str
+    token_ids: list[int] = field(repr=False)
+    prompt_tokens: int
+    generated_tokens: int
+    ttft_ms: float | None
+    decode_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None
+    peak_rss_mb: float | None
+    finish_reason: FinishReason
+
+
+def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
+    """Raise InputError where a prompt does not fit into the engine's context."""
+    if prompt_tokens > engine.context:
+        limit = engine.bundle.manifest.context
+        raise InputError(
+            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} (the bundle allows up to "
+            f"{limit}); {advice}."
+        )
+
+
+def answer(
+    engine: Engine,
+    text: Text,
+    cache: KVCache,
+    prompt: list[int],
+    options: GenerateOptions,
+    *,
+    chunk: int,
+    started_ns: int,
+) -> Iterator[Piece]:
+    """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
+
+    Args:
+        chunk: most prompt tokens to run in one step.
+        started_ns: `time.perf_counter_ns()` when the answer was asked for.
+    """
+    timings = Timings(len(prompt), cache.length)
+    sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+    detokenizer, stops = text.detokenizer(), StopStrings(options.stop)
+    new = np.asarray(prompt[cache.length :], np.int64)
+    tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted)
+    finish: FinishReason | None = None
+    resumed = time.perf_counter_ns()
+    for token in tokens:
+        _clock(timings, started_ns, resumed)
+        shown, found = stops.push(detokenizer.push(token))
+        if found or token in text.eos:
+            finish = "stop"
+        elif timings.generated_tokens == options.max_tokens:
+            finish = "length"
+        elif cache.length == cache.capacity:
+            finish = "context"
+        if finish is not None:
+            yield Piece(shown if found else shown + _rest(detokenizer, stops), token, finish, timings)
+            return
+        yield Piece(shown, token, None, timings)
+        resumed = time.perf_counter_ns()
+    yield Piece(_rest(detokenizer, stops), None, "interrupted", timings)
+
+
+def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
+    """Count a token that just came, after the loop went on at `resumed_ns`: the caller's own time is left out."""
+    now = time.perf_counter_ns()
+    if timings.generated_tokens == 0:
+        timings.ttft_ms = (now - started_ns) / 1e6
+        timings.prefill_s = (now - resumed_ns) / 1e9
+    else:
+        timings.decode_s += (now - resumed_ns) / 1e9
+    timings.generated_tokens += 1
+
+
+def _rest(detokenizer: Detokenizer, stops: StopStrings) -> str:
+    """What was held back, now that nothing follows."""
+    shown, found = stops.push(detokenizer.flush())
+    return shown if found else shown + stops.flush()
+
+
+def collect(pieces: Iterable[Piece]) -> Result:
+    """Run an answer to its end and return it whole."""
+    text: list[str] = []
+    ids: list[int] = []
+    for piece in pieces:
+        text.append(piece.text)
+        if piece.token_id is not None:
+            ids.append(piece.token_id)
+    assert piece.finish_reason is not None
+    return Result(
+        text="".join(text),
+        token_ids=ids,
+        prompt_tokens=piece.timings.prompt_tokens,
+        generated_tokens=piece.timings.generated_tokens,
+        ttft_ms=piece.timings.ttft_ms,
+        decode_tokens_per_s=piece.timings.decode_tokens_per_s,
+        prefill_tokens_per_s=piece.timings.prefill_tokens_per_s,
+        peak_rss_mb=peak_rss_mb(),
+        finish_reason=piece.finish_reason,
+    )

@@ -1,0 +1,147 @@
+"""`Model`: a loaded bundle that answers prompts, at once or streamed, and holds chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from edge.bundle import Bundle, open_bundle
+from edge.errors import InputError
+from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
+from edge.runtime.background import Background
+from edge.runtime.chat import Chat
+from edge.runtime.engine import Engine
+from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
+from edge.runtime.text import Text
+
+PREFILL_CHUNK = 512  # prompt tokens run in one step: larger ones need more memory and are no faster on two cores
+HEAD_START_S = 0.005  # enough for the Python code between starting the engine's thread and ONNX Runtime's own
+Prompt = str | Sequence[Message]
+
+
+class Model:
+    """A bundle in memory. `edge.load` makes one.
+
+    Args:
+        bundle: the opened bundle.
+        engine: the engine over it, which may still be loading.
+        text: its tokenizer.
+        prefill_chunk: most prompt tokens to run in one step.
+
+    Raises:
+        InputError: `prefill_chunk` below 1.
+    """
+
+    def __init__(
+        self, bundle: Bundle, engine: Engine | Background[Engine], text: Text, *, prefill_chunk: int = PREFILL_CHUNK
+    ) -> None:
+        if prefill_chunk < 1:
+            raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
+        self.bundle = bundle
+        self.text = text
+        self.prefill_chunk = prefill_chunk
+        self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, as soon as it has loaded."""
+        if isinstance(self._engine, Background):
+            self._engine = self._engine.result()
+        return self._engine
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The bundle's chat template; None where it has none."""
+        return chat_template(self.bundle.manifest, self.text)
+
+    def prompt_ids(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
+        """The token ids that `generate` would run for this prompt.
+
+        Raises:
+            InputError: the prompt is empty, or a system message cannot be placed.
+        """
+        return self.text.encode_prompt(self._rendered(prompt, system, raw))
+
+    def _rendered(self, prompt: Prompt, system: str | None, raw: bool) -> str:
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        check_messages(messages)
+        if isinstance(prompt, str) and (raw or self.template is None):
+            if system is not None:
+                why = "the bundle has no chat template" if self.template is None else "a raw prompt takes none"
+                raise InputError(f"The system message has no place, because {why}; put it into the prompt.")
+            return prompt
+        if self.template is None or raw:
+            raise InputError("A list of messages needs the bundle's chat template; give the prompt as one string.")
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return self.template.render(messages)
+
+    def stream(
+        self, prompt: Prompt, options: GenerateOptions | None = None, *, system: str | None = None, raw: bool = False
+    ) -> Iterator[Piece]:
+        """Answer a prompt, piece by piece as the tokens come.
+
+        Args:
+            prompt: the user's words, or a conversation as a list of messages.
+            options: what shapes the answer; default: greedy, up to 512 tokens.
+            system: a system message to put in front.
+            raw: give the prompt to the model as it is, without the chat template.
+
+        Raises:
+            InputError: the prompt is empty or longer than the context.
+        """
+        started = time.perf_counter_ns()
+        options = options or GenerateOptions()
+        ids = self.prompt_ids(prompt, system=system, raw=raw)
+        check_room(len(ids), self.engine, "shorten it or raise the context")
+        cache = self.engine.new_cache(min(self.engine.context, len(ids) + options.max_tokens))
+        return answer(self.engine, self.text, cache, ids, options, chunk=self.prefill_chunk, started_ns=started)
+
+    def generate(
+        self, prompt: Prompt, options: GenerateOptions | None = None, *, system: str | None = None, raw: bool = False
+    ) -> Result:
+        """Answer a prompt; see `stream`."""
+        return collect(self.stream(prompt, options, system=system, raw=raw))
+
+    def chat(self, *, system: str | None = None) -> Chat:
+        """A conversation that keeps its KV cache from turn to turn."""
+        return Chat(self, system=system)
+
+
+def load(
+    path: str | Path,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+    wait: bool = True,
+) -> Model:
+    """Open a bundle, check its files and load it.
+
+    Args:
+        path: the bundle's folder.
+        context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
+        threads: threads to compute with, shared by all models of this process; default: one per core.
+        prefill_chunk: most prompt tokens to run in one step; smaller ones need less memory.
+        wait: False returns while the weights are still loading; what is wrong with them is raised by the first answer.
+
+    Raises:
+        BundleError: the bundle is missing, damaged or of another version.
+        InputError: an option out of its range.
+    """
+    bundle = open_bundle(path)
+    engine = Background(lambda: _checked_engine(bundle, context, threads))
+    # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
+    # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
+    time.sleep(HEAD_START_S)
+    model = Model(bundle, engine, Text(bundle), prefill_chunk=prefill_chunk)
+    if wait:
+        engine.result()
+    return model
+
+
+def _checked_engine(bundle: Bundle, context: int | None, threads: int | None) -> Engine:
+    bundle.check_files_once()
+    return Engine(bundle, context=context, threads=threads)

@@ -1,0 +1,172 @@
+"""From logits to the next token: greedy, temperature, top-k, top-p, min-p and the repetition penalty.
+
+The steps and their order are those of transformers' `generate`: penalty, temperature, top-k, top-p, min-p, draw.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+
+Sampler = Callable[[NDArray[np.float32]], int]
+"""Logits [V] float32 in, token id out. The logits are left as they are."""
+
+DRAW_BLOCK = 256  # weights summed at once while drawing: a cumulative sum over a vocabulary costs ten times more
+SMALLEST = float(np.finfo(np.float32).tiny)
+NUCLEUS = 256  # the first guess of how many of the largest weights hold top_p of the mass
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen. The default is greedy: the same prompt gives the same answer.
+
+    Args:
+        temperature: 0 takes the most likely token; above 0 logits are divided by it before a token is drawn.
+        top_k: draw from the k most likely tokens; 0 for all.
+        top_p: draw from the smallest set of most likely tokens whose probabilities reach top_p; 1 for all.
+        min_p: leave out tokens less likely than min_p times the most likely one; 0 for none.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that occurred in the prompt
+            or the answer (Keskar et al. 2019, section 4.1); 1 for none.
+        seed: makes draws repeatable; None draws anew every time.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, lambda v: v >= 0, "a number of 0 or more")
+        _check("top_k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
+        _check("top_p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        _check("min_p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
+        _check("repetition_penalty", self.repetition_penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
+        if self.seed is not None:
+            _check("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
+
+
+def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str, whole: bool = False) -> None:
+    kind = numbers.Integral if whole else numbers.Real
+    if isinstance(value, kind) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number) and valid(number):
+            return
+    raise InputError(f"The {name.replace('_', ' ')} must be {wanted}, not {value!r}.")
+
+
+def make_sampler(options: SamplingOptions, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
+    """The sampler for one answer to `prompt` (token ids, which the repetition penalty counts as said)."""
+    sampler: Sampler = greedy if options.temperature == 0 else Categorical(options)
+    if options.repetition_penalty != 1:
+        return RepetitionPenalty(options.repetition_penalty, sampler, vocab_size, prompt)
+    return sampler
+
+
+def greedy(logits: NDArray[np.float32]) -> int:
+    """The most likely token; the first of equals."""
+    return int(logits.argmax())
+
+
+class RepetitionPenalty:
+    """Makes tokens that were said before less likely, then asks another sampler."""
+
+    def __init__(self, penalty: float, sampler: Sampler, vocab_size: int, prompt: Sequence[int]) -> None:
+        self._penalty = np.float32(penalty)
+        self._sampler = sampler
+        self._scores = np.empty(vocab_size, np.float32)
+        self._said = np.zeros(vocab_size, np.bool_)
+        self._said[np.asarray(prompt, np.int64)] = True
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        scores, said = self._scores, self._said
+        scores[:] = logits
+        positive = scores > 0
+        np.divide(scores, self._penalty, out=scores, where=said & positive)
+        np.multiply(scores, self._penalty, out=scores, where=said & ~positive)
+        token = self._sampler(scores)
+        said[token] = True
+        return token
+
+
+class Categorical:
+    """Draws a token at random after temperature, top-k, top-p and min-p.
+
+    Works on unnormalised probabilities whose largest is 1. Top-p and min-p each keep a head of the tokens in order
+    of likelihood, so they are found apart and the shorter head is kept.
+    """
+
+    def __init__(self, options: SamplingOptions) -> None:
+        self._options = options
+        self._random = np.random.default_rng(options.seed)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        options = self._options
+        tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
+        if 0 < options.top_k < logits.shape[0]:
+            tokens = _at_least(logits, _largest(logits, options.top_k))
+            logits = logits[tokens]
+        weights = _weights(logits, options.temperature)  # [candidates] float32
+        threshold = options.min_p
+        if options.top_p < 1:
+            threshold = max(threshold, _nucleus_threshold(weights, options.top_p))
+        if threshold > 0:
+            kept = _at_least(weights, threshold)
+            weights = weights[kept]
+            tokens = kept if tokens is None else tokens[kept]
+        drawn = _draw(weights, self._random.random())
+        return drawn if tokens is None else int(tokens[drawn])
+
+
+def _weights(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    """exp((logit - largest) / temperature): probabilities up to a factor."""
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to exp(-inf) = 0, as it should
+        weights: NDArray[np.float32] = (logits - logits.max()) / np.float32(max(temperature, SMALLEST))
+    np.exp(weights, out=weights)
+    return weights
+
+
+def _largest(values: NDArray[np.float32], k: int) -> float:
+    """The k-th largest of the values; a selection, not a sort."""
+    return float(np.partition(values, values.shape[0] - k)[-k])
+
+
+def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.intp]:
+    return np.flatnonzero(values >= np.float32(threshold))
+
+
+def _nucleus_threshold(weights: NDArray[np.float32], top_p: float) -> float:
+    """The smallest weight in the smallest set of largest weights that holds `top_p` of their sum."""
+    size = weights.shape[0]
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    count = min(NUCLEUS, size)
+    while True:  # sorts the `count` largest only; a vocabulary's nucleus is rarely more than that
+        head = np.partition(weights, size - count)[size - count :]
+        head[::-1].sort()
+        reached = np.cumsum(head, dtype=np.float64)
+        if reached[-1] >= wanted or count == size:
+            return float(head[min(int(np.searchsorted(reached, wanted)), count - 1)])
+        count = min(8 * count, size)
+
+
+def _draw(weights: NDArray[np.float32], uniform: float) -> int:
+    """An index with probability proportional to its weight, from a number in [0, 1)."""
+    starts = np.arange(0, weights.shape[0], DRAW_BLOCK)
+    blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    point = uniform * blocks[-1]
+    block = min(int(np.searchsorted(blocks, point, side="right")), starts.shape[0] - 1)
+    start = block * DRAW_BLOCK
+    within = np.cumsum(weights[start : start + DRAW_BLOCK], dtype=np.float64)
+    point -= blocks[block - 1] if block else 0.0
+    return int(start + min(np.searchsorted(within, point, side="right"), within.shape[0] - 1))
