@@ -16,7 +16,8 @@ from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.blocks import Attention, Decoder, Step, heads_of
 from edge.export.graph.families import find_family, known_families
-from edge.export.graph.weights import Matrix, Weights
+from edge.export.graph.weights import Weights
+from edge.export.quantize.base import Weight
 from edge.manifest import Dims, Graph, KVLayer, KVLayout, TensorGroup
 
 __all__ = ["DecoderGraph", "build_decoder", "known_families"]
@@ -46,7 +47,7 @@ class DecoderGraph:
 
 
 def build_decoder(
-    checkpoint: ModelSource, weights: Mapping[str, Matrix], writer: BundleWriter, max_context: int
+    checkpoint: ModelSource, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
 ) -> DecoderGraph:
     """Write a decoder's tensors and its step graph into the bundle.
 

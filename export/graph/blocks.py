@@ -65,12 +65,12 @@ class Linear(nn.Module):
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
         if isinstance(self.stored, StoredFloat):
-            y = fused(op).FusedMatMul(x, _float32(op, self.weight), transB=1)
+            y = fused(op).FusedMatMul(x, float32(op, self.weight), transB=1)
             return y if self.bias is None else op.Add(y, self.bias)
         return fused(op).MatMulNBits(
             x,
             self.weight,
-            self.scales,
+            float32(op, self.scales),
             self.zero_points,
             None,
             self.bias,
@@ -107,8 +107,13 @@ class Projections(nn.Module):
         return [part(op, x) for part in self.parts]
 
 
-def _float32(op: OpBuilder, weight: nn.Parameter) -> Value:
-    """float16 weights are computed with in float32; onnxruntime converts them once, when it loads the graph."""
+def scalar(op: OpBuilder, name: str, value: float) -> Value:
+    """A float32 constant."""
+    return op.initializer(ir.tensor(np.float32(value), name=name))
+
+
+def float32(op: OpBuilder, weight: nn.Parameter) -> Value:
+    """What is stored in float16 is computed with in float32; onnxruntime converts it once, when it loads a graph."""
     return op.Cast(weight, to=ir.DataType.FLOAT) if weight.dtype == ir.DataType.FLOAT16 else weight
 
 
@@ -129,7 +134,7 @@ class Embedding(nn.Module):
 
     def forward(self, op: OpBuilder, input_ids: Value) -> Value:
         x = self._rows(op, input_ids)
-        return x if self.scale is None else op.Mul(x, np.array(self.scale, np.float32))
+        return x if self.scale is None else op.Mul(x, scalar(op, "scale", self.scale))
 
     def _rows(self, op: OpBuilder, input_ids: Value) -> Value:
         if isinstance(self.stored, StoredFloat):
@@ -138,7 +143,7 @@ class Embedding(nn.Module):
         x = fused(op).GatherBlockQuantized(
             self.weight,
             input_ids,
-            self.scales,
+            float32(op, self.scales),
             self.zero_points,
             gather_axis=0,
             quantize_axis=1,
@@ -150,6 +155,11 @@ class Embedding(nn.Module):
         return x
 
 
+def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:
+    """The weights of the norm `name`, with `offset` added."""
+    return weights.vector([f"{name}.weight"], f"{name}.weight", "norm", lambda w: w + np.float32(offset))
+
+
 class RMSNorm(nn.Module):
     """Root mean square norm of a stream; returns the norm and the sum that it was taken of.
 
@@ -159,8 +169,7 @@ class RMSNorm(nn.Module):
     def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
         super().__init__()
         self.eps = eps
-        full_name = f"{name}.weight"
-        self.weight = weights.vector([full_name], full_name, "norm", lambda w: w + np.float32(offset))
+        self.weight = norm_weight(weights, name, offset)
 
     def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
         if stream.pending is None:
@@ -171,6 +180,25 @@ class RMSNorm(nn.Module):
         )
         mean.name = deviation.name = ""  # not asked for
         return norm, total
+
+
+class HeadNorm(nn.Module):
+    """Root mean square norm of each head by itself, with one weight for all: [1, S, heads * dim] to the same.
+
+    GroupQueryAttention has inputs for these weights, but not on the CPU.
+    """
+
+    def __init__(self, weights: Weights, name: str, heads: int, dim: int, eps: float, offset: float):
+        super().__init__()
+        self.heads = heads
+        self.dim = dim
+        self.eps = eps
+        self.weight = norm_weight(weights, name, offset)
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        y = op.Reshape(x, [1, -1, self.heads, self.dim])
+        y = op.SimplifiedLayerNormalization(y, self.weight, axis=-1, epsilon=self.eps)
+        return op.Reshape(y, [1, -1, self.heads * self.dim])
 
 
 class RotaryTable(nn.Module):
@@ -200,12 +228,18 @@ def heads_of(config: Any) -> Heads:
     return Heads(config.num_attention_heads, config.num_key_value_heads, dim)
 
 
+def window_of(config: Any, layer: int) -> int | None:
+    """How many tokens the layer attends to, or None for all of them."""
+    sliding = config.layer_types[layer] == "sliding_attention"
+    return int(config.sliding_window) if sliding and config.sliding_window is not None else None
+
+
 class Attention(nn.Module):
     """Causal self-attention over a cache that grows in place.
 
     rope names the decoder's rotary table, or is None where positions are not rotated. window: how many tokens,
     itself included, a token attends to. qk_norm: the epsilon of the norms of each query and key head. scale
-    multiplies the scores, 1 / sqrt(head dim) where it is None. softcap: c * tanh(score / c).
+    multiplies the scores, 1 / sqrt(head dim) where it is None.
     """
 
     def __init__(
@@ -223,7 +257,6 @@ class Attention(nn.Module):
         qk_norm: float | None = None,
         norm_offset: float = 0.0,
         scale: float | None = None,
-        softcap: float | None = None,
     ):
         super().__init__()
         self.layer = layer
@@ -241,28 +274,41 @@ class Attention(nn.Module):
         }
         if window is not None:
             self.attributes["local_window_size"] = window
-        if softcap is not None:
-            self.attributes["softcap"] = softcap
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
-            self.attributes["qk_norm_epsilon"] = qk_norm
-            self.q_norm, self.k_norm = (
-                weights.vector([f"{name}.{n}.weight"], f"{name}.{n}.weight", "norm", lambda w: w + norm_offset)
-                for n in ("q_norm", "k_norm")
-            )
+            self.q_norm = HeadNorm(weights, f"{name}.q_norm", heads.query, heads.dim, qk_norm, norm_offset)
+            self.k_norm = HeadNorm(weights, f"{name}.k_norm", heads.key_value, heads.dim, qk_norm, norm_offset)
 
     def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
         """[1, S, H] to [1, S, H], or [1, R, H] where `rows` are named."""
-        qkv = self.qkv_proj(op, x)
-        query, key, value = qkv if len(qkv) == 3 else (qkv[0], None, None)
+        query, key, value = self._query_key_value(op, x)
         cos, sin = (None, None) if self.rope is None else step.rope[self.rope]
-        inputs = [query, key, value, *step.past[self.layer], step.seqlens_k, step.total_sequence_length, cos, sin]
-        inputs += [None if self.rope is None else step.position_ids]
-        if self.q_norm is not None:
-            inputs += [None, None, None, None, self.q_norm, self.k_norm]
-        y, present_key, present_value = fused(op).GroupQueryAttention(*inputs, _outputs=3, **self.attributes)
+        y, present_key, present_value = fused(op).GroupQueryAttention(
+            query,
+            key,
+            value,
+            *step.past[self.layer],
+            step.seqlens_k,
+            step.total_sequence_length,
+            cos,
+            sin,
+            None if self.rope is None else step.position_ids,
+            _outputs=3,
+            **self.attributes,
+        )
         step.present[self.layer] = (present_key, present_value)
         return self.o_proj(op, take(op, y, rows))
+
+    def _query_key_value(self, op: OpBuilder, x: Value) -> list[Value | None]:
+        """Three values, or one packed value: attention takes it apart itself where nothing comes between."""
+        parts = self.qkv_proj(op, x)
+        if self.q_norm is None or self.k_norm is None:
+            return parts if len(parts) == 3 else [*parts, None, None]
+        if len(parts) == 1:
+            sizes = [n * self.heads.dim for n in (self.heads.query, self.heads.key_value, self.heads.key_value)]
+            parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
+        query, key, value = parts
+        return [self.q_norm(op, query), self.k_norm(op, key), value]
 
 
 class GatedMLP(nn.Module):
@@ -371,6 +417,6 @@ class Decoder(nn.Module):
         h, _ = self.norm(op, last(op, stream, step, logit_rows))
         logits = self.lm_head(op, h)
         if self.softcap is not None:
-            cap = np.array(self.softcap, np.float32)
+            cap = scalar(op, "softcap", self.softcap)
             logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)
         return logits

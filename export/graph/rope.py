@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge.errors import ExportError
 from edge.export.graph.blocks import RotaryTable
 from edge.export.graph.weights import Weights
 
@@ -29,11 +30,20 @@ def rotary_table(
 def cos_sin(
     embedding: torch.nn.Module, max_context: int, layer_type: str | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines [max_context, rotated dimensions / 2] float32."""
+    """Cosines and sines [max_context, rotated dimensions / 2] float32.
+
+    Raises:
+        ExportError: onnxruntime cannot rotate so many dimensions.
+    """
     positions = torch.arange(max_context).unsqueeze(0)
     args: list[Any] = [torch.zeros(1, dtype=torch.float32), positions]
     if layer_type is not None:
         args.append(layer_type)
     cos, sin = embedding(*args)
     half = cos.shape[-1] // 2  # transformers repeats each table for the second half of a head
+    if half % 8:
+        raise ExportError(
+            f"The model rotates {2 * half} dimensions of each head, and onnxruntime's attention only multiples of 16; "
+            "this model cannot be exported."
+        )
     return cos[0, :, :half].contiguous().numpy(), sin[0, :, :half].contiguous().numpy()

@@ -13,10 +13,8 @@ from onnxscript import nn
 
 from edge.bundle import WEIGHTS, BundleWriter
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, QTensor
+from edge.export.quantize.base import FloatTensor, QTensor, Weight
 from edge.manifest import TensorGroup
-
-Matrix = QTensor | FloatTensor
 
 
 class TensorSource(Protocol):
@@ -38,7 +36,7 @@ class StoredFloat:
 class StoredBlocks:
     """An integer matrix [rows, columns] in `weights.bin`, packed as MatMulNBits reads it.
 
-    weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32.
+    weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32 or float16.
     zero_points: [rows, ceil(blocks * bits / 8)] uint8, or None for 2**(bits - 1). Columns past `columns` hold the
     zero point.
     """
@@ -62,7 +60,7 @@ class Weights:
     is held in memory at a time.
     """
 
-    def __init__(self, source: TensorSource, matrices: Mapping[str, Matrix], writer: BundleWriter) -> None:
+    def __init__(self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter) -> None:
         self._source = source
         self._matrices = matrices
         self._writer = writer
@@ -100,7 +98,7 @@ class Weights:
         """What was stored so far, by group."""
         return [tally.group(name) for name, tally in self._tallies.items()]
 
-    def _matrix(self, name: str) -> Matrix:
+    def _matrix(self, name: str) -> Weight:
         try:
             return self._matrices[name]
         except KeyError:
@@ -109,7 +107,7 @@ class Weights:
     def _tally(self, group: str) -> _Tally:
         return self._tallies.setdefault(group, _Tally())
 
-    def _store(self, name: str, matrix: Matrix, group: str) -> Stored:
+    def _store(self, name: str, matrix: Weight, group: str) -> Stored:
         if name not in self._stored:
             stored = self._float(name, matrix) if isinstance(matrix, FloatTensor) else self._blocks(name, matrix)
             self._stored[name] = stored
@@ -126,7 +124,7 @@ class Weights:
         zero = matrix.zero_points
         return StoredBlocks(
             weight=self._tensor(name, pack_blocks(matrix)),
-            scales=self._tensor(f"{name}.scales", np.ascontiguousarray(matrix.scales, dtype=np.float32)),
+            scales=self._tensor(f"{name}.scales", matrix.scales.astype(matrix.scale_dtype)),
             zero_points=None if zero is None else self._tensor(f"{name}.zero_points", pack_bits(zero, matrix.bits)),
             rows=rows,
             columns=columns,
@@ -182,14 +180,14 @@ def pack_blocks(matrix: QTensor) -> NDArray[np.uint8]:
     return pack_bits(q, matrix.bits).reshape(rows, blocks, matrix.block_size * matrix.bits // 8)
 
 
-def _format(matrix: Matrix) -> tuple[Any, ...]:
+def _format(matrix: Weight) -> tuple[Any, ...]:
     """Matrices of the same format can be stacked into one."""
     if isinstance(matrix, FloatTensor):
         return (matrix.values.dtype,)
     return (matrix.bits, matrix.block_size)
 
 
-def _stack(parts: Sequence[Matrix]) -> Matrix:
+def _stack(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format, stacked by rows."""
     if len(parts) == 1:
         return parts[0]
@@ -204,6 +202,7 @@ def _stack(parts: Sequence[Matrix]) -> Matrix:
         scales=np.concatenate([p.scales for p in blocks]),
         zero_points=_stack_zero_points(blocks),
         method=blocks[0].method,
+        scale_dtype="float16" if all(p.scale_dtype == "float16" for p in blocks) else "float32",
     )
 
 
@@ -233,7 +232,7 @@ class _Tally:
         self.blocks[block_size] = self.blocks.get(block_size, 0) + parameters
         self.methods[method] = self.methods.get(method, 0) + parameters
 
-    def add_matrix(self, matrix: Matrix, stored: Stored) -> None:
+    def add_matrix(self, matrix: Weight, stored: Stored) -> None:
         parameters = stored.rows * stored.columns
         if isinstance(stored, StoredFloat):
             dtype = stored.weight.dtype
