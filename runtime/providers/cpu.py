@@ -38,6 +38,7 @@ def open_session(bundle: Bundle, role: str) -> ort.InferenceSession:
     """
     options = ort.SessionOptions()
     options.use_per_session_threads = False
+    options.log_severity_level = 3  # its warnings are about the graph, which only the exporter can change
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     path = bundle.path(bundle.manifest.graph(role).path)
     try:
