@@ -53,14 +53,12 @@ class ChatTemplate:
         Raises:
             InputError: the template refuses the conversation.
         """
-        from jinja2 import TemplateError
-
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
             )
-        except TemplateError as e:
-            raise InputError(f"The model's chat template refuses this conversation: {e}.") from None
+        except Exception as e:  # a template is a program of the model's: it may raise anything
+            raise InputError(f"The model's chat template refuses this conversation: {str(e).rstrip('.')}.") from None
 
 
 def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
