@@ -29,19 +29,10 @@ class Checkpoint(Protocol):
     ``config["tie_word_embeddings"]`` is true there is no ``lm_head.weight``.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> str:
-        """directory, hub, gguf or catalog."""
-        ...
-
-    @property
-    def licence(self) -> str | None: ...
-
-    @property
-    def config(self) -> dict[str, Any]: ...
+    name: str
+    kind: str  # directory, hub, gguf or catalog
+    licence: str | None
+    config: dict[str, Any]
 
     @property
     def tokenizer(self) -> TokenizerFiles: ...

@@ -28,13 +28,14 @@ class GGUFCheckpoint:
         CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
     """
 
-    kind = "gguf"
-
-    def __init__(self, path: Path, *, name: str | None = None, licence: str | None = None) -> None:
+    def __init__(
+        self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None
+    ) -> None:
         self._header = GGUFHeader(path)
         self._architecture = gguf_config.architecture_of(self._header)
         self.name = name or path.stem
-        self.licence = licence or self._header.metadata.get("general.license")
+        self.kind = kind
+        self.licence: str | None = licence or self._header.metadata.get("general.license")
         self.config: dict[str, Any] = model_config.complete(
             gguf_config.config_of(self._header, self._vector), str(path)
         )
@@ -121,7 +122,7 @@ def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
     n = raw.shape[0]
     blocks = raw.reshape(n, -1, 2 + _BLOCK // 2)
     packed = blocks[:, :, 2:]
-    q = np.concatenate([packed & 0x0F, packed >> 4], axis=-1).reshape(n, -1)
+    q = np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1).reshape(n, -1)
     return QTensor(bits=4, block_size=_BLOCK, q=q, scales=_scales(blocks), zero_points=None, method="Q4_0")
 
 
@@ -129,7 +130,7 @@ def _q8_0(raw: NDArray[np.uint8]) -> QTensor:
     """Blocks of a float16 scale and 32 signed bytes; the sign bit turns them into bytes around 128."""
     n = raw.shape[0]
     blocks = raw.reshape(n, -1, 2 + _BLOCK)
-    q = (blocks[:, :, 2:] ^ 0x80).reshape(n, -1)
+    q = (blocks[:, :, 2:] ^ np.uint8(0x80)).reshape(n, -1)
     return QTensor(bits=8, block_size=_BLOCK, q=q, scales=_scales(blocks), zero_points=None, method="Q8_0")
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, ExportError
 
 
 def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
@@ -44,9 +44,11 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | Non
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from edge.export.graph import known_families
+    from edge.export.graph.families import find_family
 
-    if config["model_type"] not in known_families():
+    try:
+        find_family(config["model_type"])
+    except ExportError:
         return None
     with _quiet_transformers(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))

