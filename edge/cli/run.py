@@ -44,7 +44,7 @@ def command(
     context: Annotated[
         int | None, typer.Option(help="Most tokens, prompt and answer; default: the bundle's, up to 4096.")
     ] = None,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens run at once; fewer need less memory.")] = 512,
+    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens run at once; fewer need less memory.")] = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is whole.")] = False,
 ) -> None:
     """Answer a prompt with a bundle, the text streamed to standard output and one line of figures to standard error.
@@ -175,8 +175,8 @@ def figures(timings: Timings) -> str:
     return " · ".join(
         [
             f"{timings.prompt_tokens} prompt tokens",
-            "no first token" if timings.ttft_ms is None else f"first token after {timings.ttft_ms:.0f} ms",
-            f"{timings.generated_tokens} tokens" + ("" if rate is None else f" at {rate:.1f} tokens/s"),
+            "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms",
+            f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s"),
             "peak RSS unknown" if rss is None else f"peak RSS {rss:.0f} MiB",
         ]
     )

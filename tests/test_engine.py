@@ -1,0 +1,118 @@
+"""The engine: one primitive, `step`, whose results do not depend on how tokens are cut into steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from edge.bundle import Bundle
+from edge.errors import BundleError, InputError
+from edge.runtime.engine import Engine
+
+IDS = np.array([5, 80, 3, 200, 41, 9, 77, 120, 33, 8, 250, 61], np.int64)
+
+
+@pytest.fixture(scope="module")
+def engine(pristine_tiny_bundle: Bundle) -> Engine:
+    return Engine(pristine_tiny_bundle, context=64, threads=2)
+
+
+def all_rows(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int64)
+
+
+def test_chunks_of_two_or_more_give_bitwise_the_same_logits(engine: Engine) -> None:
+    cache = engine.new_cache()
+    whole = engine.step(cache, IDS, all_rows(len(IDS))).copy()
+    for size in (2, 3, 4, 6):
+        cache.reset()
+        for start in range(0, len(IDS), size):
+            got = engine.step(cache, IDS[start : start + size], all_rows(size))
+            np.testing.assert_array_equal(got, whole[start : start + size])
+
+
+def test_single_steps_agree_with_the_whole_prompt(engine: Engine) -> None:
+    cache = engine.new_cache()
+    whole = engine.step(cache, IDS, all_rows(len(IDS))).copy()
+    cache.reset()
+    for i in range(len(IDS)):
+        np.testing.assert_allclose(engine.step(cache, IDS[i : i + 1])[0], whole[i], atol=0.05 * np.abs(whole).max())
+
+
+def test_a_step_returns_the_last_row_unless_rows_are_named(engine: Engine) -> None:
+    cache = engine.new_cache()
+    named = engine.step(cache, IDS[:5], np.array([4, 1], np.int64)).copy()
+    cache.reset()
+    last = engine.step(cache, IDS[:5])
+    assert last.shape == (1, engine.bundle.manifest.dims.vocab_size)
+    np.testing.assert_array_equal(last[0], named[0])
+    assert not np.array_equal(named[0], named[1])
+
+
+def test_truncating_the_cache_forgets_what_came_after(engine: Engine) -> None:
+    cache = engine.new_cache()
+    engine.step(cache, IDS[:4])
+    expected = engine.step(cache, IDS[4:8]).copy()
+    cache.truncate(4)
+    engine.step(cache, IDS[6:12])
+    cache.truncate(4)
+    np.testing.assert_array_equal(engine.step(cache, IDS[4:8]), expected)
+
+
+def test_two_caches_of_one_engine_do_not_mix(engine: Engine) -> None:
+    one, other = engine.new_cache(), engine.new_cache(32)
+    expected = engine.step(one, IDS[:6]).copy()
+    one.reset()
+    engine.step(one, IDS[:3])
+    engine.step(other, IDS[6:12])
+    np.testing.assert_array_equal(engine.step(one, IDS[3:6]), expected)
+    assert (one.length, other.length) == (6, 6)
+
+
+def test_the_capacity_of_a_cache_does_not_change_the_logits(engine: Engine) -> None:
+    large, small = engine.new_cache(64), engine.new_cache(len(IDS))
+    np.testing.assert_array_equal(engine.step(large, IDS).copy(), engine.step(small, IDS))
+    assert small.room == 0
+    with pytest.raises(ValueError, match="room for 0"):
+        engine.step(small, IDS[:1])
+
+
+def test_a_context_outside_the_bundles_is_refused(pristine_tiny_bundle: Bundle) -> None:
+    limit = pristine_tiny_bundle.manifest.context
+    for context in (0, -1, limit + 1):
+        with pytest.raises(InputError, match=f"between 1 and {limit}"):
+            Engine(pristine_tiny_bundle, context=context)
+    with pytest.raises(InputError, match="at least 1"):
+        Engine(pristine_tiny_bundle, threads=0)
+
+
+def test_a_graph_that_onnxruntime_refuses_is_a_bundle_error(tiny_bundle: Bundle) -> None:
+    tiny_bundle.path("graphs/decoder.onnx").write_bytes(b"\x08\x0a\x12nothing")
+    with pytest.raises(BundleError, match=r"decoder\.onnx could not be loaded"):
+        Engine(tiny_bundle)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_two_models_in_one_process_share_one_thread_pool(pristine_tiny_bundle: Bundle) -> None:
+    script = textwrap.dedent(f"""
+        from pathlib import Path
+        import edge
+
+        def threads():
+            return len(list(Path("/proc/self/task").iterdir()))
+
+        first = edge.load({str(pristine_tiny_bundle.root)!r}, threads=3)
+        first.generate("a b c", raw=True)
+        with_one = threads()
+        second = edge.load({str(pristine_tiny_bundle.root)!r}, threads=3)
+        second.generate("a b c", raw=True)
+        print(first.engine.threads, second.engine.threads, with_one, threads())
+    """)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    first, second, with_one, with_two = map(int, run.stdout.split())
+    assert (first, second) == (3, 3)
+    assert with_two == with_one
