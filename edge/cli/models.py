@@ -106,8 +106,11 @@ def _show(entries: list[Entry]) -> None:
         )
     console = Console(highlight=False)
     console.print(table)
-    console.print("* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license", soft_wrap=True)
-    console.print("PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512", soft_wrap=True)
+    for note in (
+        "* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license",
+        "PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512",
+    ):
+        console.print(note, soft_wrap=True)
 
 
 def _count(parameters: int) -> str:
