@@ -39,18 +39,6 @@ class Step:
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
 
 
-@dataclass(frozen=True)
-class Stream:
-    """The residual stream between two layers: `x + pending`, each [1, S, H].
-
-    The last addition is left to whoever reads the stream, because it is one operator together with the norm that
-    comes next.
-    """
-
-    x: Value
-    pending: Value | None = None
-
-
 class Linear(nn.Module):
     """y = x W^T + b for one stored matrix, in floating point or in integer blocks."""
 
@@ -161,9 +149,11 @@ def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm of a stream; returns the norm and the sum that it was taken of.
+    """Root mean square norm over the last axis.
 
-    `offset` is added to the checkpoint's weights (Gemma stores them less one).
+    `offset` is added to the checkpoint's weights (Gemma stores them less one). The addition of a residual stays an
+    operator of its own: onnxruntime's SkipSimplifiedLayerNormalization, which does both, was as fast for one row and
+    1.5 to 2.4 times slower for 8 and 128 (version 1.31, hidden sizes 576 and 2048).
     """
 
     def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
@@ -171,15 +161,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = norm_weight(weights, name, offset)
 
-    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
-        if stream.pending is None:
-            norm = op.SimplifiedLayerNormalization(stream.x, self.weight, axis=-1, epsilon=self.eps)
-            return norm, stream.x
-        norm, mean, deviation, total = fused(op).SkipSimplifiedLayerNormalization(
-            stream.x, stream.pending, self.weight, epsilon=self.eps, _outputs=4
-        )
-        mean.name = deviation.name = ""  # not asked for
-        return norm, total
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        return op.SimplifiedLayerNormalization(x, self.weight, axis=-1, epsilon=self.eps)
 
 
 class HeadNorm(nn.Module):
@@ -373,11 +356,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = post_attention_layernorm
         self.mlp = mlp
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.input_layernorm(op, stream)
-        h = self.self_attn(op, h, step, rows)
-        h, x = self.post_attention_layernorm(op, Stream(take(op, x, rows), h))
-        return Stream(x, self.mlp(op, h))
+    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
+        h = self.self_attn(op, self.input_layernorm(op, x), step, rows)
+        x = op.Add(take(op, x, rows), h)
+        h = self.mlp(op, self.post_attention_layernorm(op, x))
+        return op.Add(x, h)
 
 
 class Decoder(nn.Module):
@@ -410,12 +393,12 @@ class Decoder(nn.Module):
 
     def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
         step.rope = {name: table(op) for name, table in self.rope.items()}
-        stream = Stream(self.embed_tokens(op, input_ids))
+        x = self.embed_tokens(op, input_ids)
         *layers, last = self.layers
         for layer in layers:
-            stream = layer(op, stream, step)
-        h, _ = self.norm(op, last(op, stream, step, logit_rows))
-        logits = self.lm_head(op, h)
+            x = layer(op, x, step)
+        x = last(op, x, step, logit_rows)
+        logits = self.lm_head(op, self.norm(op, x))
         if self.softcap is not None:
             cap = scalar(op, "softcap", self.softcap)
             logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)

@@ -120,7 +120,6 @@ class Weights:
 
     def _blocks(self, name: str, matrix: QTensor) -> StoredBlocks:
         rows, columns = matrix.q.shape
-        blocks = -(-columns // matrix.block_size)
         zero = matrix.zero_points
         return StoredBlocks(
             weight=self._tensor(name, pack_blocks(matrix)),
@@ -236,7 +235,7 @@ class _Tally:
         parameters = stored.rows * stored.columns
         if isinstance(stored, StoredFloat):
             dtype = stored.weight.dtype
-            self.add(parameters, stored.weight.nbytes, dtype.bitwidth, 0, "float32" if dtype == ir.DataType.FLOAT else "float16")
+            self.add(parameters, stored.weight.nbytes, dtype.bitwidth, 0, str(dtype.numpy()))
         else:
             assert isinstance(matrix, QTensor)
             tensors = [stored.weight, stored.scales, stored.zero_points]

@@ -14,7 +14,6 @@ from edge.export.graph.blocks import (
     GatedMLP,
     RMSNorm,
     Step,
-    Stream,
     Value,
     heads_of,
     take,
@@ -72,10 +71,8 @@ class Layer(nn.Module):
     def _norm(config: Gemma3TextConfig, weights: Weights, name: str) -> RMSNorm:
         return RMSNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.input_layernorm(op, stream)
-        h = self.self_attn(op, h, step, rows)
-        h, _ = self.post_attention_layernorm(op, Stream(h))
-        h, x = self.pre_feedforward_layernorm(op, Stream(take(op, x, rows), h))
-        h, _ = self.post_feedforward_layernorm(op, Stream(self.mlp(op, h)))
-        return Stream(x, h)
+    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
+        h = self.self_attn(op, self.input_layernorm(op, x), step, rows)
+        x = op.Add(take(op, x, rows), self.post_attention_layernorm(op, h))
+        h = self.mlp(op, self.pre_feedforward_layernorm(op, x))
+        return op.Add(x, self.post_feedforward_layernorm(op, h))

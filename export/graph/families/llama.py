@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, Embedding, GatedMLP, Layer, RMSNorm, heads_of, silu
+from edge.export.graph.blocks import Attention, Decoder, Embedding, GatedMLP, Layer, RMSNorm, heads_of
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
 
