@@ -14,9 +14,11 @@ from edge.manifest import Dims, Graph, KVLayer, KVLayout, Manifest, Source, Tens
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own for every test, so that none reads or leaves anything in the user's."""
+    """A cache folder of its own for every test, so that none reads or leaves anything in the user's, and no process
+    per test that packs weights into it: tests of that set EDGE_PREPACK themselves."""
     home = tmp_path_factory.mktemp("edge-home")
     monkeypatch.setenv("EDGE_HOME", str(home))
+    monkeypatch.setenv("EDGE_PREPACK", "0")
     return home
 
 
@@ -58,4 +60,73 @@ def paper_bundle(tmp_path: Path, pristine_paper_bundle: Bundle) -> Bundle:
     """A whole bundle on disk, with files that no engine can run; the test may harm it."""
     return Bundle(
         Path(shutil.copytree(pristine_paper_bundle.root, tmp_path / "paper.edge")), pristine_paper_bundle.manifest
+    )
+
+
+SENTENCES = [
+    "The moon changes its shape because we see its lit half from another side every night.",
+    "A train leaves at nine and arrives at eleven; how long does it take?",
+    "Die Bibliothek öffnet um zehn Uhr, und der Kaffee ist schon fertig.",
+    "def largest(a, b, c): return max(a, b, c)  # 3 numbers",
+    "日本語の文 and an emoji 🙂 are several bytes each.",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory as transformers writes it: a random Llama of two layers, and a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=special[1], eos_token=special[2], pad_token=special[0]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pristine_tiny_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
+    import edge
+
+    return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.edge", weights="int8")
+
+
+@pytest.fixture
+def tiny_bundle(tmp_path: Path, pristine_tiny_bundle: Bundle) -> Bundle:
+    """The tiny checkpoint's bundle, which every engine can run; the test may harm it."""
+    return Bundle(
+        Path(shutil.copytree(pristine_tiny_bundle.root, tmp_path / "tiny.edge")), pristine_tiny_bundle.manifest
     )

@@ -89,7 +89,7 @@ def test_running_a_bundle_brings_nothing_heavy(tiny_bundle: Bundle) -> None:
     code = (
         "import edge\n"
         "model = edge.load(sys.argv[1])\n"
-        "pieces = list(model.stream('a b', max_tokens=4))\n"
+        "pieces = list(model.stream('a b', edge.GenerateOptions(max_tokens=4)))\n"
         "assert pieces[-1].finish_reason\n"
         "from edge.cli.main import main\n"
         "assert main(['run', sys.argv[1], 'a b', '--max-tokens', '3', '--raw']) == 0\n"

@@ -106,7 +106,7 @@ def _table(first: str, *others: str, header: bool = True) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, show_header=header, title_justify="left", title_style="bold")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for name in others:
         numbers = name not in ("Value", "File", "Method")
         table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers)
@@ -116,8 +116,6 @@ def _table(first: str, *others: str, header: bool = True) -> Any:
 def _bytes(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
-            break
+            return f"{count:.4g} {unit}"
         count /= 1000
-    else:
-        unit = "GB"
-    return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+    return f"{count:.4g} GB"

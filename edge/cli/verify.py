@@ -18,7 +18,7 @@ def command(
     """Check a bundle's files against their sha256s and replay its recorded answers on this machine.
 
     Exit status 0 says that every file is as it was exported and that the model answers as it did then, up to
-    near-ties: a different token whose logit equals the recorded token's within the tolerance that golden.json states.
+    near-ties: another token in a place where two were equally good within the tolerance that golden.json states.
     """
     opened = open_bundle(bundle)
     _check_files(opened)
@@ -55,4 +55,5 @@ def _replay(bundle: Bundle, threads: int | None) -> None:
     print(f", {ties} near-tie{'s' if ties > 1 else ''}" if ties else "")
     for tie in report.near_ties:
         print(f"         near-tie at {tie}")
-    print(f"Logits   within {report.largest_difference:.2g} of the recorded ones; {report.tolerance:.2g} is tolerated")
+    apart = report.largest_difference
+    print(f"Logits   distances within {apart:.2g} of the recorded; {report.tolerance:.2g} is tolerated")

@@ -1,0 +1,335 @@
+"""What bad input gets: one sentence, exit status 2, and nothing half-written at the target."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.bundle import Bundle
+from edge.cli.main import main
+
+Refused = Callable[..., str]
+needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits and signals")
+
+
+def sentence_of(status: int | None, out: str, err: str) -> str:
+    """The sentence of a refusal; everything else about it is asserted here."""
+    *before, sentence = err.splitlines() or [""]
+    assert status == 2, err
+    assert out == ""
+    assert not [line for line in before if line.startswith(("edge: ", "Traceback"))], err
+    assert sentence.startswith("edge: "), err
+    return sentence.removeprefix("edge: ")
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Runs the command; gives the sentence that it was refused with."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    def run(*args: object) -> str:
+        capfd.readouterr()
+        status = main([str(arg) for arg in args])
+        return sentence_of(status, *capfd.readouterr())
+
+    return run
+
+
+def refused_apart(prepare: str, *args: object) -> str:
+    """The same in a process of its own, where `prepare` runs first."""
+    script = f"{prepare}\nimport sys\nfrom edge.cli.main import main\nsys.exit(main())"
+    command = [sys.executable, "-c", script, *map(str, args)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return sentence_of(result.returncode, result.stdout, result.stderr)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint that the test may harm, in a folder that holds nothing else."""
+    return Path(shutil.copytree(tiny_checkpoint, tmp_path / "sources" / "tiny"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where an export is to write; its folder exists and is empty."""
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "x.edge"
+
+
+# Bundles that were harmed
+
+COMMANDS = pytest.mark.parametrize("command", ["run", "verify", "inspect"])
+
+
+def on(command: str, bundle: Path) -> list[object]:
+    """The arguments of a command on a bundle: `run` gets a prompt too."""
+    return [command, bundle, *(["Hello"] if command == "run" else [])]
+
+
+@COMMANDS
+def test_no_bundle(refused: Refused, command: str, tmp_path: Path) -> None:
+    missing = tmp_path / "none.edge"
+    assert f"There is no bundle at {missing}" in refused(*on(command, missing))
+
+
+@COMMANDS
+@pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json", "graphs/decoder.onnx", "golden.json", "edge.json"])
+def test_a_missing_or_truncated_file_of_a_bundle(
+    refused: Refused, command: str, name: str, tiny_bundle: Bundle
+) -> None:
+    path = tiny_bundle.path(name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert str(path) in refused(*on(command, tiny_bundle.root))
+    path.unlink()
+    assert path.name in refused(*on(command, tiny_bundle.root))
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])  # inspect reads the manifest alone
+@pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json", "graphs/decoder.onnx", "golden.json"])
+def test_one_flipped_byte(refused: Refused, command: str, name: str, tiny_bundle: Bundle) -> None:
+    path = tiny_bundle.path(name)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    assert str(path) in refused(*on(command, tiny_bundle.root))
+
+
+def edit_manifest(bundle: Bundle, **fields: object) -> None:
+    path = bundle.root / "edge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@COMMANDS
+def test_a_manifest_of_a_newer_version(refused: Refused, command: str, tiny_bundle: Bundle) -> None:
+    edit_manifest(tiny_bundle, format_version=2)
+    sentence = refused(*on(command, tiny_bundle.root))
+    assert "format version 2, and this edge reads up to 1; upgrade edge" in sentence
+
+
+@COMMANDS
+@pytest.mark.parametrize("path", ["../../secret.onnx", "/etc/hostname"])
+def test_a_path_that_leads_out_of_the_bundle(refused: Refused, command: str, path: str, tiny_bundle: Bundle) -> None:
+    edit_manifest(tiny_bundle, graphs=[{"role": "decoder", "path": path}])
+    assert f"{path!r}, which leads out of the bundle" in refused(*on(command, tiny_bundle.root))
+
+
+# Prompts and options
+
+
+def test_a_prompt_longer_than_the_context(refused: Refused, tiny_bundle: Bundle) -> None:
+    sentence = refused("run", tiny_bundle.root, "moon " * 300, "--context", "64")
+    assert re.search(r"The prompt has \d+ tokens and the context holds 64", sentence)
+
+
+@pytest.mark.parametrize("raw", [[], ["--raw"]])
+@pytest.mark.parametrize("json_", [[], ["--json"]])
+def test_an_empty_prompt(refused: Refused, tiny_bundle: Bundle, raw: list[str], json_: list[str]) -> None:
+    assert "prompt is empty" in refused("run", tiny_bundle.root, "", *raw, *json_)
+
+
+def test_an_empty_prompt_on_standard_input(refused: Refused, tiny_bundle: Bundle) -> None:
+    assert "input is empty" in refused("run", tiny_bundle.root)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-k", "-1"),
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--min-p", "2"),
+        ("--repetition-penalty", "0"),
+        ("--max-tokens", "0"),
+        ("--threads", "0"),
+        ("--context", "0"),
+        ("--context", "100000"),
+        ("--prefill-chunk", "0"),
+        ("--stop", ""),
+        ("--file", "no-such-file.txt"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named_by_its_value(
+    refused: Refused, tiny_bundle: Bundle, option: str, value: str
+) -> None:
+    prompt = [] if option == "--file" else ["Hello"]
+    assert value in refused("run", tiny_bundle.root, *prompt, option, value)
+
+
+# Checkpoints
+
+
+def test_a_source_that_is_nothing(refused: Refused, target: Path) -> None:
+    assert "no-such-model" in refused("export", "./no-such-model", "-o", target)
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file_of_a_checkpoint(refused: Refused, checkpoint: Path, target: Path, name: str) -> None:
+    (checkpoint / name).unlink()
+    assert str(checkpoint) in refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_truncated_file_of_a_checkpoint(refused: Refused, checkpoint: Path, target: Path, name: str) -> None:
+    data = (checkpoint / name).read_bytes()
+    (checkpoint / name).write_bytes(data[: len(data) // 2])
+    assert name in refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_size", 128), ("num_hidden_layers", 3), ("intermediate_size", 96), ("vocab_size", 400)]
+)
+def test_tensors_that_do_not_match_the_config(
+    refused: Refused, checkpoint: Path, target: Path, field: str, value: int
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {field: value}))
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert re.search(r"model\.\w+|lm_head", sentence), sentence
+    assert names(target.parent) == []
+
+
+def test_an_unknown_family_names_the_known_ones(refused: Refused, checkpoint: Path, target: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    sentence = refused("export", checkpoint, "-o", target)
+    assert "bloom" in sentence
+    assert "llama" in sentence
+    assert "qwen3" in sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_truncated_gguf(refused: Refused, tmp_path: Path, target: Path, share: float) -> None:
+    import gguf
+    import numpy as np
+
+    whole = tmp_path / "whole.gguf"
+    writer = gguf.GGUFWriter(whole, "llama")
+    writer.add_block_count(1)
+    writer.add_tensor("token_embd.weight", np.ones((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    cut = tmp_path / "cut.gguf"
+    data = whole.read_bytes()
+    cut.write_bytes(data[: int(len(data) * share)])
+    assert "cut.gguf" in refused("export", cut, "-o", target)
+    assert names(target.parent) == []
+
+
+# Exports that cannot end well
+
+
+def test_a_target_that_exists(refused: Refused, checkpoint: Path, target: Path) -> None:
+    target.mkdir()
+    (target / "notes.txt").write_text("mine")
+    assert "exists already" in refused("export", checkpoint, "-o", target)
+    assert "is not a bundle" in refused("export", checkpoint, "-o", target, "--force")
+    assert names(target) == ["notes.txt"]
+
+
+@needs_posix
+@pytest.mark.parametrize("room", [0, 100_000])
+def test_a_disk_that_fills_up_during_export(refused: Refused, checkpoint: Path, target: Path, room: int) -> None:
+    # A limit on the size of any file: the write fails in the kernel as on a full disk, with another number.
+    prepare = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))"
+    sentence = refused_apart(prepare, "export", checkpoint, "-o", target, "--weights", "fp32", "--no-check")
+    assert f"{target} could not be written: File too large; nothing was left there." == sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named_as_such(
+    refused: Refused, checkpoint: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        """Sends what is written to weights.bin to a device that is always full."""
+        return opened(Path("/dev/full") if path.name == "weights.bin" else path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32", "--no-check")
+    assert sentence == f"{target} could not be written: No space left on device; nothing was left there."
+    assert names(target.parent) == []
+
+
+@pytest.mark.skipif(shutil.which("mount") is None or os.name != "posix" or os.geteuid() != 0, reason="only root mounts")
+def test_a_small_disk_fills_up(refused: Refused, checkpoint: Path, target: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(target.parent)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32", "--no-check")
+        assert sentence == f"{target} could not be written: No space left on device; nothing was left there."
+        assert names(target.parent) == []
+    finally:
+        subprocess.run(["umount", str(target.parent)], check=True)
+
+
+@needs_posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_export(checkpoint: Path, target: Path, number: int) -> None:
+    # It stops where weights are being written, so that there is something to leave behind.
+    prepare = (
+        "import sys, time\n"
+        "from edge.bundle import BundleWriter\n"
+        "add = BundleWriter.add_tensor\n"
+        "def slow(self, name, array):\n"
+        "    span = add(self, name, array)\n"
+        "    time.sleep(0.5)\n"
+        "    return span\n"
+        "BundleWriter.add_tensor = slow\n"
+        "from edge.cli.main import main\n"
+        "sys.exit(main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", prepare, "export", str(checkpoint), "-o", str(target), "--no-check"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(target.parent.glob(".*.part")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2, error
+    assert error.splitlines()[-1] == f"edge: The export was interrupted; nothing was left at {target}."
+    assert names(target.parent) == []
+
+
+@needs_posix
+def test_a_folder_without_the_right_to_write(refused: Refused, checkpoint: Path, target: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    target.parent.chmod(0o500)
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    target.parent.chmod(0o700)
+    assert "Permission denied" in sentence
+    assert names(target.parent) == []

@@ -1,0 +1,173 @@
+"""Golden answers: a right host passes, a wrong one is told apart from one that rounds differently."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.cli.main import main
+from edge.errors import BundleError
+from edge.manifest import typed
+from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
+from edge.runtime.verify import Golden, GoldenCase, TopLogits, read_golden, record_golden, replay_golden
+
+VOCAB = 16
+
+
+class Host:
+    """Stands in for an engine whose logits are a fixed function of the last token, plus an error per step."""
+
+    def __init__(self, error: float = 0.0, on: int = 3, two_row_error: float = 0.0) -> None:
+        self.error, self.on, self.two_row_error, self.steps = error, on, two_row_error, 0
+        self.table = np.random.default_rng(5).normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
+
+    def new_cache(self, capacity: int) -> Any:
+        class Cache:
+            length = 0
+
+            def truncate(self, length: int) -> None:
+                self.length = length
+
+        return Cache()
+
+    def step(self, cache: KVCache, tokens: NDArray[np.int64], rows: Any = None) -> NDArray[np.float32]:
+        logits = self.table[tokens[-1 if rows is None else rows[0]]].copy()
+        if rows is None:
+            self.steps += 1
+            if self.steps == self.on:
+                logits[np.argsort(logits)[-2]] += self.error
+        else:
+            logits[logits.argmax()] += self.two_row_error
+        return logits[None]
+
+
+def gap(host: Host, golden: Golden, token: int) -> float:
+    """How far the best logit lies above the second best where the answer's token of this number is chosen."""
+    case = golden.cases[0]
+    best = np.sort(host.table[(case.prompt_ids[-1:] + case.greedy_ids)[token]])
+    return float(best[-1] - best[-2])
+
+
+@pytest.fixture
+def golden() -> Golden:
+    recorded = record_golden(Host(two_row_error=0.05), [[1, 2], [3]], tokens=6)  # type: ignore[arg-type]
+    return typed(json.loads(json.dumps(recorded)), Golden, "golden.json")
+
+
+def test_the_recorder_passes_its_own_record(golden: Golden) -> None:
+    report = replay_golden(Host(), golden)  # type: ignore[arg-type]
+    assert (report.ok, report.prompts, report.tokens, report.near_ties) == (True, 2, 12, [])
+    assert report.largest_difference < 1e-5
+
+
+def test_the_record_is_the_greedy_answer(golden: Golden) -> None:
+    table, token = Host().table, 2
+    for recorded in golden.cases[0].greedy_ids:
+        token = int(table[token].argmax())
+        assert recorded == token
+    assert golden.cases[0].first.ids == np.argsort(-table[2])[:5].tolist()
+    assert golden.cases[0].first.logits == pytest.approx(np.sort(table[2])[:-6:-1].tolist(), abs=1e-5)
+
+
+def test_the_tolerance_is_twice_what_the_recorders_kernels_part(golden: Golden) -> None:
+    assert golden.tolerance == pytest.approx(0.1, rel=0.05)
+    exact = record_golden(Host(), [[1, 2]], tokens=6)  # type: ignore[arg-type]
+    assert exact["tolerance"] == pytest.approx(1e-3)
+
+
+def test_another_token_within_the_tolerance_is_a_near_tie(golden: Golden) -> None:
+    host = Host()
+    host.error = gap(host, golden, 2) + 0.9 * golden.tolerance
+    report = replay_golden(host, golden)  # type: ignore[arg-type]
+    assert report.ok
+    assert len(report.near_ties) == 1
+    assert report.near_ties[0].startswith("prompt 1, token 3: ")
+
+
+def test_another_token_beyond_the_tolerance_is_a_fault(golden: Golden) -> None:
+    host = Host()
+    host.error = gap(host, golden, 2) + 1.1 * golden.tolerance
+    report = replay_golden(host, golden)  # type: ignore[arg-type]
+    assert [fault.partition(":")[0] for fault in report.faults] == ["prompt 1, token 3"]
+
+
+@pytest.mark.parametrize("on", [1, 6])
+def test_logits_of_the_first_and_last_step_are_compared(golden: Golden, on: int) -> None:
+    for error, ok in ((-0.9, True), (-1.1, False)):
+        host = Host(error * golden.tolerance, on)
+        assert replay_golden(host, golden).ok is ok  # type: ignore[arg-type]
+
+
+def test_a_shift_of_all_logits_is_no_difference(golden: Golden) -> None:
+    host = Host()
+    host.table += 7.0
+    report = replay_golden(host, golden)  # type: ignore[arg-type]
+    assert report.ok
+    assert report.largest_difference < 1e-5
+
+
+def test_logits_that_are_no_numbers_are_a_fault(golden: Golden) -> None:
+    assert not replay_golden(Host(np.nan, 1), golden).ok  # type: ignore[arg-type]
+
+
+def test_many_near_ties_are_a_fault() -> None:
+    table = Host().table
+    case = GoldenCase([1], [2, 3, 4], TopLogits([2], [float(table[1, 2])]), TopLogits([4], [float(table[3, 4])]))
+    report = replay_golden(Host(), Golden("test", 100.0, [case]))  # type: ignore[arg-type]
+    assert len(report.near_ties) >= 2
+    assert not report.ok
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: g["cases"].clear(), "holds no recorded answers"),
+        (lambda g: g["cases"][1].pop("greedy_ids"), r"lacks the field 'cases\[1\].greedy_ids'"),
+        (lambda g: g["cases"][0]["prompt_ids"].append(10**6), r"cases\[0\] is no recorded answer"),
+        (lambda g: g["cases"][0]["greedy_ids"].clear(), r"cases\[0\] is no recorded answer"),
+        (lambda g: g["cases"][0]["first"]["logits"].pop(), r"cases\[0\] is no recorded answer"),
+    ],
+)
+def test_a_golden_file_that_cannot_be_right_is_named(tiny_bundle: Bundle, change: Any, message: str) -> None:
+    path = tiny_bundle.path("golden.json")
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(BundleError, match=message):
+        read_golden(tiny_bundle)
+
+
+def test_an_exported_bundle_passes(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tiny_bundle.root)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "4 intact" in captured.out
+    assert "4 prompts, 96 tokens: 96 as recorded" in captured.out
+
+
+def test_a_flipped_byte_fails_verify(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny_bundle.path("weights.bin")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+    assert main(["verify", str(tiny_bundle.root)]) == 2
+    assert "weights.bin is damaged" in capsys.readouterr().err
+
+
+def test_a_host_that_computes_wrongly_fails_verify(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Engine.step
+
+    def wrong(self: Engine, cache: KVCache, tokens: NDArray[np.int64], rows: Any = None) -> NDArray[np.float32]:
+        return np.roll(step(self, cache, tokens, rows), 1, axis=-1)
+
+    monkeypatch.setattr(Engine, "step", wrong)
+    assert main(["verify", str(tiny_bundle.root)]) == 2
+    assert "does not answer on this machine as it was recorded" in capsys.readouterr().err
