@@ -49,10 +49,10 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, lambda v: v >= 0, "a number of 0 or more")
-        _check("top_k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
-        _check("top_p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
-        _check("min_p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
-        _check("repetition_penalty", self.repetition_penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
+        _check("top-k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
+        _check("top-p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        _check("min-p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
+        _check("repetition penalty", self.repetition_penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
         if self.seed is not None:
             _check("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
 
@@ -63,7 +63,7 @@ def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str
         number = float(value)
         if math.isfinite(number) and valid(number):
             return
-    raise InputError(f"The {name.replace('_', ' ')} must be {wanted}, not {value!r}.")
+    raise InputError(f"The {name} must be {wanted}, not {value!r}.")
 
 
 def make_sampler(options: SamplingOptions, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:

@@ -44,10 +44,8 @@ class Text:
         """
         try:
             text.encode()
-        except UnicodeEncodeError as e:
-            raise InputError(
-                f"The text is not valid Unicode at character {e.start}; give it in UTF-8."
-            ) from None
+        except UnicodeEncodeError:
+            raise InputError("The text is not valid Unicode; give it in UTF-8.") from None
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str) -> list[int]:

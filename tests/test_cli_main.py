@@ -56,7 +56,8 @@ def test_help_names_every_command_in_one_line(capsys: pytest.CaptureFixture[str]
 
 def test_every_command_is_a_module_and_none_is_missing_from_the_table() -> None:
     folder = Path(sys.modules["edge.cli.main"].__file__ or "").parent
-    with_command = {p.stem for p in folder.glob("*.py") if re.search(r"^def command\(|^app = ", p.read_text(), re.M)}
+    command = re.compile(r"^def (command|execute)\(|^app = ", re.MULTILINE)
+    with_command = {p.stem for p in folder.glob("*.py") if command.search(p.read_text())}
     assert with_command == set(COMMANDS)
 
 

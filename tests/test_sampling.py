@@ -191,5 +191,5 @@ def test_a_value_out_of_range_gets_one_sentence_that_names_it(name: str, value: 
     with pytest.raises(InputError) as caught:
         SamplingOptions(**{name: value})
     message = str(caught.value)
-    assert name.replace("_", " ") in message and repr(value) in message and message.endswith(".")
+    assert name.replace("_", " ") in message.replace("-", " ") and repr(value) in message and message.endswith(".")
     assert "\n" not in message

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge.runtime.chat import Chat
     from edge.runtime.model import Model
 
-COMMANDS = "/reset forgets the conversation, /stats shows figures, /quit leaves; Ctrl-C stops an answer"
+COMMANDS = "/reset forgets the conversation · /stats shows figures · /quit leaves · Ctrl-C stops an answer"
 
 
 def chat(model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC) -> None:
@@ -24,7 +24,7 @@ def chat(model: Model, options: GenerateOptions, system: str | None, interrupted
         import readline  # noqa: F401  (line editing and history for `input`)
     session = model.chat(system=system)
     last: Timings | None = None
-    _note(f"{model.bundle.manifest.name}, {session.capacity:,} tokens of context. {COMMANDS}.")
+    _note(f"{model.bundle.manifest.name} · {session.capacity:,} tokens of context\n{COMMANDS}")
     while (line := _ask()) is not None:
         match line.strip():
             case "":
@@ -37,7 +37,7 @@ def chat(model: Model, options: GenerateOptions, system: str | None, interrupted
             case "/stats":
                 _note(_stats(session, last))
             case word if word.startswith("/") and " " not in word:
-                _note(f"There is no command {word}: {COMMANDS}.")
+                _note(f"There is no command {word}.\n{COMMANDS}")
             case _:
                 last = _turn(session, line, options, interrupted) or last
 
@@ -64,6 +64,8 @@ def _turn(session: Chat, line: str, options: GenerateOptions, interrupted: CtrlC
         return None
     if last.finish_reason == "length":
         _note(f"Cut off after {options.max_tokens} tokens; --max-tokens allows more.")
+    elif last.finish_reason == "interrupted":
+        _note("Stopped.")
     elif last.finish_reason == "context":
         _note(f"The context of {session.capacity:,} tokens is full; /reset starts over.")
     return dataclasses.replace(last.timings)
@@ -71,10 +73,12 @@ def _turn(session: Chat, line: str, options: GenerateOptions, interrupted: CtrlC
 
 def _stats(session: Chat, last: Timings | None) -> str:
     turns = sum(message["role"] == "user" for message in session.messages)
-    lines = [f"{turns} turns, {session.cached_tokens:,} of {session.capacity:,} tokens in the KV cache"]
+    plural = "" if turns == 1 else "s"
+    lines = [f"conversation  {turns} turn{plural}, {session.cached_tokens:,} of {session.capacity:,} tokens cached"]
     if last is not None:
         new = last.prompt_tokens - last.cached_tokens
-        lines.append(f"last answer: {figures(last)}; {new} of the prompt tokens were new")
+        lines.append(f"last prompt   {new} new tokens, {last.cached_tokens} from the cache")
+        lines.append(f"last answer   {figures(last)}")
     return "\n".join(lines)
 
 
