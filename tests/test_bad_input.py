@@ -37,7 +37,7 @@ def sentence_of(status: int | None, out: str, err: str) -> str:
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refused:
     """Runs the command; gives the sentence that it was refused with."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
 
     def run(*args: object) -> str:
         capfd.readouterr()
