@@ -26,7 +26,6 @@ from edge.runtime.engine import Engine
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.runtime.text import Text
 
 WEIGHTS = ("fp32", "fp16", "int8", "int4", "keep")
 LEAST_CONTEXT = 16
@@ -91,7 +90,7 @@ def export(
         raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install \"edge[export]\"") from None
 
     advance(0, 0, "opening the checkpoint")
-    checkpoint = open_checkpoint(str(source))
+    checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
@@ -168,29 +167,19 @@ def _describe(checkpoint: Checkpoint, family: str, weights: str, tell: Callable[
 
 def _golden(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> dict[str, Any]:
     """Recorded answers to GOLDEN_PROMPTS, in the model's chat format where it has one that can be rendered."""
+    from edge.runtime.model import Model
     from edge.runtime.text import Text
     from edge.runtime.verify import record_golden
 
-    text = Text(bundle)
-    tokens = min(GOLDEN_TOKENS, engine.context // 2)
-    room = engine.context - tokens - 1
-    return record_golden(engine, [text.encode_prompt(p)[:room] for p in _prompts(bundle, text, tell)], tokens)
-
-
-def _prompts(bundle: Bundle, text: Text, tell: Callable[[str], None]) -> list[str]:
-    from edge.runtime.template import ChatTemplate, Message
-
-    manifest = bundle.manifest
-    if manifest.chat_template is None:
-        return GOLDEN_PROMPTS
-    tokens = manifest.tokens
-    ids = {"bos_token": tokens.bos, "eos_token": tokens.eos[0] if tokens.eos else None, "pad_token": tokens.pad}
+    model = Model(bundle, engine, Text(bundle))
     try:
-        template = ChatTemplate(manifest.chat_template, {k: text.token(v) or "" for k, v in ids.items()})
-        return [template.render([Message(role="user", content=prompt)]) for prompt in GOLDEN_PROMPTS]
+        prompts = [model.prompt_ids(prompt) for prompt in GOLDEN_PROMPTS]
     except EdgeError as e:
         tell(f"{e} The golden answers are recorded without it.")
-        return GOLDEN_PROMPTS
+        prompts = [model.prompt_ids(prompt, raw=True) for prompt in GOLDEN_PROMPTS]
+    tokens = min(GOLDEN_TOKENS, engine.context // 2)
+    room = engine.context - tokens - 1
+    return record_golden(engine, [ids[:room] for ids in prompts], tokens)
 
 
 class _Watched(Mapping[str, Weight]):

@@ -76,28 +76,30 @@ class Agreement:
     candidate: float  # perplexity
 
 
-def windows(
-    ids: Sequence[int], special: Tokens, *, window: int, limit: int | None = None, context: int | None = None
-) -> list[NDArray[np.int64]]:
-    """A text's token ids, at most `limit` of them, as windows of `window` tokens, the last one perhaps shorter.
-
-    Raises:
-        InputError: the window has fewer than 2 tokens or more than `context`, the limit is no more than 1, or the
-            text has fewer than 2 tokens.
-    """
+def check_window(window: int, context: int) -> None:
+    """InputError where a window is too short to predict anything, or longer than the model's context."""
     if window < 2:
         raise InputError(f"A window of {window} tokens leaves nothing to predict; choose --window 2 or more.")
-    if context is not None and window > context:
+    if window > context:
         raise InputError(
-            f"A window of {window} tokens is more than the bundle's context of {context}; choose --window {context} "
+            f"A window of {window} tokens is more than the model's context of {context}; choose --window {context} "
             "or less."
         )
+
+
+def windows(ids: Sequence[int], special: Tokens, *, window: int, limit: int | None = None) -> list[NDArray[np.int64]]:
+    """A text's token ids, at most `limit` of them, as windows of `window` tokens (`check_window`), the last one
+    perhaps shorter.
+
+    Raises:
+        InputError: the limit is less than 2, or the text has fewer than 2 tokens.
+    """
+    lead = [special.bos] if special.add_bos and special.bos is not None else []
     if limit is not None and limit < 2:
         raise InputError(f"--tokens {limit} leaves nothing to predict; choose 2 or more.")
     taken = np.asarray(ids[:limit], np.int64)
     if len(taken) < 2:
         raise InputError(f"The text has {len(taken)} tokens, and a perplexity needs at least 2; give a longer one.")
-    lead = [special.bos] if special.add_bos and special.bos is not None else []
     size = window - len(lead)
     cut = [np.concatenate([lead, taken[i : i + size]]).astype(np.int64) for i in range(0, len(taken), size)]
     return [w for w in cut if len(w) >= 2]

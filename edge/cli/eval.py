@@ -1,0 +1,153 @@
+"""`edge eval`: perplexity on a text, and how far two models agree on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.cli.export import read_text, stages
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from edge.manifest import Tokens
+    from edge.runtime.evaluate import LogitsSource
+
+
+def command(
+    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to predict, in UTF-8.")],
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="[BUNDLE]", help="The bundle to measure, a folder NAME.edge.")
+    ] = None,
+    window: Annotated[int, typer.Option(metavar="N", help="Tokens that are predicted from each other.")] = 512,
+    tokens: Annotated[
+        int, typer.Option(metavar="N", help="Use no more than this many tokens from the start of the text.")
+    ] = 10240,
+    torch: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="Measure this checkpoint in float32 with Torch, or compare with it."),
+    ] = None,
+    agree: Annotated[
+        Path | None, typer.Option(metavar="OTHER", help="Compare with this bundle: top-1 agreement, KL divergence.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: one per core.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure perplexity on a text: windows that do not overlap, every token of a window but its first predicted.
+
+    With --agree, or with a bundle and --torch, both are measured and compared: how often they find the same token most
+    likely, and the KL divergence of the bundle from the other, in nats a token.
+    """
+    if bundle is None and torch is None:
+        raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
+    if agree is not None and torch is not None:
+        raise InputError("--agree and --torch both name something to compare with; give one of them.")
+    if agree is not None and bundle is None:
+        raise InputError("--agree compares two bundles; give the other one too.")
+    content = read_text(text, "The text")
+    with stages() as (progress, _):
+        progress(0, 0, "opening")
+        subjects = [_open_bundle(path, window, threads) for path in (bundle, agree) if path is not None]
+        if torch is not None:
+            subjects.append(_open_torch(torch, window, threads, progress))
+        result = _measure(subjects, content, text, window, tokens, progress)
+    if as_json:
+        print(json.dumps({"text": str(text), "window": window, **result}, indent=1, ensure_ascii=False))
+    else:
+        _show(result)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """Something that can be measured."""
+
+    name: str
+    source: LogitsSource
+    encode: Callable[[str], list[int]]
+    tokens: Tokens
+
+
+def _open_bundle(path: Path, window: int, threads: int | None) -> _Subject:
+    from edge.bundle import open_bundle
+    from edge.runtime.engine import Engine
+    from edge.runtime.evaluate import EngineLogits, check_window
+    from edge.runtime.text import Text
+
+    bundle = open_bundle(path)
+    check_window(window, bundle.manifest.context)
+    bundle.check_files_once()
+    source = EngineLogits(Engine(bundle, context=window, threads=threads), window)
+    return _Subject(str(path), source, Text(bundle).encode, bundle.manifest.tokens)
+
+
+def _open_torch(
+    source: str, window: int, threads: int | None, progress: Callable[[int, int, str], None]
+) -> _Subject:
+    from tokenizers import Tokenizer
+
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.torch_reference import TorchLogits, load_torch
+    from edge.runtime.evaluate import check_window
+
+    checkpoint = open_checkpoint(source)
+    check_window(window, checkpoint.config.get("max_position_embeddings", window))
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    model = TorchLogits(load_torch(checkpoint, threads, progress))
+    return _Subject(f"{source} (Torch, float32)", model, encode, checkpoint.tokenizer.tokens)
+
+
+def _measure(
+    subjects: list[_Subject],
+    content: str,
+    path: Path,
+    window: int,
+    limit: int,
+    progress: Callable[[int, int, str], None],
+) -> dict[str, Any]:
+    from edge.runtime.evaluate import compare, perplexity, windows
+
+    first = subjects[0]
+    ids = first.encode(content)
+    if any(other.encode(content) != ids for other in subjects[1:]):
+        raise InputError(
+            f"{first.name} and {subjects[1].name} cut {path} into different tokens, so their predictions cannot be "
+            "compared; choose two models with the same tokenizer."
+        )
+    texts = windows(ids, first.tokens, window=window, limit=limit)
+
+    def advance(done: int, total: int) -> None:
+        progress(done, total, "measuring windows")
+
+    if len(subjects) == 1:
+        alone = perplexity(first.source, texts, advance)
+        return {"model": first.name, "tokens": alone.tokens, "perplexity": alone.perplexity}
+    found = compare(subjects[1].source, first.source, texts, advance)
+    return {
+        "model": first.name,
+        "reference": subjects[1].name,
+        "tokens": found.tokens,
+        "perplexity": found.candidate,
+        "perplexity_reference": found.reference,
+        "top1_agreement": found.top1,
+        "kl_mean": found.kl_mean,
+        "kl_p95": found.kl_p95,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    print(f"{result['model']}: perplexity {result['perplexity']:.3f} over {result['tokens']:,} predicted tokens")
+    if "reference" in result:
+        print(f"{result['reference']}: perplexity {result['perplexity_reference']:.3f}")
+        print(
+            f"same most likely token {result['top1_agreement']:.2%}, KL divergence mean {result['kl_mean']:.4f}, "
+            f"95th percentile {result['kl_p95']:.4f} nats"
+        )
