@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
-from edge.runtime.background import Background
 from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
+from edge.runtime.loading import Background, start
 from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text import Text
 
@@ -114,12 +114,7 @@ class Model:
 
 
 def load(
-    path: str | Path,
-    *,
-    context: int | None = None,
-    threads: int | None = None,
-    prefill_chunk: int = PREFILL_CHUNK,
-    wait: bool = True,
+    path: str | Path, *, context: int | None = None, threads: int | None = None, prefill_chunk: int = PREFILL_CHUNK
 ) -> Model:
     """Open a bundle, check its files and load it.
 
@@ -128,23 +123,16 @@ def load(
         context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
         threads: threads to compute with, shared by all models of this process; default: one per core.
         prefill_chunk: most prompt tokens to run in one step; smaller ones need less memory.
-        wait: False returns while the weights are still loading; what is wrong with them is raised by the first answer.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
         InputError: an option out of its range.
     """
-    bundle = open_bundle(path)
-    engine = Background(lambda: _checked_engine(bundle, context, threads))
+    loading = start(path, context=context, threads=threads)
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
     time.sleep(HEAD_START_S)
-    model = Model(bundle, engine, Text(bundle), prefill_chunk=prefill_chunk)
-    if wait:
-        engine.result()
-    return model
-
-
-def _checked_engine(bundle: Bundle, context: int | None, threads: int | None) -> Engine:
-    bundle.check_files_once()
-    return Engine(bundle, context=context, threads=threads)
+    try:
+        return Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=prefill_chunk)
+    finally:
+        loading.engine.result()  # damage that the sha256s show explains more than what else may have failed

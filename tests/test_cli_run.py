@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import fake_model, says, tokens_in
@@ -46,7 +47,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
     def fake(*answers: str, **options: object) -> object:
         model, engine = fake_model(tmp_path / "fake.edge", says(*answers), **options)  # type: ignore[arg-type]
-        monkeypatch.setattr("edge.runtime.model.load", lambda *args, **options: model)
+        monkeypatch.setattr(
+            "edge.runtime.loading.start", lambda *args, **options: SimpleNamespace(bundle=model.bundle, engine=engine)
+        )
         return engine
 
     return fake

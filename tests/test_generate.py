@@ -13,8 +13,10 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.answer import GenerateOptions, Piece, collect
 from edge.runtime.generate import generate
-from edge.runtime.model import load
+from edge.runtime.loading import start
+from edge.runtime.model import Model, load
 from edge.runtime.sampling import greedy
+from edge.runtime.text import Text
 
 PROMPT = [BOS, START, *b"user\nhi", END, *b"\n", START, *b"assistant\n"]
 
@@ -232,9 +234,17 @@ def test_a_damaged_bundle_is_refused_by_load(tiny_bundle: Bundle) -> None:
         load(tiny_bundle.root)
 
 
-def test_without_waiting_a_fault_in_the_weights_shows_at_the_first_answer(tiny_bundle: Bundle) -> None:
+def test_a_tokenizer_that_is_damaged_is_named_by_load(tiny_bundle: Bundle) -> None:
+    path = tiny_bundle.path("tokenizer.json")
+    path.write_bytes(path.read_bytes().replace(b"{", b"[", 1))
+    with pytest.raises(BundleError, match=r"tokenizer\.json is damaged"):
+        load(tiny_bundle.root)
+
+
+def test_a_bundle_that_is_still_loading_shows_its_faults_at_the_first_answer(tiny_bundle: Bundle) -> None:
     tiny_bundle.path("weights.bin").write_bytes(b"short")
-    model = load(tiny_bundle.root, wait=False)
+    loading = start(tiny_bundle.root)
+    model = Model(loading.bundle, loading.engine, Text(loading.bundle))
     with pytest.raises(BundleError, match=r"weights\.bin is 5 bytes long"):
         model.generate("hi")
 

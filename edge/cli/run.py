@@ -37,8 +37,12 @@ def execute(args: list[str]) -> int:
         prompt = _read_prompt(given.prompt, given.file)
         if prompt is None and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
+        from edge.runtime.loading import start
+
+        loading = start(given.bundle, context=given.context, threads=given.threads)
         from edge.runtime.answer import GenerateOptions
-        from edge.runtime.model import PREFILL_CHUNK, load
+        from edge.runtime.model import PREFILL_CHUNK, Model
+        from edge.runtime.text import Text
 
         options = GenerateOptions(
             max_tokens=given.max_tokens,
@@ -51,13 +55,8 @@ def execute(args: list[str]) -> int:
             stop=given.stop,
             interrupted=interrupted,
         )
-        model = load(
-            given.bundle,
-            context=given.context,
-            threads=given.threads,
-            prefill_chunk=PREFILL_CHUNK if given.prefill_chunk is None else given.prefill_chunk,
-            wait=False,
-        )
+        chunk = PREFILL_CHUNK if given.prefill_chunk is None else given.prefill_chunk
+        model = Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=chunk)
         if not given.raw and model.template is None:
             print(f"{given.bundle} has no chat template, so the model gets the prompt as it is.", file=sys.stderr)
         if prompt is not None:

@@ -1,0 +1,67 @@
+"""Opening a bundle while its weights load in a thread of their own.
+
+Loading the weights is ONNX Runtime's work and leaves the interpreter free: the tokenizer, the chat template and the
+prompt are made ready meanwhile. `edge run` starts before it imports what only those need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from edge.bundle import Bundle, open_bundle
+from edge.runtime.engine import Engine
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Starts `make()` in a thread at once; `result` waits for what it returns and raises what it raised."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="edge-background")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._made.append(self._make())
+        except BaseException as e:
+            self._error = e
+
+    def result(self) -> T:
+        """What `make` returned, as soon as it has."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._made[0]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A bundle whose manifest was read and whose engine is being made."""
+
+    bundle: Bundle
+    engine: Background[Engine]
+
+
+def start(path: str | Path, *, context: int | None = None, threads: int | None = None) -> Loading:
+    """Read a bundle's manifest, and begin to check its files and to load its weights.
+
+    What is wrong with the files or the options is raised by `engine.result()`.
+
+    Raises:
+        BundleError: `path` is no bundle, or its manifest cannot be accepted.
+    """
+    bundle = open_bundle(path)
+
+    def make() -> Engine:
+        bundle.check_files_once()
+        return Engine(bundle, context=context, threads=threads)
+
+    return Loading(bundle, Background(make))
