@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from edge.bundle import GOLDEN, TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError, InputError, MissingExtraError
 from edge.export.quantize.base import Progress, Weight
+from edge.export.tokenizer import compact
 from edge.manifest import FORMAT_VERSION, Manifest, Source
 from edge.runtime.engine import Engine
 
@@ -102,7 +103,7 @@ def export(
         recorded = checks.reference(checkpoint, context, advance) if check else None
         graph = build_decoder(checkpoint, _Watched(quantized, advance, "writing weights"), writer, context)
         del quantized
-        writer.write_file(TOKENIZER, checkpoint.tokenizer.json)
+        writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
         writer.flush()
         manifest = Manifest(
             format_version=FORMAT_VERSION,
