@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from edge.bundle import BundleWriter
 from edge.export.graph import DecoderGraph, build_decoder
-from edge.export.quantize.base import FloatTensor
+from edge.export.quantize.base import FloatTensor, QTensor
 
 
 @dataclass
@@ -68,8 +68,11 @@ def torch_logits(model: Any, ids: np.ndarray) -> np.ndarray:
 class Graph:
     """A written bundle's decoder, stepped with numpy buffers that are bound in place."""
 
-    def __init__(self, root: Path, built: DecoderGraph, capacity: int) -> None:
+    def __init__(self, root: Path, built: DecoderGraph, capacity: int, profile: Path | None = None) -> None:
         options = ort.SessionOptions()
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(root))
@@ -127,3 +130,33 @@ def build(
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def random_blocks(
+    rows: int,
+    columns: int,
+    bits: int,
+    block_size: int,
+    zero_points: bool,
+    *,
+    like: np.ndarray | None = None,
+    seed: int = 0,
+    scale_dtype: Any = "float32",
+) -> QTensor:
+    """An integer matrix whose scales and zero points differ from block to block; near `like` where it is given."""
+    rng = np.random.default_rng(seed)
+    w = rng.standard_normal((rows, columns)).astype(np.float32) if like is None else like
+    blocks = -(-columns // block_size)
+    padded = np.pad(w, ((0, 0), (0, blocks * block_size - columns)), mode="edge").reshape(rows, blocks, block_size)
+    top, middle = 2**bits - 1, 2 ** (bits - 1)
+    if zero_points:
+        low, high = np.minimum(padded.min(-1), 0), np.maximum(padded.max(-1), 0)
+        scales = (high - low) / top
+        zeros = np.rint(-low / scales).astype(np.uint8)
+    else:
+        scales = np.abs(padded).max(-1) / (middle - 1)
+        zeros = np.full((rows, blocks), middle, np.uint8)
+    scales = scales.astype(scale_dtype).astype(np.float32)
+    q = np.clip(np.rint(padded / scales[..., None]) + zeros[..., None], 0, top).astype(np.uint8)
+    q = q.reshape(rows, -1)[:, :columns]
+    return QTensor(bits, block_size, q, scales, zeros if zero_points else None, "random", scale_dtype)

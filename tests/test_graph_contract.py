@@ -1,0 +1,150 @@
+"""What every host relies on: the step graph's inputs and outputs, small graphs, errors that say what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graph_harness import Graph, TinyCheckpoint, build, float_matrices, tiny_model
+from transformers import AutoConfig
+
+from edge.errors import ExportError
+from edge.export.graph import known_families
+
+TINY = {
+    "model_type": "qwen3",
+    "vocab_size": 331,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "sliding_window": 7,
+    "use_sliding_window": True,
+    "max_window_layers": 2,
+    "tie_word_embeddings": False,
+}
+
+
+def checkpoint_of(**options: Any) -> TinyCheckpoint:
+    return TinyCheckpoint(tiny_model(AutoConfig.for_model(**{**TINY, **options})))
+
+
+@pytest.fixture
+def checkpoint() -> TinyCheckpoint:
+    return checkpoint_of()
+
+
+def test_inputs_and_outputs_are_the_contract(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    session = Graph(root, built, capacity=8).session
+    kv = {f"{i}.{part}": ("tensor(float)", [1, 2, "C", 32]) for i in range(3) for part in ("key", "value")}
+    assert {i.name: (i.type, i.shape) for i in session.get_inputs()} == {
+        "input_ids": ("tensor(int64)", [1, "S"]),
+        "position_ids": ("tensor(int64)", [1, "S"]),
+        "seqlens_k": ("tensor(int32)", [1]),
+        "total_sequence_length": ("tensor(int32)", []),
+        "logit_rows": ("tensor(int64)", ["R"]),
+        **{f"past.{k}": v for k, v in kv.items()},
+    }
+    assert {o.name: (o.type, o.shape) for o in session.get_outputs()} == {
+        "logits": ("tensor(float)", [1, "R", 331]),
+        **{f"present.{k}": v for k, v in kv.items()},
+    }
+
+
+def test_the_manifest_learns_dims_and_cache_from_the_graph(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, _ = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    assert built.family == "qwen3"
+    assert (built.dims.num_layers, built.dims.head_dim, built.dims.vocab_size) == (3, 32, 331)
+    assert [layer.window for layer in built.kv.layers] == [None, None, 7]
+    assert {(layer.heads, layer.head_dim) for layer in built.kv.layers} == {(2, 32)}
+
+
+def test_the_graph_holds_no_weights(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    graph = onnx.load(root / built.graphs[0].path, load_external_data=False).graph
+    inside = [t for t in graph.initializer if not t.external_data]
+    assert sum(np.prod(t.dims) for t in inside) < 50  # shapes and scalars
+    locations = {e.value for t in graph.initializer for e in t.external_data if e.key == "location"}
+    assert locations == {"weights.bin"}
+
+
+def test_one_row_of_logits_makes_nothing_of_the_size_of_all(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    graph = Graph(root, built, capacity=16, profile=tmp_path / "profile")
+    graph.step(np.arange(13), [12])
+    events = json.loads(Path(graph.session.end_profiling()).read_text())
+    shapes = [
+        (event["name"], shape)
+        for event in events
+        for output in event.get("args", {}).get("output_type_shape", [])
+        for shape in output.values()
+    ]
+    assert [1, 1, 331] in [shape for _, shape in shapes]
+    assert [1, 13, 96 * 2] in [shape for _, shape in shapes]  # the feed-forward of all but the last layer
+    assert not [name for name, shape in shapes if 13 in shape and 331 in shape]
+    assert not [name for name, shape in shapes if 13 in shape and "layers.2/mlp" in name]
+
+
+def test_cached_keys_and_values_are_written_in_place(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    graph = Graph(root, built, capacity=16)
+    before = graph.arrays["1.key"].copy()
+    graph.step(np.arange(5), [4])
+    after = graph.arrays["1.key"]
+    assert not np.any(after[:, :, :5] == before[:, :, :5])
+    assert np.array_equal(after[:, :, 5:], before[:, :, 5:])
+
+
+def test_two_builds_are_byte_for_byte_the_same(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(model_type="gemma3_text", pad_token_id=0)
+    files = []
+    for name in ("a", "b"):
+        built, root = build(tmp_path / f"{name}.edge", checkpoint, float_matrices(checkpoint), 64)
+        files.append([(root / path).read_bytes() for path in (built.graphs[0].path, "weights.bin")])
+    assert files[0] == files[1]
+
+
+def test_families_are_found_by_their_files() -> None:
+    assert known_families() == ["gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"]
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "no_such_model"])
+def test_an_unknown_family_is_refused_with_the_known_ones(
+    tmp_path: Path, checkpoint: TinyCheckpoint, model_type: str
+) -> None:
+    checkpoint.config = {"model_type": model_type}
+    with pytest.raises(ExportError, match=rf"'{model_type}'.*gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3"):
+        build(tmp_path / "x.edge", checkpoint, {}, 64)
+
+
+def test_an_impossible_configuration_is_refused(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    checkpoint.config["num_attention_heads"] = "four"
+    with pytest.raises(ExportError, match="does not accept"):
+        build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+
+
+def test_an_unknown_activation_is_refused(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    checkpoint.config["hidden_act"] = "relu6"
+    with pytest.raises(ExportError, match="'relu6'"):
+        build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+
+
+def test_a_missing_weight_is_named(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    matrices = float_matrices(checkpoint)
+    del matrices["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(ExportError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        build(tmp_path / "x.edge", checkpoint, matrices, 64)
+
+
+def test_heads_that_onnxruntime_cannot_rotate_are_refused(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(head_dim=24)
+    with pytest.raises(ExportError, match="rotates 24 dimensions"):
+        build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
