@@ -147,11 +147,11 @@ def _snapshot(repo: str, revision: str | None, folder: Path | None) -> Path:
         raise _Unavailable("the hub cannot be reached")
     endpoint = constants.ENDPOINT
     try:
-        weights = HUB_TORCH_FILES
+        weights = []
         if not offline:
             files = huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(repo, revision=revision)
-            if any(f.endswith(".safetensors") for f in files):
-                weights = []
+            if not any(f.endswith(".safetensors") for f in files):
+                weights = HUB_TORCH_FILES
         path = huggingface_hub.snapshot_download(
             repo,
             revision=revision,
