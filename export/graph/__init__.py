@@ -61,8 +61,10 @@ def build_decoder(
     config = _configuration(checkpoint.config)
     store = Weights(checkpoint, weights, writer)
     decoder: Decoder = module.decoder(config, store, max_context)
-    kv = KVLayout("float32", [_kv_layer(layer.self_attn) for layer in decoder.layers])
-    writer.write_file(DECODER, _serialize(_step_graph(decoder, kv, config.vocab_size)))
+    attention = [m for m in decoder.modules() if isinstance(m, Attention)]  # in the layers' order
+    kv = KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])
+    graph = _step_graph(decoder, kv, config.vocab_size)
+    writer.write_file(DECODER, ir.to_proto(graph).SerializeToString())
     heads = heads_of(config)
     dims = Dims(
         num_layers=config.num_hidden_layers,
@@ -81,11 +83,8 @@ def _configuration(raw: dict[str, Any]) -> Any:
     try:
         return AutoConfig.for_model(**raw)
     except Exception as e:  # of any class: each model's configuration checks itself in its own way
-        raise ExportError(f"transformers does not accept the model's configuration: {e}.") from None
-
-
-def _kv_layer(attention: Attention) -> KVLayer:
-    return KVLayer(attention.heads.key_value, attention.heads.dim, attention.window)
+        reason = " ".join(str(e).split()).rstrip(".")
+        raise ExportError(f"transformers does not accept the model's configuration: {reason}.") from None
 
 
 def _step_graph(decoder: Decoder, kv: KVLayout, vocab_size: int) -> ir.Model:
@@ -101,7 +100,7 @@ def _step_graph(decoder: Decoder, kv: KVLayout, vocab_size: int) -> ir.Model:
         past=[],
     )
     logit_rows = builder.input("logit_rows", int64, ["R"])
-    shapes = [[1, layer.heads, "C", layer.head_dim] for layer in kv.layers]
+    shapes: list[list[int | str | None]] = [[1, layer.heads, "C", layer.head_dim] for layer in kv.layers]
     for i, shape in enumerate(shapes):
         key, value = (builder.input(f"past.{i}.{part}", float32, shape) for part in ("key", "value"))
         step.past.append((key, value))
@@ -115,10 +114,6 @@ def _step_graph(decoder: Decoder, kv: KVLayout, vocab_size: int) -> ir.Model:
     return ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")
 
 
-def _add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: list[int | str]) -> None:
+def _add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: list[int | str | None]) -> None:
     value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape)
     builder.add_output(value, name)
-
-
-def _serialize(model: ir.Model) -> bytes:
-    return ir.to_proto(model).SerializeToString()
