@@ -34,7 +34,7 @@ class QTensor:
 
     def dequantize(self) -> NDArray[np.float32]:
         """The float weight [N, K] that the kernels compute with."""
-        n, k = self.q.shape
+        k = self.q.shape[1]
         zero: Any = 2 ** (self.bits - 1) if self.zero_points is None else self._spread(self.zero_points, k)
         return (self._spread(self.scales, k) * (self.q.astype(np.float32) - zero)).astype(np.float32)
 
