@@ -352,10 +352,9 @@ def _digest(path: Path) -> str:
 @contextlib.contextmanager
 def _new_file(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A new file beside `target`, which is removed unless it was renamed."""
-    fd, name = tempfile.mkstemp(prefix=".tmp-", suffix=".part", dir=target.parent)
-    path = Path(name)
+    path = target.with_name(f".tmp-{os.getpid()}-{target.name}.part")
     try:
-        with os.fdopen(fd, "wb") as f:
+        with path.open("wb") as f:
             yield f, path
     finally:
         path.unlink(missing_ok=True)
