@@ -82,6 +82,8 @@ def export(
     if weights not in WEIGHTS:
         raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(WEIGHTS)}.")
     try:
+        import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
+
         from edge.export import check as checks
         from edge.export.checkpoint import open_checkpoint
         from edge.export.graph import build_decoder

@@ -88,6 +88,7 @@ def _open_bundle(path: Path, window: int, threads: int | None) -> _Subject:
 def _open_torch(
     source: str, window: int, threads: int | None, progress: Callable[[int, int, str], None]
 ) -> _Subject:
+    import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
     from tokenizers import Tokenizer
 
     from edge.export.checkpoint import open_checkpoint
