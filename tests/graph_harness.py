@@ -19,13 +19,16 @@ from edge.export.quantize.base import FloatTensor, QTensor
 
 @dataclass
 class TinyCheckpoint:
-    """The part of a checkpoint that graphs read, over a Torch model."""
+    """The part of a checkpoint that graphs read, over a Torch model.
+
+    `config` is the text of config.json, which may spell settings otherwise than the model's own configuration.
+    """
 
     model: Any
-    config: dict[str, Any] = field(init=False)
+    config: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.config = self.model.config.to_dict()
+        self.config = self.config or self.model.config.to_dict()
         self._tensors = {n: p.detach().numpy() for n, p in self.model.named_parameters()}
 
     def names(self) -> list[str]:

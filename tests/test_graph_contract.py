@@ -93,6 +93,14 @@ def test_one_row_of_logits_makes_nothing_of_the_size_of_all(tmp_path: Path, chec
     assert not [name for name, shape in shapes if 13 in shape and "layers.2/mlp" in name]
 
 
+def test_no_row_of_logits_may_be_asked_for(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    with_rows, without = Graph(root, built, capacity=16), Graph(root, built, capacity=16)
+    with_rows.step(np.arange(8), [7])
+    assert without.step(np.arange(8), []).shape == (0, 331)
+    assert np.array_equal(with_rows.step(np.arange(2), [1]), without.step(np.arange(2), [1]))
+
+
 def test_cached_keys_and_values_are_written_in_place(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
     built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
     graph = Graph(root, built, capacity=16)

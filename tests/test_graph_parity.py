@@ -111,7 +111,25 @@ CASES = [
         tie_word_embeddings=False,
         **NINE,
     ),
+    case(
+        "gemma3-old-rope",
+        "gemma3_text",
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        sliding_window_pattern=2,
+        sliding_window=3,
+    ),
     case("phi3", "phi3", head_dim=None),
+    case(
+        "phi3-old-longrope",
+        "phi3",
+        LENGTH,
+        **WIDE,
+        original_max_position_embeddings=8,
+        partial_rotary_factor=0.5,
+        rope_scaling={"type": "longrope", **{k: v for k, v in LONG.items() if k != "partial_rotary_factor"}},
+    ),
     case("phi3-window-tied", "phi3", head_dim=None, sliding_window=5, tie_word_embeddings=True),
     case("phi3-partial", "phi3", **WIDE, rope_parameters=rope("default", partial_rotary_factor=0.5)),
     case(
@@ -161,7 +179,7 @@ class Exported:
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     wanted: Case = request.param
     model = tiny_model(AutoConfig.for_model(**wanted.config))
-    checkpoint = TinyCheckpoint(model)
+    checkpoint = TinyCheckpoint(model, wanted.config)
     target = tmp_path_factory.mktemp("graph") / "tiny.edge"
     built, root = build(target, checkpoint, float_matrices(checkpoint), wanted.max_context)
     ids = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)

@@ -16,7 +16,7 @@ from onnxscript import GraphBuilder, nn
 from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
-from edge.export.graph.blocks import Embedding, Linear, Projections
+from edge.export.graph.linear import Embedding, Linear, Projections
 from edge.export.graph.weights import Weights, pack_bits
 from edge.export.quantize.base import FloatTensor, QTensor, Weight
 

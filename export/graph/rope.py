@@ -5,12 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
+from onnxscript import OpBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.graph.blocks import RotaryTable
 from edge.export.graph.weights import Weights
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of all positions: two tables [max_context, rotated dimensions / 2]."""
+
+    def __init__(self, weights: Weights, name: str, cos: NDArray[np.float32], sin: NDArray[np.float32]):
+        super().__init__()
+        self.cos = weights.table(f"{name}.cos", cos)
+        self.sin = weights.table(f"{name}.sin", sin)
+
+    def forward(self, op: OpBuilder) -> tuple[ir.Value, ir.Value]:
+        return self.cos, self.sin
 
 
 def rotary_table(

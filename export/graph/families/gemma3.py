@@ -7,18 +7,8 @@ from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from edge.errors import ExportError
-from edge.export.graph.blocks import (
-    Attention,
-    Decoder,
-    Embedding,
-    GatedMLP,
-    RMSNorm,
-    Step,
-    Value,
-    heads_of,
-    take,
-    window_of,
-)
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, RMSNorm, Step, heads_of, take, window_of
+from edge.export.graph.linear import Embedding, Value
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from transformers import MistralConfig
 from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, Embedding, GatedMLP, Layer, RMSNorm, heads_of
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, RMSNorm, heads_of
+from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from transformers import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, Embedding, GatedMLP, Layer, RMSNorm, heads_of
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, RMSNorm, heads_of
+from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
 

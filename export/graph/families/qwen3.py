@@ -5,16 +5,8 @@ from __future__ import annotations
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from edge.export.graph.blocks import (
-    Attention,
-    Decoder,
-    Embedding,
-    GatedMLP,
-    Layer,
-    RMSNorm,
-    heads_of,
-    window_of,
-)
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, RMSNorm, heads_of, window_of
+from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
 

@@ -1,0 +1,124 @@
+"""Products with stored matrices, and the embedding: where integers and float16 meet float32 activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import OpBuilder, nn
+
+from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, Weights, parameter, view
+
+Value = ir.Value
+
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: 4 and 8-bit weights meet activations rounded to 8 bits
+
+
+def fused(op: OpBuilder) -> OpBuilder:
+    """onnxruntime's own operators."""
+    return op.builder.opset("com.microsoft", 1)
+
+
+def scalar(op: OpBuilder, name: str, value: float) -> Value:
+    """A float32 constant."""
+    return op.initializer(ir.tensor(np.float32(value), name=name))
+
+
+def float32(op: OpBuilder, weight: nn.Parameter) -> Value:
+    """What is stored in float16 is computed with in float32; onnxruntime converts it once, when it loads a graph."""
+    return op.Cast(weight, to=ir.DataType.FLOAT) if weight.dtype == ir.DataType.FLOAT16 else weight
+
+
+class Linear(nn.Module):
+    """y = x W^T + b for one stored matrix, in floating point or in integer blocks."""
+
+    def __init__(self, stored: Stored, bias: nn.Parameter | None = None):
+        super().__init__()
+        self.stored = stored
+        self.weight = parameter(stored.weight)
+        if isinstance(stored, StoredBlocks):
+            self.scales = parameter(stored.scales)
+            self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
+        self.bias = bias
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        if isinstance(self.stored, StoredFloat):
+            y = fused(op).FusedMatMul(x, float32(op, self.weight), transB=1)
+            return y if self.bias is None else op.Add(y, self.bias)
+        return fused(op).MatMulNBits(
+            x,
+            self.weight,
+            float32(op, self.scales),
+            self.zero_points,
+            None,
+            self.bias,
+            N=self.stored.rows,
+            K=self.stored.columns,
+            bits=self.stored.bits,
+            block_size=self.stored.block_size,
+            accuracy_level=INT8_ACTIVATIONS,
+        )
+
+
+def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Linear:
+    """The checkpoint's linear layer `name`."""
+    b = weights.vector([f"{name}.bias"], f"{name}.bias", group) if bias else None
+    return Linear(weights.matrix(f"{name}.weight", group), b)
+
+
+class Projections(nn.Module):
+    """Linear layers that read the same input: one product wherever their formats allow it.
+
+    Returns one packed output, or one for each of `names`.
+    """
+
+    def __init__(self, weights: Weights, names: Sequence[str], packed: str, group: str, *, bias: bool = False):
+        super().__init__()
+        stored = weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
+        if len(stored) == 1:
+            b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group) if bias else None
+            self.parts = nn.ModuleList([Linear(stored[0], b)])
+        else:
+            self.parts = nn.ModuleList([linear(weights, n, group, bias=bias) for n in names])
+
+    def forward(self, op: OpBuilder, x: Value) -> list[Value]:
+        return [part(op, x) for part in self.parts]
+
+
+class Embedding(nn.Module):
+    """The rows of the token embedding; `scale` multiplies them."""
+
+    def __init__(self, weights: Weights, name: str, *, scale: float | None = None):
+        super().__init__()
+        stored = weights.matrix(f"{name}.weight", "embedding")
+        self.stored = stored
+        self.scale = scale
+        if isinstance(stored, StoredFloat):
+            self.weight = parameter(stored.weight)
+        else:
+            self.weight = parameter(view(stored.weight, [stored.rows, stored.weight.nbytes // stored.rows]))
+            self.scales = parameter(stored.scales)
+            self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
+
+    def forward(self, op: OpBuilder, input_ids: Value) -> Value:
+        x = self._rows(op, input_ids)
+        return x if self.scale is None else op.Mul(x, scalar(op, "scale", self.scale))
+
+    def _rows(self, op: OpBuilder, input_ids: Value) -> Value:
+        if isinstance(self.stored, StoredFloat):
+            x = op.Gather(self.weight, input_ids, axis=0)
+            return op.Cast(x, to=ir.DataType.FLOAT) if self.weight.dtype == ir.DataType.FLOAT16 else x
+        x = fused(op).GatherBlockQuantized(
+            self.weight,
+            input_ids,
+            float32(op, self.scales),
+            self.zero_points,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=self.stored.bits,
+            block_size=self.stored.block_size,
+        )
+        if self.stored.columns % self.stored.block_size:  # the last block is filled up with zero points
+            x = op.Slice(x, [0], [self.stored.columns], [-1])
+        return x
