@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -76,7 +77,8 @@ class Engine:
         step.seqlens_k[0] = cache.length - 1
         step.total[...] = cache.length
         self._session.run_with_iobinding(step.binding)
-        return step.logits[0]
+        logits: NDArray[np.float32] = step.logits[0]
+        return logits
 
 
 class _Step:
@@ -90,14 +92,14 @@ class _Step:
         self.rows = np.zeros(rows, np.int64)
         self.logits = np.empty((1, rows, vocab), np.float32)
         self.binding = session.io_binding()
-        inputs = {
+        inputs: dict[str, NDArray[Any]] = {
             "input_ids": self.tokens,
             "position_ids": self.positions,
             "seqlens_k": self.seqlens_k,
             "total_sequence_length": self.total,
             "logit_rows": self.rows,
         }
-        outputs = {"logits": self.logits}
+        outputs: dict[str, NDArray[Any]] = {"logits": self.logits}
         for i, (key, value) in enumerate(cache.buffers):
             inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
             inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value

@@ -165,7 +165,7 @@ def compare(
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Log-probabilities of `logits` [R, V]."""
-    shifted = logits - logits.max(-1, keepdims=True)
+    shifted: NDArray[np.float32] = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
 
@@ -190,7 +190,8 @@ def _divergence(log_p: NDArray[np.float32], log_q: NDArray[np.float32]) -> NDArr
     """KL(p || q) [R]. A token that p rules out (a log-probability of -inf) contributes nothing."""
     p = np.exp(log_p)
     terms: NDArray[Any] = np.where(p > 0, p * (log_p - log_q), 0)
-    return np.maximum(terms.sum(-1), 0).astype(np.float32)
+    divergence: NDArray[np.float32] = np.maximum(terms.sum(-1), 0).astype(np.float32)
+    return divergence
 
 
 def _exp(nll: float) -> float:
