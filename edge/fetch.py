@@ -265,9 +265,15 @@ def _pip_download(requirement: str, folder: Path, size: int, advance: Callable[[
                 process.wait()
         if process.returncode:
             log.seek(0)
-            lines = [line.strip() for line in log if line.startswith("ERROR:")]
-            reason = lines[-1].removeprefix("ERROR:").strip().rstrip(".") if lines else "it gave no reason"
-            raise _Unavailable(f"pip could not download it ({reason[:200]})")
+            raise _Unavailable(_pip_reason(log.read()))
+
+
+def _pip_reason(log: str) -> str:
+    """What pip's output says of its failure. An index that cannot be reached is only a warning there."""
+    if "connection broken by" in log:
+        return "pip could not reach its package index"
+    errors = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
+    return f"pip could not download it ({errors[-1].rstrip('.')[:200]})" if errors else "pip could not download it"
 
 
 def _folder_size(folder: Path) -> int:

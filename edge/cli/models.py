@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,13 +54,15 @@ def pull(
 
 
 def fetch_shown(entry: Entry, *, accept_license: bool = False) -> Path:
-    """`fetch.pull` with a progress bar and its sentences on standard error."""
-    total = max((source.size for source in entry.sources if not isinstance(source, HubSource)), default=0)
+    """`fetch.pull` with its sentences, and a progress bar where no library shows its own, on standard error."""
     seen = 0
-    with bar(f"Fetching {entry.title}", total, "bytes") as advance:
+    advance: Callable[[float], None] | None = None
+    with ExitStack() as shown:
 
         def progress(done: int, total: int, text: str) -> None:
-            nonlocal seen
+            nonlocal seen, advance
+            if advance is None:
+                advance = shown.enter_context(bar(f"Fetching {entry.title}", total, "bytes"))
             advance(done - seen)
             seen = done
 

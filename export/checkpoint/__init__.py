@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge import catalog, fetch
 from edge.catalog import Progress, Say
-from edge.errors import CheckpointError
+from edge.errors import CatalogError, CheckpointError
 from edge.export.checkpoint.base import Checkpoint
 
 
@@ -28,7 +28,10 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     from edge.export.checkpoint import hub
 
     if path.suffix != ".gguf" and not source.startswith((".", "/", "~")) and hub.ID.fullmatch(source):
-        return hub.open_hub(source)
+        try:
+            return hub.open_hub(source)
+        except CatalogError as e:
+            raise CatalogError(f"There is no directory {source}, and {e}") from None
     raise CheckpointError(
         f"There is no model {source!r}: no such directory or .gguf file, no such name in the catalog (see edge "
         "models), and it is no hub id of the form org/name."
