@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import ExportError
 from edge.export.quantize.base import Method, Options, Progress, Weight
-from edge.export.quantize.floats import fp16, fp32
-from edge.export.quantize.keep import keep
-from edge.export.quantize.rtn import int4, int8
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-METHODS: dict[str, Method] = {"fp32": fp32, "fp16": fp16, "int8": int8, "int4": int4, "keep": keep}
+# What --weights may name, and where the method is; a module is imported when it is chosen (some need Torch).
+METHODS = {
+    "fp32": "floats:fp32",
+    "fp16": "floats:fp16",
+    "int8": "rtn:int8",
+    "int4": "gptq:int4",
+    "keep": "keep:keep",
+}
+
+
+def method(name: str) -> Method:
+    """The method that `METHODS` names."""
+    module, function = METHODS[name].split(":")
+    found: Method = getattr(import_module(f"{__name__}.{module}"), function)
+    return found
 
 
 def quantize(
@@ -38,7 +50,7 @@ def quantize(
         raise ExportError(f"--weights {weights} is unknown; choose one of {', '.join(METHODS)}.")
     if block_size is not None and (block_size < 16 or block_size & (block_size - 1)):
         raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")
-    return METHODS[weights](checkpoint, Options(block_size, calibration, progress))
+    return method(weights)(checkpoint, Options(block_size, calibration, progress))
 
 
 def read_calibration(path: str | Path) -> str:
