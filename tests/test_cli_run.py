@@ -68,6 +68,18 @@ def test_an_answer_goes_to_standard_output_and_one_line_of_figures_to_standard_e
         assert part in err
 
 
+@pytest.mark.parametrize(
+    ("options", "context", "said"),
+    [(("--max-tokens", 2), 1000, "cut off by --max-tokens"), ((), 40, "the context is full"), ((), 1000, "")],
+)
+def test_the_figures_say_what_cut_an_answer_off(
+    run: Run, fake: Callable, options: tuple[object, ...], context: int, said: str
+) -> None:
+    fake("Hello you, this is long.", context=context)
+    err = run("x.edge", "hi", *options)[2]
+    assert err.endswith(f"MiB{' · ' + said if said else ''}\n")
+
+
 def test_text_is_written_as_it_comes(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("abc")
     written = []

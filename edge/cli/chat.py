@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edge.runtime.chat import Chat
     from edge.runtime.model import Model
 
-COMMANDS = "/reset forgets the conversation · /stats shows figures · /quit leaves · Ctrl-C stops an answer"
+COMMANDS = "/reset starts over · /stats shows figures · /quit leaves · Ctrl-C stops an answer"
 
 
 def chat(model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC) -> None:

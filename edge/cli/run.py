@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Piece, Timings
     from edge.runtime.model import Model
 
+ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 ABOUT = """\
 Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard error.
@@ -192,7 +193,7 @@ def _answer(model: Model, prompt: str, options: GenerateOptions, given: argparse
         print(json.dumps(dataclasses.asdict(collect(pieces)), ensure_ascii=False))
         return
     last = show(pieces)
-    print(figures(last.timings), file=sys.stderr)
+    print(figures(last.timings), *ENDED_BY.get(last.finish_reason or "", []), sep=" · ", file=sys.stderr)
 
 
 def show(pieces: Iterable[Piece]) -> Piece:
