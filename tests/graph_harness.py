@@ -68,16 +68,23 @@ def torch_logits(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.from_numpy(ids)[None], use_cache=False).logits[0].numpy()
 
 
+def session_options() -> ort.SessionOptions:
+    """Options of a session on the process's one thread pool: once an engine has made it, no session may have its own."""
+    cpu.share_thread_pool(None)
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = 3
+    return options
+
+
 class Graph:
     """A written bundle's decoder, stepped with numpy buffers that are bound in place."""
 
     def __init__(self, root: Path, built: DecoderGraph, capacity: int, profile: Path | None = None) -> None:
-        options = ort.SessionOptions()
+        options = session_options()
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(profile)
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(root))
         path = root / built.graphs[0].path
         self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -11,7 +11,16 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from graph_harness import Graph, TinyCheckpoint, build, float_matrices, random_blocks, tiny_model, torch_logits
+from graph_harness import (
+    Graph,
+    TinyCheckpoint,
+    build,
+    float_matrices,
+    random_blocks,
+    session_options,
+    tiny_model,
+    torch_logits,
+)
 from onnxscript import GraphBuilder, nn
 from transformers import AutoConfig
 
@@ -51,7 +60,7 @@ def run_module(tmp_path: Path, module: nn.Module, writer: BundleWriter, x: np.nd
         builder.add_output(output, f"y{i}")
     writer.flush()
     ir.save(ir.Model(graph, ir_version=10), tmp_path / "module.onnx")
-    options = ort.SessionOptions()
+    options = session_options()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(writer.staging))
     return ort.InferenceSession(str(tmp_path / "module.onnx"), options).run(None, {"x": x})
 

@@ -14,7 +14,7 @@ from edge.export.quantize.base import FloatTensor, QTensor
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")
-O, DOWN = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight"
+OUT, DOWN = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -55,10 +55,10 @@ def _blocks(rng: np.random.Generator, stored: str, columns: int) -> QTensor:
 
 
 def test_float_formats_hold_every_matrix_and_no_norm() -> None:
-    checkpoint = Stored({EMBEDDING: "F32", O: "F32"}, kind="directory")
+    checkpoint = Stored({EMBEDDING: "F32", OUT: "F32"}, kind="directory")
     for weights, dtype in (("fp32", np.float32), ("fp16", np.float16)):
         result = quantize(checkpoint, weights)
-        assert list(result) == [EMBEDDING, O]
+        assert list(result) == [EMBEDDING, OUT]
         for name, weight in result.items():
             assert isinstance(weight, FloatTensor)
             assert weight.values.dtype == dtype
@@ -66,10 +66,10 @@ def test_float_formats_hold_every_matrix_and_no_norm() -> None:
 
 
 def test_fp16_refuses_what_float16_cannot_hold() -> None:
-    checkpoint = Stored({O: "F32"}, kind="directory")
-    checkpoint._floats[O][0, 0] = 1e5
+    checkpoint = Stored({OUT: "F32"}, kind="directory")
+    checkpoint._floats[OUT][0, 0] = 1e5
     with pytest.raises(ExportError, match=r"o_proj.weight holds 1e\+05"):
-        quantize(checkpoint, "fp16")[O]
+        quantize(checkpoint, "fp16")[OUT]
 
 
 @pytest.mark.parametrize("columns", [64, 96, 100])
@@ -110,9 +110,9 @@ def test_stored_bits_count_scales_and_zero_points() -> None:
 
 
 def test_int8_takes_a_files_own_8_bit_blocks() -> None:
-    checkpoint = Stored({EMBEDDING: "Q8_0", O: "Q4_1"})
+    checkpoint = Stored({EMBEDDING: "Q8_0", OUT: "Q4_1"})
     result = quantize(checkpoint, "int8")
-    own, anew = result[EMBEDDING], result[O]
+    own, anew = result[EMBEDDING], result[OUT]
     assert isinstance(own, QTensor) and isinstance(anew, QTensor)
     assert (own.block_size, anew.block_size) == (32, 64)
     assert np.array_equal(own.dequantize(), checkpoint.read(EMBEDDING))
@@ -121,19 +121,19 @@ def test_int8_takes_a_files_own_8_bit_blocks() -> None:
 
 
 def test_keep_keeps_q4_0_q8_0_and_floats_exactly() -> None:
-    checkpoint = Stored({EMBEDDING: "Q8_0", O: "Q4_0", DOWN: "F16", "lm_head.weight": "F32"})
+    checkpoint = Stored({EMBEDDING: "Q8_0", OUT: "Q4_0", DOWN: "F16", "lm_head.weight": "F32"})
     result = quantize(checkpoint, "keep")
     for name, weight in result.items():
         values = weight.values if isinstance(weight, FloatTensor) else weight.dequantize()
         assert np.array_equal(values.astype(np.float32), checkpoint.read(name)), name
-    stored = result[O]
+    stored = result[OUT]
     assert isinstance(stored, QTensor) and stored.bits == 4
     half = result[DOWN]
     assert isinstance(half, FloatTensor) and half.values.dtype == np.float16
 
 
 def test_keep_puts_other_types_in_8_bit_blocks() -> None:
-    checkpoint = Stored({O: "Q4_1", DOWN: "Q6_K"})
+    checkpoint = Stored({OUT: "Q4_1", DOWN: "Q6_K"})
     for name, weight in quantize(checkpoint, "keep").items():
         assert isinstance(weight, QTensor) and weight.bits == 8
         assert np.abs(weight.dequantize() - checkpoint.read(name)).max() < 0.02
@@ -155,23 +155,23 @@ def test_keep_gives_query_key_and_value_one_format_and_loses_nothing(types: tupl
 
 def test_keep_needs_a_gguf() -> None:
     with pytest.raises(ExportError, match="is for GGUF files"):
-        quantize(Stored({O: "BF16"}, kind="directory"), "keep")
+        quantize(Stored({OUT: "BF16"}, kind="directory"), "keep")
 
 
 def test_keep_takes_no_block_size() -> None:
     with pytest.raises(ExportError, match="--block-size 64"):
-        quantize(Stored({O: "Q4_0"}), "keep", block_size=64)
+        quantize(Stored({OUT: "Q4_0"}), "keep", block_size=64)
 
 
 @pytest.mark.parametrize("size", [0, 8, 48, -32, 33])
 def test_a_block_size_is_a_power_of_two_from_16(size: int) -> None:
     with pytest.raises(ExportError, match=f"--block-size {size} must be a power of two"):
-        quantize(Stored({O: "F32"}), "int8", block_size=size)
+        quantize(Stored({OUT: "F32"}), "int8", block_size=size)
 
 
 def test_an_unknown_format_is_named_with_the_known_ones() -> None:
     with pytest.raises(ExportError, match=r"int5 is unknown; choose one of fp32, fp16, int8, int4, keep"):
-        quantize(Stored({O: "F32"}), "int5")
+        quantize(Stored({OUT: "F32"}), "int5")
 
 
 def test_a_calibration_file_must_be_there_and_hold_text(tmp_path: Path) -> None:
