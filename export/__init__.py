@@ -18,8 +18,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from edge import catalog
 from edge.bundle import GOLDEN, TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError, InputError, MissingExtraError
+from edge.export import quantize as methods
 from edge.export.quantize.base import Progress, Weight
 from edge.export.tokenizer import compact
 from edge.manifest import FORMAT_VERSION, Manifest, Source
@@ -28,7 +30,6 @@ from edge.runtime.engine import Engine
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-WEIGHTS = ("fp32", "fp16", "int8", "int4", "keep")
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 EXACT = {"F32", "F16", "BF16", "Q8_0", "Q4_0"}  # stored types whose values a bundle can hold as they are
@@ -47,7 +48,7 @@ def export(
     source: str | Path,
     out: str | Path | None = None,
     *,
-    weights: str = "int4",
+    weights: str | None = None,
     block_size: int | None = None,
     max_context: int | None = None,
     calibration: str | None = None,
@@ -62,9 +63,9 @@ def export(
     Args:
         source: a model directory, a .gguf file, a catalog name or a hub id.
         out: the bundle to write; default: NAME.edge in the current folder.
-        weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision).
-        block_size: weights that share one scale; default: the method's own.
-        max_context: most tokens the bundle can take; default: the model's, up to 8,192.
+        weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4.
+        block_size: weights that share one scale; default: the catalog's, else the method's own.
+        max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         force: replace a bundle that stands at `out`.
@@ -79,8 +80,8 @@ def export(
         EdgeError: one of its subclasses, with a sentence that says what is wrong.
     """
     tell, advance = say or _silent, progress or _silent
-    if weights not in WEIGHTS:
-        raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(WEIGHTS)}.")
+    if weights is not None and weights not in methods.METHODS:
+        raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(methods.METHODS)}.")
     try:
         import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
 
@@ -88,18 +89,22 @@ def export(
         from edge.export.checkpoint import open_checkpoint
         from edge.export.graph import build_decoder
         from edge.export.graph.families import find_family
-        from edge.export.quantize import quantize
     except ModuleNotFoundError as e:
         raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install \"edge[export]\"") from None
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
+    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
+    defaults = {} if entry is None else entry.export
+    weights = weights or str(defaults.get("weights", "int4"))
+    block_size = defaults.get("block_size") if block_size is None else block_size
+    max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     _describe(checkpoint, family, weights, tell)
     with BundleWriter(Path(f"{name}.edge") if out is None else out, force=force) as writer:
-        quantized = quantize(
+        quantized = methods.quantize(
             checkpoint, weights, block_size=block_size, calibration=calibration, progress=progress
         )
         recorded = checks.reference(checkpoint, context, advance) if check else None

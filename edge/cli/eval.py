@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.cli.export import read_text, stages
+from edge.cli.export import stages
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,17 +49,29 @@ def command(
         raise InputError("--agree and --torch both name something to compare with; give one of them.")
     if agree is not None and bundle is None:
         raise InputError("--agree compares two bundles; give the other one too.")
-    content = read_text(text, "The text")
-    with stages() as (progress, _):
+    content = _read(text)
+    with stages() as (progress, say):
         progress(0, 0, "opening")
         subjects = [_open_bundle(path, window, threads) for path in (bundle, agree) if path is not None]
         if torch is not None:
-            subjects.append(_open_torch(torch, window, threads, progress))
+            subjects.append(_open_torch(torch, window, threads, progress, say))
         result = _measure(subjects, content, text, window, tokens, progress)
     if as_json:
         print(json.dumps({"text": str(text), "window": window, **result}, indent=1, ensure_ascii=False))
     else:
         _show(result)
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise InputError(f"The text {path} is not UTF-8 at byte {e.start}; convert it.") from None
+    except OSError as e:
+        raise InputError(f"The text {path} cannot be read: {e.strerror}.") from None
+    if not text.strip():
+        raise InputError(f"The text {path} is empty; give one with words in it.")
+    return text
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,11 @@ def _open_bundle(path: Path, window: int, threads: int | None) -> _Subject:
 
 
 def _open_torch(
-    source: str, window: int, threads: int | None, progress: Callable[[int, int, str], None]
+    source: str,
+    window: int,
+    threads: int | None,
+    progress: Callable[[int, int, str], None],
+    say: Callable[[str], None],
 ) -> _Subject:
     import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
     from tokenizers import Tokenizer
@@ -95,7 +111,7 @@ def _open_torch(
     from edge.export.torch_reference import TorchLogits, load_torch
     from edge.runtime.evaluate import check_window
 
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, progress=progress, say=say)
     check_window(window, checkpoint.config.get("max_position_embeddings", window))
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge.errors import ExportError, InputError
+from edge.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +28,9 @@ def command(
         typer.Option("--out", "-o", metavar="OUT.edge", help="The bundle to write; default: NAME.edge, here."),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="fp32, fp16, int8, int4, or keep: a GGUF's own precision.")
-    ] = "int4",
+        str | None,
+        typer.Option(metavar="KIND", help="fp32, fp16, int8, int4 (the default), or keep: a GGUF's own precision."),
+    ] = None,
     block_size: Annotated[
         int | None, typer.Option(metavar="N", help="Weights that share one scale; default: the method's.")
     ] = None,
@@ -51,42 +52,29 @@ def command(
 
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
-    text = None if calibration is None else read_text(calibration, "The calibration text")
     start = time.perf_counter()
     try:
-        bundle = _export(source, out, weights, block_size, max_context, text, not no_check, force, name)
+        bundle = _export(source, out, weights, block_size, max_context, calibration, not no_check, force, name)
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
         raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
     _show(bundle, time.perf_counter() - start)
 
 
-def read_text(path: Path, what: str) -> str:
-    """The content of a text file; InputError where it cannot be read or holds nothing."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise InputError(f"{what} {path} is not UTF-8 at byte {e.start}; convert it.") from None
-    except OSError as e:
-        raise InputError(f"{what} {path} cannot be read: {e.strerror}.") from None
-    if not text.strip():
-        raise InputError(f"{what} {path} is empty; give one with words in it.")
-    return text
-
-
 def _export(
     source: str,
     out: Path | None,
-    weights: str,
+    weights: str | None,
     block_size: int | None,
     max_context: int | None,
-    calibration: str | None,
+    calibration: Path | None,
     check: bool,
     force: bool,
     name: str | None,
 ) -> Bundle:
     with stages() as (progress, say):
         from edge.export import export
+        from edge.export.quantize import read_calibration
 
         return export(
             source,
@@ -94,7 +82,7 @@ def _export(
             weights=weights,
             block_size=block_size,
             max_context=max_context,
-            calibration=calibration,
+            calibration=None if calibration is None else read_calibration(calibration),
             check=check,
             force=force,
             name=name,
