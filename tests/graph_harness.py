@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from edge.bundle import BundleWriter
 from edge.export.graph import DecoderGraph, build_decoder
 from edge.export.quantize.base import FloatTensor, QTensor
+from edge.runtime.providers import cpu
 
 
 @dataclass
@@ -69,7 +70,7 @@ def torch_logits(model: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def session_options() -> ort.SessionOptions:
-    """Options of a session on the process's one thread pool: once an engine has made it, no session may have its own."""
+    """Options of a session on the one thread pool: once an engine has made it, no session may have its own."""
     cpu.share_thread_pool(None)
     options = ort.SessionOptions()
     options.use_per_session_threads = False
