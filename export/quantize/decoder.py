@@ -1,0 +1,87 @@
+"""A transformers decoder taken apart, so that methods can run it layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Decoder:
+    """Embedding, layers, final norm and head of a causal language model, for windows of one length.
+
+    What a layer is called with beside the hidden states (masks, rotary tables) depends on the length alone, and is
+    recorded from one run of the whole model.
+    """
+
+    def __init__(self, model: Any, window: torch.Tensor) -> None:
+        """`window` [S]: any tokens of the length that will be run."""
+        self.model = model
+        self.layers: list[nn.Module] = list(model.model.layers)
+        self._arguments: list[dict[str, Any]] = [{} for _ in self.layers]
+        handles = [
+            layer.register_forward_pre_hook(_remember(self._arguments[i]), with_kwargs=True)
+            for i, layer in enumerate(self.layers)
+        ]
+        with torch.no_grad():
+            model.model(window[None], use_cache=False)
+        for handle in handles:
+            handle.remove()
+
+    @property
+    def embedding(self) -> nn.Parameter:
+        weight: nn.Parameter = self.model.model.embed_tokens.weight
+        return weight
+
+    @property
+    def head(self) -> nn.Parameter:
+        """[vocabulary, hidden]; the embedding itself where the two are tied."""
+        weight: nn.Parameter = self.model.lm_head.weight
+        return weight
+
+    def embed(self, window: torch.Tensor) -> torch.Tensor:
+        """Tokens [S] to hidden states [1, S, hidden]."""
+        hidden: torch.Tensor = self.model.model.embed_tokens(window[None])
+        return hidden
+
+    def run(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        output = self.layers[layer](hidden, **self._arguments[layer])
+        result: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
+        return result
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the head reads: [S, hidden]."""
+        final: torch.Tensor = self.model.model.norm(hidden)[0]
+        return final
+
+    @contextmanager
+    def inputs(self, layer: int) -> Iterator[dict[str, torch.Tensor]]:
+        """The inputs of a layer's linears, by the linears' names in the layer, of each run inside the block."""
+        seen: dict[str, torch.Tensor] = {}
+        handles = [
+            module.register_forward_pre_hook(_capture(seen, name))
+            for name, module in self.layers[layer].named_modules()
+            if isinstance(module, nn.Linear)
+        ]
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _remember(place: dict[str, Any]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        place.update(kwargs)
+
+    return hook
+
+
+def _capture(seen: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        seen[name] = args[0]
+
+    return hook

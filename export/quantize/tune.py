@@ -1,0 +1,169 @@
+"""The scales of a quantized model, trained until its predictions come closer to the float model's.
+
+Integers and zero points stay; every block's scale moves by a few thousandths under Adam, on the divergence of the next
+token's distribution from the float model's (distillation on scales alone, as the end-to-end phase of EfficientQAT,
+Chen et al., 2024, arXiv:2407.11062). GPTQ sees one matrix at a time; this sees how their errors add up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from edge.export.quantize.base import QTensor
+from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.solve import spread, to_float16
+
+STEPS = 45
+LEARNING_RATE = 1e-3  # relative to each scale
+WARM_UP = 5  # steps
+_ROWS = 128  # of logits computed at a time: bounds memory
+
+
+@dataclasses.dataclass
+class Teacher:
+    """The float model's answers: what its head reads for each window [W, S, hidden], and the head [V, hidden]."""
+
+    finals: torch.Tensor
+    head: torch.Tensor
+
+
+def tune(
+    decoder: Decoder,
+    weights: dict[str, QTensor],
+    windows: torch.Tensor,
+    teacher: Teacher,
+    report: Callable[[int, int, str], None],
+    steps: int = STEPS,
+) -> dict[str, QTensor]:
+    """`weights`, whose dequantized values `decoder` holds, with better scales. The decoder is used up."""
+    dtype = fast_dtype()
+    linears: dict[str, _Scaled] = {}
+    for name, module in list(decoder.model.named_modules()):
+        if isinstance(module, nn.Linear) and f"{name}.weight" in weights and name != "lm_head":
+            scaled = _Scaled(weights[f"{name}.weight"], module.bias, dtype)
+            parent, _, leaf = name.rpartition(".")
+            setattr(decoder.model.get_submodule(parent), leaf, scaled)
+            linears[f"{name}.weight"] = scaled
+    tied = decoder.head is decoder.embedding
+    head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    head = _Scaled(weights[head_name], None, dtype)
+    decoder.model.requires_grad_(False)
+    learned = [*linears.values(), head]
+    for scaled in learned:
+        scaled.change.requires_grad_(True)
+    optimizer = torch.optim.Adam([s.change for s in learned], betas=(0.9, 0.95))
+    order: list[int] = []
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        report(step, steps, "tuning scales")
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
+        if not order:
+            order = torch.randperm(len(windows), generator=generator).tolist()
+        window = order.pop()
+        optimizer.zero_grad()
+        hidden = decoder.embed(windows[window])
+        for i in range(len(decoder.layers)):
+            hidden = recomputed(decoder.run, i, hidden, use_reentrant=False)
+        final = decoder.finish(hidden)
+        final.backward(_divergence(final.detach(), head, teacher.finals[window], teacher.head.to(dtype)))
+        optimizer.step()
+        if tied:
+            decoder.embedding.data.copy_(head.weight())
+    report(steps, steps, "tuning scales")
+    tuned = {name: scaled.result() for name, scaled in linears.items()} | {head_name: head.result()}
+    return {name: tuned.get(name, weight) for name, weight in weights.items()}
+
+
+def _divergence(final: torch.Tensor, head: _Scaled, finals: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+    """The gradient, by `final` [S, hidden], of the mean divergence from the teacher; the head's own is added to it."""
+    rows = len(final)
+    w = head.weight()
+    gradient = torch.empty_like(final)
+    of_head = torch.zeros_like(w)
+    for start in range(0, rows, _ROWS):
+        part = final[start : start + _ROWS].to(w.dtype)
+        wanted = torch.softmax((finals[start : start + _ROWS].to(w.dtype) @ teacher.T).float(), -1)
+        off = torch.softmax((part @ w.T).float(), -1).sub_(wanted).div_(rows).to(w.dtype)
+        gradient[start : start + _ROWS] = off @ w
+        of_head.addmm_(off.T, part)
+    head.change.grad = head.by_scale(of_head)
+    return gradient
+
+
+class _Scaled(nn.Module):
+    """A linear with fixed integers, whose scales are ``scales * (1 + change)``."""
+
+    def __init__(self, weight: QTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.stored = weight
+        self.block_size = weight.block_size
+        zeros: Any = 2 ** (weight.bits - 1)
+        if weight.zero_points is not None:
+            zeros = spread(torch.from_numpy(weight.zero_points).float(), weight.block_size, weight.q.shape[1])
+        self.steps = (torch.from_numpy(weight.q).float() - zeros).to(dtype)  # [N, K], exact: at most 8 bits and a sign
+        self.scales = torch.from_numpy(weight.scales)
+        self.bias = bias
+        self.change = nn.Parameter(torch.zeros_like(self.scales))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Product.apply(x.to(self.steps.dtype), self.change, self).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def weight(self) -> torch.Tensor:
+        """[N, K] in the training's type."""
+        scales = (self.scales * (1 + self.change.detach())).to(self.steps.dtype)
+        return self.steps * spread(scales, self.block_size, self.steps.shape[1])
+
+    def by_scale(self, by_weight: torch.Tensor) -> torch.Tensor:
+        """The gradient by `change` [N, B], given that by the weight [N, K]."""
+        product = by_weight * self.steps
+        missing = -product.shape[1] % self.block_size
+        blocks = F.pad(product, (0, missing)).view(len(product), -1, self.block_size)
+        return blocks.sum(-1, dtype=torch.float32) * self.scales
+
+    def result(self) -> QTensor:
+        scales = to_float16(self.scales * (1 + self.change.detach()))
+        return dataclasses.replace(
+            self.stored, scales=scales.numpy(), scale_dtype="float16", method=f"{self.stored.method}+tuned"
+        )
+
+
+class _Product(torch.autograd.Function):
+    """x @ W^T, whose backward pass makes the weight's gradient only to sum it up by blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, change: torch.Tensor, linear: _Scaled) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.linear = linear
+        return x @ linear.weight().T
+
+    @staticmethod
+    def backward(ctx: Any, by_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        by_weight = by_y.reshape(-1, by_y.shape[-1]).T @ x.reshape(-1, x.shape[-1])
+        return by_y @ ctx.linear.weight(), ctx.linear.by_scale(by_weight), None
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where this processor multiplies it faster than float32 (training bears its rounding), else float32."""
+    return min((torch.bfloat16, torch.float32), key=_matmul_time)
+
+
+def _matmul_time(dtype: torch.dtype) -> float:
+    a = torch.ones(512, 512, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return best
