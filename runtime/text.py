@@ -35,6 +35,8 @@ class Text:
         self.eos = frozenset(tokens.eos)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
+        # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
+        self._silent = self.special.union(range(self._tokenizer.get_vocab_size(), bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised, none is added.
@@ -65,7 +67,7 @@ class Text:
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one answer."""
-        return Detokenizer(self.decode, self.special)
+        return Detokenizer(self.decode, self._silent)
 
 
 class Detokenizer:
@@ -74,11 +76,15 @@ class Detokenizer:
     The pieces add up to what decoding all the tokens at once gives. Each token costs decoding a few tokens: those
     whose text is not complete, after the last ones that were, because a token's leading space depends on what
     stands before it.
+
+    Args:
+        decode: gives the text of token ids.
+        silent: ids that have no text.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], special: frozenset[int]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int]) -> None:
         self._decode = decode
-        self._special = special
+        self._silent = silent
         self._before: list[int] = []  # tokens given out last
         self._before_text = ""
         self._pending: list[int] = []
@@ -86,19 +92,18 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; often empty while a character spans tokens."""
-        if token in self._special:
+        if token in self._silent:
             return ""
         self._pending.append(token)
         text = self._pending_text()
         certain = max(len(text.rstrip(REPLACEMENT)), len(text) - INCOMPLETE)
         piece = text[self._given : certain]
         self._given = max(self._given, certain)
-        if certain < len(text):
-            if len(self._pending) > LONG_WINDOW:
-                self._shorten(held=len(text) - certain)
-        elif alone := self._decode(self._pending):
-            self._before, self._before_text = self._pending, alone
+        if certain == len(text):
+            self._before, self._before_text = self._pending, self._decode(self._pending)
             self._pending, self._given = [], 0
+        elif len(self._pending) > LONG_WINDOW:
+            self._shorten(held=len(text) - certain)
         return piece
 
     def flush(self) -> str:
@@ -116,7 +121,7 @@ class Detokenizer:
     def _shorten(self, held: int) -> None:
         self._before, self._before_text = [], ""
         self._pending = self._pending[-SHORT_WINDOW:]
-        self._given = len(self._decode(self._pending)) - held
+        self._given = max(0, len(self._decode(self._pending)) - held)
 
 
 class StopStrings:

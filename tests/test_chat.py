@@ -148,6 +148,20 @@ def test_answers_keep_the_tokens_they_were_said_with(tmp_path: Path) -> None:
     assert new_tokens(engine)[0] == END, "nothing of the first turn was run again"
 
 
+def test_what_follows_an_answer_is_encoded_apart_only_from_a_special_token_on(tmp_path: Path) -> None:
+    """A SentencePiece tokenizer puts a space before whatever it encodes; in the middle of a text that is wrong."""
+    turns = "{% for m in messages %}<start>{{ m.role }}\n{{ m.content }} .<end>{% endfor %}"
+    template = "{{ bos_token }}" + turns + "{{ '<start>assistant\n' }}"
+    chat, engine = chat_that_says(tmp_path, "Hello", "Fine", template=template)
+    text = chat._model.text
+    encode = text.encode
+    text.encode = lambda s: encode("_" + s)  # type: ignore[method-assign]
+    chat.generate("hi")
+    new_tokens(engine)
+    chat.generate("how?")
+    assert new_tokens(engine) == encode(" .<end><start>user\nhow? .<end><start>assistant\nFine")
+
+
 def test_a_template_that_trims_answers_costs_only_what_differs(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}<start>{{ m.role }}\n{{ m.content | trim }}<end>\n{% endfor %}"

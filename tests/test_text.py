@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_a_leading_space_is_dropped_at_the_start_alone() -> None:
     assert pieces_of(llama, ids) == ["Hello", " world", "!", " ", " Hello", "", " world", ""]
     ids = [llama.token_to_id(t) for t in ("▁", "▁", "▁▁", "▁Hello")]
     assert "".join(pieces_of(llama, ids)) == llama.decode(ids) == "    Hello"
+
+
+def test_special_tokens_do_not_make_a_space_a_leading_one() -> None:
+    llama = TOKENIZERS["Llama 2"]
+    hello, end, world = (llama.token_to_id(t) for t in ("▁Hello", "</s>", "▁world"))
+    ids = [hello, *[end] * 5 * LONG_WINDOW, world]
+    assert "".join(pieces_of(llama, ids)) == llama.decode(ids) == "Hello world"
+
+
+def test_ids_beyond_the_vocabulary_have_no_text(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path)
+    dims = dataclasses.replace(bundle.manifest.dims, vocab_size=300)
+    bundle = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, dims=dims))
+    stream = Text(bundle).detokenizer()
+    ids = [0xC3, *range(259, 300), 0xA9]
+    assert "".join(map(stream.push, ids)) + stream.flush() == "é"
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
