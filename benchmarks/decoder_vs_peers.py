@@ -1,0 +1,365 @@
+"""One decoder at 4 bits on this runtime and on its peers, side by side in one run. docs/benchmarks.md says more.
+
+    python benchmarks/decoder_vs_peers.py --bundle smollm2-135m-instruct.edge
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import convert
+import report
+from engines import ENGINES, engine_file
+from engines.base import Models, Unavailable
+from processes import Worker, WorkerFailed, busy_s, first_byte
+from prompts import QUESTION, Prompts
+
+CONTEXTS = (16, 128, 512, 2000)
+PREFILLS = (128, 512, 2000)
+MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
+MODEL = "smollm2-135m-instruct"
+MB = 2**20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int
+    tokens: int
+    starts: int  # fresh processes per engine, for the time to the first token
+    trials: int  # answers per variant, for choosing the fastest
+
+
+FULL = Plan(rounds=9, tokens=64, starts=9, trials=3)
+QUICK = Plan(rounds=3, tokens=24, starts=3, trials=1)
+
+
+@dataclass
+class Contender:
+    """An engine that can be measured here, and what was found about it."""
+
+    name: str
+    python: str
+    version: str
+    variant: str
+    model: Path
+    trials: dict[str, float] = field(default_factory=dict)  # variant -> seconds
+    worker: Worker | None = None
+    says: str = ""
+    first_text: str = ""
+
+
+def main() -> int:
+    """Measure, print, write. Returns the exit status."""
+    args = parse(sys.argv[1:])
+    try:
+        models = find_models(args)
+    except Unavailable as error:
+        print(f"decoder_vs_peers: {error}", file=sys.stderr)
+        return 2
+    plan = QUICK if args.quick else FULL
+    args.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    say(f"{args.threads} threads, load average {os.getloadavg()[0]:.2f} before the start")
+    with (args.out / "decoder_vs_peers.log").open("w") as log:
+        bench = Bench(models, plan, args.threads, log, Prompts(models.bundle / "tokenizer.json"))
+        for name in args.engines:
+            bench.enter(name, args.variant.get(name))
+        if not bench.contenders:
+            print("decoder_vs_peers: none of the engines can be measured here.", file=sys.stderr)
+            return 2
+        bench.measure()
+    result = bench.result() | {"seconds": round(time.monotonic() - began)}
+    (args.out / "decoder_vs_peers.json").write_text(json.dumps(result, indent=1) + "\n")
+    show(bench, args.out)
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle of the model, at 4 bits")
+    parser.add_argument("--gguf", type=Path,
+                        help=f"the GGUF file of the model; default: what `edge models pull {MODEL}` left")
+    parser.add_argument("--engines", type=_engines, default=list(ENGINES), metavar="NAME,...",
+                        help="those to compare; default: " + ",".join(ENGINES))
+    parser.add_argument("--variant", type=_variant, action="append", default=[], metavar="ENGINE=VARIANT",
+                        help="measure an engine with this setting, instead of trying which is fastest")
+    parser.add_argument("--peer-python", metavar="PATH",
+                        help="the interpreter of an environment with the peers; default: the one that runs this")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens: two minutes, less certain")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
+    parser.add_argument("--work", type=Path,
+                        help="folder that keeps the peers' converted models; default: in the user's cache")
+    args = parser.parse_args(arguments)
+    if args.threads < 1:
+        parser.error(f"--threads must be 1 or more, not {args.threads}")
+    args.variant = dict(args.variant)
+    return args
+
+
+def _engines(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in ENGINES:
+            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(ENGINES)}")
+    return [name for name in ENGINES if name in names]
+
+
+def _variant(text: str) -> tuple[str, str]:
+    name, _, variant = text.partition("=")
+    if name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(ENGINES)}")
+    known = engine_file(name).VARIANTS
+    if variant not in known:
+        raise argparse.ArgumentTypeError(f"{name} has no variant {variant!r}; it has: {'; '.join(known)}")
+    return name, variant
+
+
+def find_models(args: argparse.Namespace) -> Models:
+    """The bundle, the GGUF file and the folder for what is made of it."""
+    from edge.home import cache_dir
+
+    gguf = args.gguf
+    if gguf is None:
+        from edge.catalog import find, local
+
+        entry = find(MODEL)
+        found = local(entry) if entry is not None else None
+        if found is None or found.suffix != ".gguf":
+            raise Unavailable(f"--gguf is needed: `edge models pull {MODEL}` has left no GGUF file here")
+        gguf = found
+    for path in (args.bundle / "edge.json", gguf):
+        if not path.is_file():
+            raise Unavailable(f"there is no {path}")
+    work = (args.work or cache_dir() / "benchmarks") / convert.key(gguf)
+    work.mkdir(parents=True, exist_ok=True)
+    # Only made absolute: resolving a virtual environment's interpreter would leave the environment.
+    pythons = tuple(str(Path(p).absolute()) for p in (args.peer_python, sys.executable) if p)
+    return Models(args.bundle.resolve(), gguf.resolve(), work.resolve(), pythons)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+class Bench:
+    """The contenders and what was measured of them."""
+
+    def __init__(self, models: Models, plan: Plan, threads: int, log: TextIO, prompts: Prompts) -> None:
+        self.models, self.plan, self.threads, self.log, self.prompts = models, plan, threads, log, prompts
+        self.contenders: dict[str, Contender] = {}
+        self.skipped: dict[str, str] = {}
+        self.figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._foreign_s = self._watched_s = 0.0
+
+    def enter(self, name: str, forced: str | None) -> None:
+        """Prepare an engine, at the fastest of its variants; or say why it is skipped."""
+        engine = engine_file(name)
+        try:
+            order = self.models.pythons if name != "edge" else (sys.executable,)
+            python = convert.python_with(order, *engine.MODULES)
+            if python is None:
+                raise Unavailable(f"{engine.PACKAGE} is not installed")
+            variants = [forced] if forced else list(engine.VARIANTS)
+            made = {v: engine.prepare(self.models, v, self.threads) for v in variants}
+            found = Contender(name, python, version(python, engine.PACKAGE), variants[0], made[variants[0]])
+            if len(variants) > 1:
+                self._choose(found, made)
+        except (Unavailable, WorkerFailed) as error:
+            self._skip(name, str(error))
+            return
+        self.contenders[name] = found
+        tried = "; ".join(f"{v} {s:.2f} s" for v, s in found.trials.items())
+        say(f"{name} {found.version}: {found.variant}" + (f"   (tried: {tried})" if tried else ""))
+
+    def _skip(self, name: str, why: str) -> None:
+        self.contenders.pop(name, None)
+        for values in self.figures.values():
+            values.pop(name, None)
+        self.skipped[name] = why
+        say(f"{name} is SKIPPED: {why}")
+
+    def _choose(self, found: Contender, made: dict[str, Path]) -> None:
+        """The variant that takes a prompt of 512 tokens and an answer of 64 in the shortest time."""
+        for variant, model in made.items():
+            worker = self._worker(found, variant, model, 1024)
+            worker.generate(self.prompts.take(64), 4)
+            times = []
+            for _ in range(self.plan.trials):
+                timed = worker.generate(self.prompts.take(512), 64)
+                times.append(timed.prefill_s + 64 * timed.decode_s)
+            worker.close()
+            found.trials[variant] = min(times)
+        found.variant = min(found.trials, key=found.trials.__getitem__)
+        found.model = made[found.variant]
+
+    def _worker(self, found: Contender, variant: str, model: Path, capacity: int) -> Worker:
+        request = {
+            "model": str(model),
+            "threads": self.threads,
+            "capacity": capacity,
+            "settings": engine_file(found.name).VARIANTS[variant],
+        }
+        return Worker(found.python, found.name, self.log, request)
+
+    def measure(self) -> None:
+        """Everything, in rounds over all contenders, so that a drift of the machine meets all alike."""
+        self._each(self._memory)
+        self._each(self._start)
+        for number in range(self.plan.rounds):
+            for context in CONTEXTS:
+                self._each(lambda found, at=context: self._answer(found, at))
+            say(f"speed: round {number + 1} of {self.plan.rounds}")
+        for found in self.contenders.values():
+            if found.worker is not None:
+                found.worker.close()
+        for number in range(self.plan.starts + 1):
+            self._each(lambda found, warm=number == 0: self._first_token(found, warm))
+        say(f"first token: {self.plan.starts} starts of each")
+
+    def _each(self, job: Callable[[Contender], None]) -> None:
+        for found in list(self.contenders.values()):
+            try:
+                job(found)
+            except WorkerFailed as error:
+                self._skip(found.name, str(error))
+
+    def _memory(self, found: Contender) -> None:
+        bare = Worker(found.python, found.name, self.log, {})
+        bare.close()
+        worker = self._worker(found, found.variant, found.model, MEMORY_CONTEXT)
+        worker.generate(self.prompts.take(MEMORY_PROMPT), MEMORY_TOKENS)
+        worker.close()
+        self.figures["bare import"][found.name].append(bare.peak_rss_mb)
+        self.figures["peak RSS"][found.name].append(worker.peak_rss_mb)
+        say(f"peak RSS: {found.name} {worker.peak_rss_mb:.0f} MiB; its package alone {bare.peak_rss_mb:.0f} MiB")
+
+    def _start(self, found: Contender) -> None:
+        found.worker = self._worker(found, found.variant, found.model, max(CONTEXTS) + self.plan.tokens + 16)
+        warm = found.worker.generate(self.prompts.take(64), 24)
+        found.says = self.prompts.text(warm.tokens)
+
+    def _answer(self, found: Contender, context: int) -> None:
+        assert found.worker is not None
+        ids = self.prompts.take(context)
+        busy, start = busy_s(), time.perf_counter()
+        timed = found.worker.generate(ids, self.plan.tokens)
+        if busy is not None:
+            elapsed = time.perf_counter() - start
+            self._foreign_s += max(0.0, (busy_s() or 0.0) - busy - found.worker.last_cpu_s)
+            self._watched_s += elapsed * (os.cpu_count() or 1)
+        self.figures[f"prefill @ {context}"][found.name].append(context / timed.prefill_s)
+        self.figures[f"decode @ {context}"][found.name].append(1 / timed.decode_s)
+
+    def _first_token(self, found: Contender, warm: bool) -> None:
+        engine = engine_file(found.name)
+        command = engine.first_token(found.python, found.model, QUESTION, self.threads, found.variant)
+        seconds, found.first_text = first_byte(command, self.log)
+        if not warm:
+            self.figures["first token"][found.name].append(seconds * 1000)
+
+    @property
+    def metrics(self) -> list[report.Metric]:
+        """The rows of the report."""
+        rows = [(f"prefill @ {n}", "tokens/s", True) for n in PREFILLS]
+        rows += [(f"decode @ {n}", "tokens/s", True) for n in CONTEXTS]
+        rows += [("peak RSS", "MiB", False), ("first token", "ms", False)]
+        return [report.Metric(row[0], row[1], row[2], self.figures[row[0]]) for row in rows if row[0] in self.figures]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What may have spoiled the figures."""
+        found = []
+        if self._watched_s and (share := self._foreign_s / self._watched_s) > 0.03:
+            found.append(f"other processes took {share:.0%} of the machine during the speed rounds: repeat when idle")
+        for contender in self.contenders.values():
+            if contender.worker is not None and contender.worker.idle_share > 0.03:
+                found.append(f"{contender.name} used up to {contender.worker.idle_share:.0%} of a core while idle")
+        return found
+
+    def result(self) -> dict[str, Any]:
+        """All that was measured, for the JSON file."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+            "threads": self.threads,
+            "plan": vars(self.plan),
+            "bundle": json.loads((self.models.bundle / "edge.json").read_text()).get("name"),
+            "gguf": self.models.gguf.name,
+            "engines": {
+                c.name: {
+                    "version": c.version,
+                    "variant": c.variant,
+                    "trials_s": c.trials,
+                    "idle_core_share": c.worker.idle_share if c.worker else None,
+                    "continues_with": c.says,
+                    "first_text": c.first_text.strip(),
+                }
+                for c in self.contenders.values()
+            },
+            "skipped": self.skipped,
+            "warnings": self.warnings,
+            "rounds": self.figures,
+            "ratios": {
+                m.label: {p: vars(report.ratio(m.rounds, p)) for p in m.rounds if p != report.OURS}
+                for m in self.metrics
+                if report.OURS in m.rounds
+            },
+            "goals": [vars(goal) | {"met": goal.met} for goal in report.goals(self.metrics)],
+        }
+
+
+def version(python: str, package: str) -> str:
+    """The installed version of a distribution in another interpreter's environment."""
+    code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    done = subprocess.run([python, "-c", code, package], capture_output=True, text=True)
+    return done.stdout.strip() or "?"
+
+
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def show(bench: Bench, out: Path) -> None:
+    """Print the tables and draw the plot."""
+    metrics, names = bench.metrics, list(bench.contenders)
+    floor = report.Metric("bare import", "MiB", False, bench.figures["bare import"])
+    say("\n" + report.figures_table([*metrics, floor], names))
+    say("\n" + report.ratios_table(metrics, names) + "\n")
+    for goal in report.goals(metrics):
+        say(str(goal))
+    for name, why in bench.skipped.items():
+        say(f"SKIPPED {name}: {why}")
+    for warning in bench.warnings:
+        say(f"WARNING: {warning}")
+    try:
+        title = f"{bench.models.bundle.stem}, {bench.threads} threads, {cpu_name()}"
+        report.plot(metrics, names, title, out / "decoder_vs_peers.png")
+    except ImportError:
+        say("There is no plot, because matplotlib is not installed.")
+    say(f"\nWritten to {out}: decoder_vs_peers.json, .png and .log")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

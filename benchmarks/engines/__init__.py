@@ -1,0 +1,23 @@
+"""The engines that are compared: one file each, found by name in `ENGINES`, all of the shape of `engines.base`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from engines.base import EngineFile
+
+# This runtime first: every ratio is its figure over another's.
+ENGINES = ("edge", "onnxruntime-genai", "llama.cpp", "openvino-genai", "transformers")
+_FILES = {
+    "edge": "edge_runtime",
+    "onnxruntime-genai": "genai",
+    "llama.cpp": "llamacpp",
+    "openvino-genai": "ov_genai",
+    "transformers": "eager",
+}
+
+
+def engine_file(name: str) -> EngineFile:
+    """The file of one engine. Importing it imports nothing of the engine itself."""
+    return cast(EngineFile, import_module(f"engines.{_FILES[name]}"))

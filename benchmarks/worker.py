@@ -1,0 +1,56 @@
+"""One engine in a process of its own, asked for one answer at a time: JSON lines in, JSON lines out.
+
+Runs in the engine's environment, so it needs nothing but the standard library and the engine's package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+
+def peak_rss_mb() -> float:
+    """The largest resident set of this process so far, in MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage there begins with the memory of the process that started this one
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    from engines import engine_file
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print goes to the log
+
+    def answer(content: dict[str, Any]) -> None:
+        content |= {"cpu_s": time.process_time(), "peak_rss_mb": peak_rss_mb()}
+        print(json.dumps(content), file=answers, flush=True)
+
+    name, request = sys.argv[1], json.loads(sys.argv[2])
+    engine = engine_file(name)
+    start = time.perf_counter()
+    try:
+        if "model" not in request:  # the package alone
+            exec(engine.IMPORT)
+            answer({})
+            return
+        loaded = engine.load(Path(request["model"]), request["threads"], request["capacity"], **request["settings"])
+        answer({"load_s": time.perf_counter() - start})
+        for line in sys.stdin:
+            woken = time.process_time()
+            job = json.loads(line)
+            answer(asdict(loaded.generate(job["ids"], job["n"])) | {"woken_cpu_s": woken})
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+if __name__ == "__main__":
+    main()
