@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class Decoder:
     def __init__(self, model: Any, window: torch.Tensor) -> None:
         """`window` [S]: any tokens of the length that will be run."""
         self.model = model
+        model.set_attn_implementation("eager")  # the one that hands out attention weights
         self.layers: list[nn.Module] = list(model.model.layers)
         self._arguments: list[dict[str, Any]] = [{} for _ in self.layers]
         handles = [
@@ -58,19 +60,28 @@ class Decoder:
         return final
 
     @contextmanager
-    def inputs(self, layer: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The inputs of a layer's linears, by the linears' names in the layer, of each run inside the block."""
-        seen: dict[str, torch.Tensor] = {}
-        handles = [
-            module.register_forward_pre_hook(_capture(seen, name))
-            for name, module in self.layers[layer].named_modules()
-            if isinstance(module, nn.Linear)
-        ]
+    def watch(self, layer: int) -> Iterator[Seen]:
+        """What passes inside a layer during each run in the block."""
+        seen = Seen()
+        handles = []
+        for name, module in self.layers[layer].named_modules():
+            if isinstance(module, nn.Linear):
+                handles.append(module.register_forward_pre_hook(_capture_input(seen, name)))
+            elif name.endswith("self_attn"):
+                handles.append(module.register_forward_hook(_capture_attention(seen)))
         try:
             yield seen
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@dataclass
+class Seen:
+    """Inputs of a layer's linears by name, and its attention weights [heads, S, S]."""
+
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    attention: torch.Tensor | None = None
 
 
 def _remember(place: dict[str, Any]) -> Callable[..., None]:
@@ -80,8 +91,15 @@ def _remember(place: dict[str, Any]) -> Callable[..., None]:
     return hook
 
 
-def _capture(seen: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+def _capture_input(seen: Seen, name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        seen[name] = args[0]
+        seen.inputs[name] = args[0]
+
+    return hook
+
+
+def _capture_attention(seen: Seen) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        seen.attention = output[1][0]
 
     return hook

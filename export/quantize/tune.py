@@ -42,9 +42,10 @@ def tune(
     windows: torch.Tensor,
     teacher: Teacher,
     report: Callable[[int, int, str], None],
-    steps: int = STEPS,
+    steps: int | None = None,
 ) -> dict[str, QTensor]:
     """`weights`, whose dequantized values `decoder` holds, with better scales. The decoder is used up."""
+    steps = STEPS if steps is None else steps
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
     for name, module in list(decoder.model.named_modules()):

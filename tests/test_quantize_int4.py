@@ -1,0 +1,265 @@
+"""Calibrated 4-bit weights on tiny random models: solving one matrix, walking a decoder, tuning scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_harness import tiny_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
+
+from edge.errors import ExportError
+from edge.export.quantize import quantize
+from edge.export.quantize.base import QTensor, matrices
+from edge.export.quantize.calibration import WINDOW, calibration_windows
+from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.gptq import quantize_decoder
+from edge.export.quantize.rtn import round_to_nearest
+from edge.export.quantize.solve import solve
+from edge.export.quantize.tune import Teacher, tune
+from edge.manifest import Tokens
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=256,
+    hidden_size=40,
+    intermediate_size=72,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    pad_token_id=0,
+    bos_token_id=0,
+    eos_token_id=1,
+)
+CONFIGS = {
+    "llama, tied": lambda: LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama, untied, biases": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=12),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZES, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "phi3": lambda: Phi3Config(**SIZES),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads cost such small matrices more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def inputs_with_correlations(k: int, rows: int = 512, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(k, k, generator=generator) * torch.logspace(0, -2, k)
+    return torch.randn(rows, k, generator=generator) @ mix
+
+
+def output_error(w: torch.Tensor, quantized: QTensor, x: torch.Tensor) -> float:
+    off = x @ (torch.from_numpy(quantized.dequantize()) - w).T
+    return float(off.square().mean() / (x @ w.T).square().mean())
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_solving_beats_rounding_on_correlated_inputs(block_size: int) -> None:
+    x = inputs_with_correlations(96)
+    w = torch.randn(48, 96, generator=torch.Generator().manual_seed(1))
+    solved = solve(w, x.T @ x, 4, block_size).pack("gptq")
+    rounded = round_to_nearest(w.numpy(), 4, block_size, symmetric=False)
+    assert output_error(w, solved, x) < 0.5 * output_error(w, rounded, x)
+
+
+def test_each_round_of_descent_and_refitting_lowers_the_error() -> None:
+    x = inputs_with_correlations(128)
+    w = torch.randn(32, 128, generator=torch.Generator().manual_seed(1))
+    errors = [output_error(w, solve(w, x.T @ x, 4, 32, rounds=rounds).pack("gptq"), x) for rounds in (0, 1, 2)]
+    assert errors[2] < errors[1] < errors[0]
+
+
+def test_a_weight_that_lies_on_a_grid_is_found_again() -> None:
+    """As those of a Q4_1 file whose minima are multiples of its scales."""
+    rng = np.random.default_rng(0)
+    q = rng.integers(0, 16, (24, 4, 32))
+    q[..., 0], q[..., 1] = 0, 15
+    scales = rng.uniform(0.01, 0.1, (24, 4, 1)).astype(np.float16).astype(np.float32)
+    w = torch.from_numpy((scales * (q - rng.integers(3, 12, (24, 4, 1)))).reshape(24, 128).astype(np.float32))
+    x = inputs_with_correlations(128)
+    assert output_error(w, solve(w, x.T @ x, 4, 32).pack("gptq"), x) < 1e-4
+
+
+def test_inputs_that_calibration_never_saw_are_rounded_plainly() -> None:
+    x = inputs_with_correlations(64)
+    x[:, 10:20] = 0
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    for moment in (x.T @ x, torch.zeros(64, 64)):
+        off = solve(w, moment, 4, 32).dequantize() - w
+        assert torch.isfinite(off).all()
+        assert off[:, 10:20].abs().max() < 0.5  # two steps of a normal block
+
+
+def test_blocks_need_not_divide_the_columns() -> None:
+    x = inputs_with_correlations(72)
+    w = torch.randn(8, 72, generator=torch.Generator().manual_seed(1))
+    solved = solve(w, x.T @ x, 4, 32).pack("gptq")
+    assert (solved.q.shape, solved.scales.shape) == ((8, 72), (8, 3))
+    assert output_error(w, solved, x) < 0.01
+
+
+def test_scales_are_float16_values_and_zero_points_integers() -> None:
+    x = inputs_with_correlations(64)
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    solved = solve(w, x.T @ x, 4, 32).pack("gptq")
+    assert np.array_equal(solved.scales, solved.scales.astype(np.float16).astype(np.float32))
+    assert solved.zero_points is not None and solved.zero_points.max() < 16 and solved.q.max() < 16
+    assert solved.stored_bits == 8 * 2 * (32 * 4 + 16 + 4)
+
+
+def windows_of(model: Any, count: int = 5, length: int = 40) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, (count, length), generator=torch.Generator().manual_seed(2))
+
+
+def divergence(model: Any, wanted: torch.Tensor, windows: torch.Tensor) -> float:
+    with torch.no_grad():
+        got = model(windows).logits.log_softmax(-1)
+    return float((wanted.exp() * (wanted - got)).sum(-1).mean())
+
+
+def walk(model: Any, windows: torch.Tensor) -> tuple[Decoder, Teacher, dict[str, QTensor]]:
+    decoder = Decoder(model, windows[0])
+    with torch.no_grad():
+        finals = model.model(windows).last_hidden_state
+        teacher = Teacher(finals, decoder.head.data.clone())
+        return decoder, teacher, quantize_decoder(decoder, windows, finals, 32, lambda *_: None)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family: str) -> None:
+    model, windows = tiny_model(CONFIGS[family]()), None
+    windows = windows_of(model)
+    with torch.no_grad():
+        wanted = model(windows).logits.log_softmax(-1)
+    originals = {n: p.detach().clone() for n, p in model.named_parameters() if p.ndim == 2}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in originals:
+                rounded = round_to_nearest(originals[name].numpy(), 4, 32, symmetric=False)
+                parameter.copy_(torch.from_numpy(rounded.dequantize()))
+    rounding = divergence(model, wanted, windows)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in originals:
+                parameter.copy_(originals[name])
+
+    decoder, teacher, weights = walk(model, windows)
+    assert set(weights) == set(originals)
+    for name, weight in weights.items():  # the model holds what the kernels will compute with
+        assert torch.equal(model.get_parameter(name), torch.from_numpy(weight.dequantize())), name
+    walked = divergence(model, wanted, windows)
+    assert walked < rounding
+
+    tuned = tune(decoder, weights, windows, teacher, lambda *_: None, steps=10)
+    fresh = tiny_model(CONFIGS[family]())
+    with torch.no_grad():
+        for name, weight in tuned.items():
+            assert np.array_equal(weight.q, weights[name].q) and weight.scale_dtype == "float16"
+            fresh.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
+    assert divergence(fresh, wanted, windows) < walked
+
+
+def test_matrices_that_are_packed_together_share_one_format() -> None:
+    model = tiny_model(CONFIGS["llama, tied"]())
+    _, _, weights = walk(model, windows_of(model))
+    for layer in range(2):
+        for members in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
+            formats = {
+                (w.bits, w.block_size, w.scale_dtype, w.zero_points is None)
+                for w in (weights[f"model.layers.{layer}.{m}_proj.weight"] for m in members)
+            }
+            assert len(formats) == 1
+
+
+def byte_tokenizer() -> str:
+    """A tokenizer whose tokens are single bytes."""
+    alphabet = sorted(ByteLevel.alphabet())
+    tokenizer = Tokenizer(WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token=alphabet[0]))
+    tokenizer.pre_tokenizer = Sequence([ByteLevel(add_prefix_space=False, use_regex=False), Split("", "isolated")])
+    return tokenizer.to_str()
+
+
+class TinyCheckpoint:
+    kind, name, licence = "directory", "tiny", None
+
+    def __init__(self, model: Any, add_bos: bool = False) -> None:
+        self.config = model.config.to_dict()
+        self.tokenizer = SimpleNamespace(json=byte_tokenizer(), chat_template=None, tokens=Tokens(0, [1], 0, add_bos))
+        self._tensors = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def read(self, name: str) -> np.ndarray:
+        return self._tensors[name].copy()
+
+    def blocks(self, name: str) -> None:
+        return None
+
+    def stored_type(self, name: str) -> str:
+        return "F32"
+
+
+def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge.export.quantize.tune.STEPS", 3)
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    told: list[tuple[int, int, str]] = []
+    result = quantize(
+        checkpoint, "int4", calibration="Fish and chips. " * 40, progress=lambda *done: told.append(done)
+    )
+    assert list(result) == matrices(checkpoint)
+    for weight in result.values():
+        assert isinstance(weight, QTensor) and weight.bits == 4
+    assert {"quantizing to 4 bits", "tuning scales"} <= {text for _, _, text in told}
+    assert all(0 <= done <= total for done, total, _ in told)
+
+
+def test_int4_takes_a_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.export.quantize.tune.STEPS", 1)
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    result = quantize(checkpoint, "int4", block_size=16, calibration="Fish and chips. " * 10)
+    assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {16}
+
+
+def test_a_calibration_text_that_is_too_short_is_refused() -> None:
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    with pytest.raises(ExportError, match="holds 5 tokens, fewer than the 128"):
+        quantize(checkpoint, "int4", calibration="short")
+
+
+def test_the_built_in_text_gives_whole_windows_within_the_models_context() -> None:
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    assert calibration_windows(checkpoint, None).shape[1] == SIZES["max_position_embeddings"]
+    checkpoint.config["max_position_embeddings"] = 4096
+    windows = calibration_windows(checkpoint, None)
+    assert windows.shape == (24, WINDOW)
+    alphabet = byte_tokenizer()
+    text = Tokenizer.from_str(alphabet).decode(windows[0].tolist()).replace(" ", "")
+    assert "im_start" not in text  # chat marks that the tokenizer does not know are left out
+
+
+def test_windows_begin_with_the_token_that_the_model_was_trained_to_begin_with() -> None:
+    model = tiny_model(CONFIGS["llama, tied"]())
+    assert (calibration_windows(TinyCheckpoint(model, add_bos=True), None)[:, 0] == 0).all()
+    assert not (calibration_windows(TinyCheckpoint(model), None)[:, 0] == 0).all()
