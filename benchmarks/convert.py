@@ -53,7 +53,7 @@ def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise Unavailable(f"its model could not be converted: {last}")
+        raise Unavailable(f"its model cannot be prepared: {last}")
 
 
 def key(path: Path) -> str:

@@ -16,6 +16,7 @@ IMPORT = "import onnxruntime_genai"
 BUILDER = {
     "defaults": [],
     "block 32, head on the last row, fused MLP": ["prune_lm_head=true", "fuse_mlp_gate_up=true"],
+    "block 64, head on the last row, fused MLP": ["block_size=64", "prune_lm_head=true", "fuse_mlp_gate_up=true"],
     "block 128, head on the last row, fused MLP": ["block_size=128", "prune_lm_head=true", "fuse_mlp_gate_up=true"],
 }
 VARIANTS: dict[str, dict[str, Any]] = {name: {} for name in BUILDER}
