@@ -22,7 +22,7 @@ from edge import catalog
 from edge.bundle import GOLDEN, TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError, InputError, MissingExtraError
 from edge.export import quantize as methods
-from edge.export.quantize.base import Progress, Weight
+from edge.export.quantize.base import Progress, QTensor, Weight
 from edge.export.tokenizer import compact
 from edge.manifest import FORMAT_VERSION, Manifest, Source
 from edge.runtime.engine import Engine
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
-EXACT = {"F32", "F16", "BF16", "Q8_0", "Q4_0"}  # stored types whose values a bundle can hold as they are
+FLOATS = {"F32", "F16", "BF16"}  # of stored types
+KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
 
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [
@@ -108,8 +109,10 @@ def export(
             checkpoint, weights, block_size=block_size, calibration=calibration, progress=progress
         )
         recorded = checks.reference(checkpoint, context, advance) if check else None
-        graph = build_decoder(checkpoint, _Watched(quantized, advance, "writing weights"), writer, context)
-        del quantized
+        watched = _Watched(quantized, advance, "writing weights")
+        graph = build_decoder(checkpoint, watched, writer, context)
+        _say_what_changed(checkpoint, watched.methods, tell)
+        del quantized, watched
         writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
         writer.flush()
         manifest = Manifest(
@@ -158,19 +161,21 @@ def _context(checkpoint: Checkpoint, asked: int | None) -> int:
 
 
 def _describe(checkpoint: Checkpoint, family: str, weights: str, tell: Callable[[str], None]) -> None:
-    """Say what is exported, and which stored tensors cannot keep their values."""
-    names = checkpoint.names()
-    count = sum(math.prod(checkpoint.shape(n)) for n in names)
+    count = sum(math.prod(checkpoint.shape(n)) for n in checkpoint.names())
     licence = checkpoint.licence or "no licence stated"
     tell(f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}.")
-    if weights in ("fp32", "fp16"):
-        return
-    types = Counter(checkpoint.stored_type(n) for n in names)
-    for stored, tensors in sorted(types.items()):
-        if stored not in EXACT:
-            blocks = " in 8-bit blocks" if weights == "keep" else ""
-            verb = "tensor of type {} is" if tensors == 1 else "tensors of type {} are"
-            tell(f"{tensors} {verb.format(stored)} dequantized and quantized anew{blocks}.")
+
+
+def _say_what_changed(checkpoint: Checkpoint, methods: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    """Say which tensors that were stored in blocks did not keep the blocks they had. `methods`: by tensor name."""
+    stored = Counter(
+        kind
+        for name, method in methods.items()
+        if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in KEPT
+    )
+    for kind, count in sorted(stored.items()):
+        tensors = "1 tensor of type {} is" if count == 1 else f"{count} tensors of type {{}} are"
+        tell(f"{tensors.format(kind)} dequantized and quantized anew.")
 
 
 def _golden(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -195,12 +200,12 @@ class _Watched(Mapping[str, Weight]):
 
     def __init__(self, weights: Mapping[str, Weight], progress: Progress, text: str) -> None:
         self._weights, self._progress, self._text = weights, progress, text
-        self._taken: set[str] = set()
+        self.methods: dict[str, str] = {}  # of the weights taken
 
     def __getitem__(self, name: str) -> Weight:
-        self._progress(len(self._taken), len(self._weights), self._text)
+        self._progress(len(self.methods), len(self._weights), self._text)
         weight = self._weights[name]
-        self._taken.add(name)
+        self.methods[name] = weight.method if isinstance(weight, QTensor) else "float"
         return weight
 
     def __iter__(self) -> Iterator[str]:

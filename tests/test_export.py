@@ -139,14 +139,20 @@ def test_a_long_context_is_not_taken_unasked(tiny_checkpoint: Path, tmp_path: Pa
 
 
 def test_what_is_quantized_anew_is_said(tiny_gguf: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    edge.export(tiny_gguf, tmp_path / "x.edge", weights="int8", check=False, say=said.append)
-    assert "tiny-gguf (gguf, " in said[0]
-    assert "family llama" in said[0]
-    assert said[1:] == ["4 tensors of type Q4_1 are dequantized and quantized anew."]
-    said.clear()
-    edge.export(tiny_gguf, tmp_path / "y.edge", weights="fp32", check=False, say=said.append)
-    assert len(said) == 1
+    def said(weights: str, block_size: int | None = None) -> list[str]:
+        lines: list[str] = []
+        target = tmp_path / "x.edge"
+        edge.export(
+            tiny_gguf, target, weights=weights, block_size=block_size, check=False, force=True, say=lines.append
+        )
+        assert lines[0].startswith("tiny-gguf (gguf, mit): family llama, ")
+        return lines[1:]
+
+    q4_1 = "4 tensors of type Q4_1 are dequantized and quantized anew."
+    q8_0 = "8 tensors of type Q8_0 are dequantized and quantized anew."
+    assert said("fp32") == []
+    assert said("keep") == [q4_1]
+    assert said("int8", 64) == [q4_1, q8_0]
 
 
 def test_kept_blocks_are_in_the_bundle_bit_for_bit(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def command(
     text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to predict, in UTF-8.")],
     bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="The bundle to measure, a folder NAME.edge.")
+        Path | None, typer.Argument(metavar="BUNDLE", help="The bundle to measure, a folder NAME.edge.")
     ] = None,
     window: Annotated[int, typer.Option(metavar="N", help="Tokens that are predicted from each other.")] = 512,
     tokens: Annotated[
