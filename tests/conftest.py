@@ -14,11 +14,9 @@ from edge.manifest import Dims, Graph, KVLayer, KVLayout, Manifest, Source, Tens
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own for every test, so that none reads or leaves anything in the user's, and no process
-    per test that packs weights into it: tests of that set EDGE_PREPACK themselves."""
+    """A cache folder of its own for every test, so that none reads or leaves anything in the user's."""
     home = tmp_path_factory.mktemp("edge-home")
     monkeypatch.setenv("EDGE_HOME", str(home))
-    monkeypatch.setenv("EDGE_PREPACK", "0")
     return home
 
 

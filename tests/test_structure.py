@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -171,3 +172,14 @@ def test_the_wheel_carries_packages_catalog_and_types(tmp_path: Path) -> None:
         names = set(archive.namelist())
     assert {name for name in names if ".dist-info/" not in name} == wanted
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "android_demo" / "README.md", *ROOT.glob("docs/*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert dead == []
