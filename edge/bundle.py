@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -73,8 +73,8 @@ class Bundle:
         """
         self.check_sizes()
         before = self._stamp()
-        key = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:32]
-        store = cache_dir() / "checked" / f"{key}.json"
+        key = zlib.crc32(os.fsencode(self.root.resolve()))  # two bundles with one key would only be read again
+        store = cache_dir() / "checked" / f"{key:08x}.json"
         with contextlib.suppress(OSError, ValueError):
             if json.loads(store.read_text(encoding="utf-8")) == before:
                 return
@@ -148,6 +148,8 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     Raises:
         BundleError: the file cannot be read.
     """
+    import hashlib  # brings OpenSSL, 3 MB of memory that a run of a bundle checked before does not need
+
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)
     view = memoryview(buffer)
     try:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import mmap
+
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import KVLayout
+
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
 
 
 class KVCache:
@@ -25,18 +31,22 @@ class KVCache:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.capacity = capacity
         self.length = 0
+        shapes = [(1, layer.heads, capacity, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
+        dtype = np.dtype(layout.dtype)
+        sizes = [-(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE for shape in shapes]
         try:
-            self.buffers: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = [
-                (
-                    np.zeros((1, layer.heads, capacity, layer.head_dim), layout.dtype),
-                    np.zeros((1, layer.heads, capacity, layer.head_dim), layout.dtype),
-                )
-                for layer in layout.layers
-            ]
-        except MemoryError:
+            # Not np.zeros: that may hand out memory that was used before, and then writes every page of it.
+            memory = mmap.mmap(-1, sum(sizes), **PRIVATE)
+        except (OSError, OverflowError):
             raise InputError(
                 f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
             ) from None
+        offsets = itertools.accumulate(sizes, initial=0)
+        arrays: list[NDArray[np.generic]] = [
+            np.frombuffer(memory, dtype, math.prod(shape), offset).reshape(shape)
+            for shape, offset in zip(shapes, offsets, strict=False)
+        ]
+        self.buffers = list(zip(arrays[::2], arrays[1::2], strict=True))
 
     @property
     def room(self) -> int:

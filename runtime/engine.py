@@ -9,9 +9,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.bundle import Bundle
+from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
 from edge.runtime.cache import KVCache
+from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
 
 DEFAULT_CONTEXT = 4096
@@ -40,6 +41,7 @@ class Engine:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.threads = cpu.share_thread_pool(threads)
         self._session = cpu.open_session(bundle, "decoder")
+        release_mapped(bundle.path(WEIGHTS))
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], _Step]] = WeakKeyDictionary()
 
     def new_cache(self, capacity: int | None = None) -> KVCache:

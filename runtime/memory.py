@@ -1,4 +1,4 @@
-"""How much memory this process has used."""
+"""How much memory this process has used, and giving back what it need not hold."""
 
 from __future__ import annotations
 
@@ -23,3 +23,35 @@ def peak_rss_mb() -> float | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (MIB if sys.platform == "darwin" else 1024)
+
+
+def release_mapped(path: Path) -> None:
+    """Take the pages of a mapped file out of this process's memory; what is read again comes back page by page.
+
+    onnxruntime maps a bundle's weights, reads them all once to pack them for the kernels, and afterwards looks up only
+    rows of the embedding: without this they would count twice. Linux only; elsewhere nothing happens.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+    import mmap
+
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    name = str(path.resolve())
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        fields = line.split(maxsplit=5)
+        if fields[-1] == name:  # private mappings that nobody writes to: nothing can be lost
+            start, end = (int(edge, 16) for edge in fields[0].split("-"))
+            madvise(start, end - start, mmap.MADV_DONTNEED)
+            madvise(start, end - start, mmap.MADV_RANDOM)  # no neighbours of a row that is looked up
+
+
+def release_freed() -> None:
+    """Give memory that was freed, but that the C library keeps for later, back to the system. glibc only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

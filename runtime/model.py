@@ -13,6 +13,7 @@ from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_ro
 from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
 from edge.runtime.loading import Background, start
+from edge.runtime.memory import release_freed
 from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text import Text
 
@@ -49,6 +50,7 @@ class Model:
         """The engine, as soon as it has loaded."""
         if isinstance(self._engine, Background):
             self._engine = self._engine.result()
+            release_freed()  # what reading the tokenizer and the graph took
         return self._engine
 
     @cached_property

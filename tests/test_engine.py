@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
+from edge.manifest import KVLayer, KVLayout
+from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
+from edge.runtime.memory import release_mapped
 
 IDS = np.array([5, 80, 3, 200, 41, 9, 77, 120, 33, 8, 250, 61], np.int64)
 
@@ -116,3 +121,47 @@ def test_two_models_in_one_process_share_one_thread_pool(pristine_tiny_bundle: B
     first, second, with_one, with_two = map(int, run.stdout.split())
     assert (first, second) == (3, 3)
     assert with_two == with_one
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the resident set from /proc")
+def test_a_large_cache_costs_memory_only_for_the_rows_that_are_written(engine: Engine) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    layer = KVLayer(heads=4, head_dim=64)
+    before = resident()
+    cache = KVCache(KVLayout("float32", [layer] * 8), 100_000)
+    assert cache.nbytes == 8 * 2 * 4 * 100_000 * 64 * 4
+    assert resident() - before < 1 << 20
+    for key, value in cache.buffers:
+        key[:, :, :100] = value[:, :, :100] = 1
+    assert resident() - before < 8 << 20
+
+
+def test_a_cache_that_does_not_fit_in_memory_is_refused() -> None:
+    with pytest.raises(InputError, match="does not fit in memory"):
+        KVCache(KVLayout("float32", [KVLayer(heads=1024, head_dim=1024)] * 1000), 1 << 40)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and advises the Linux kernel")
+def test_mapped_pages_leave_the_resident_set_and_keep_their_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "weights.bin"
+    content = bytes(range(256)) * (64 << 10)  # 16 MiB
+    file.write_bytes(content)
+    with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        assert mapped[:] == content
+        held = _resident_of(file)
+        release_mapped(file)
+        assert held > 15 << 10 and _resident_of(file) < 1 << 10
+        assert mapped[:] == content
+
+
+def _resident_of(file: Path) -> int:
+    """KiB of a mapped file in this process's resident set."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total

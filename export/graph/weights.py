@@ -36,7 +36,7 @@ class StoredFloat:
 class StoredBlocks:
     """An integer matrix [rows, columns] in `weights.bin`, packed as MatMulNBits reads it.
 
-    weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32 or float16.
+    weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32.
     zero_points: [rows, ceil(blocks * bits / 8)] uint8, or None for 2**(bits - 1). Columns past `columns` hold the
     zero point.
     """
@@ -123,7 +123,7 @@ class Weights:
         zero = matrix.zero_points
         return StoredBlocks(
             weight=self._tensor(name, pack_blocks(matrix)),
-            scales=self._tensor(f"{name}.scales", matrix.scales.astype(matrix.scale_dtype)),
+            scales=self._tensor(f"{name}.scales", matrix.scales),
             zero_points=None if zero is None else self._tensor(f"{name}.zero_points", pack_bits(zero, matrix.bits)),
             rows=rows,
             columns=columns,
@@ -201,7 +201,6 @@ def _stack(parts: Sequence[Weight]) -> Weight:
         scales=np.concatenate([p.scales for p in blocks]),
         zero_points=_stack_zero_points(blocks),
         method=blocks[0].method,
-        scale_dtype="float16" if all(p.scale_dtype == "float16" for p in blocks) else "float32",
     )
 
 
