@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -252,7 +253,7 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=320, hidden_size=512, intermediate_size=2048, num_hidden_layers=10, num_attention_heads=8,
+        vocab_size=320, hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=12,
         num_key_value_heads=4, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -262,13 +263,15 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_checkpoint / name, folder)
     size = sum(p.numel() for p in model.parameters()) * 4
-    assert size > 150e6
+    assert size > 130e6
     script = (
         "import torch, transformers.models.llama.modeling_llama, onnxscript, edge.export.graph, edge.export.check\n"
         "from edge.runtime.memory import peak_rss_mb\nbefore = peak_rss_mb()\n"
         f"edge.export({str(folder)!r}, {str(tmp_path / 'x.edge')!r}, weights='fp32')\n"
         "print((peak_rss_mb() - before) * 2**20)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # Torch's threads wait for each other on a busy machine
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
     assert result.returncode == 0, result.stderr
     assert size < float(result.stdout) < 3 * size
