@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INT4_BLOCK = 64
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
 LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
-HEAD_ROWS = 8192  # of the vocabulary, solved at a time: bounds memory
+HEAD_ROWS = 4096  # of the vocabulary, solved at a time: bounds memory
 
 
 def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
