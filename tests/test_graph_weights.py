@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
 from edge.export.graph.linear import Embedding, Linear, Projections
-from edge.export.graph.weights import Weights, pack_bits
+from edge.export.graph.weights import StoredBlocks, Weights, pack_bits
 from edge.export.quantize.base import FloatTensor, QTensor, Weight
 
 LLAMA = {
@@ -98,13 +98,11 @@ def test_embedding_rows_are_the_dequantized_rows(
     np.testing.assert_allclose(y[0], matrix.dequantize()[ids[0]], rtol=1e-6, atol=1e-7)
 
 
-def test_scales_that_fit_float16_are_stored_in_16_bits_and_computed_with_exactly(tmp_path: Path) -> None:
-    matrix = random_blocks(24, 64, 4, 32, True, scale_dtype="float16")
-    weights, writer = weights_of(tmp_path, {"w": matrix})
+def test_scales_are_stored_as_the_kernels_read_them(tmp_path: Path) -> None:
+    weights, _ = weights_of(tmp_path, {"w": random_blocks(24, 64, 4, 32, True)})
     stored = weights.matrix("w", "attention")
-    assert stored.scales.dtype == ir.DataType.FLOAT16
-    (y,) = run_module(tmp_path, Linear(stored), writer, np.eye(64, dtype=np.float32))
-    np.testing.assert_allclose(y.T, matrix.dequantize(), rtol=1e-5, atol=1e-6)
+    assert isinstance(stored, StoredBlocks)
+    assert stored.scales.dtype == ir.DataType.FLOAT  # anything else is converted at every load, and held twice
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
