@@ -166,7 +166,7 @@ def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family:
     walked = divergence(model, wanted, windows)
     assert walked < rounding
 
-    tuned = tune(decoder, weights, windows, teacher, lambda *_: None, steps=10)
+    tuned = tune(decoder, weights, windows, teacher, lambda *_: None)
     fresh = tiny_model(CONFIGS[family]())
     with torch.no_grad():
         for name, weight in tuned.items():
@@ -219,10 +219,7 @@ class TinyCheckpoint:
         return "F32"
 
 
-def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("edge.export.quantize.tune.STEPS", 3)
+def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     told: list[tuple[int, int, str]] = []
     result = quantize(
@@ -235,8 +232,7 @@ def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress(
     assert all(0 <= done <= total for done, total, _ in told)
 
 
-def test_int4_takes_a_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge.export.quantize.tune.STEPS", 1)
+def test_int4_takes_a_block_size() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     result = quantize(checkpoint, "int4", block_size=16, calibration="Fish and chips. " * 10)
     assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {16}

@@ -12,6 +12,7 @@ import torch
 from edge.export.quantize.base import Options, QTensor, Weight, matrices
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.memory import release_memory
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, fast_dtype, tune
 from edge.export.torch_reference import load_torch
@@ -70,12 +71,14 @@ def quantize_decoder(
     total = len(decoder.layers) + 1
     report(0, total, "quantizing to 4 bits")
     _vocabulary(decoder, finals, quantize)
+    release_memory()
     hidden = [decoder.embed(window) for window in windows]  # each [1, S, hidden]
     for layer in range(len(decoder.layers)):
         report(layer + 1, total, "quantizing to 4 bits")
         for linears, moment in _moments(decoder, layer, hidden):
             quantize(linears, moment)
         hidden = [decoder.run(layer, h) for h in hidden]
+        release_memory()
     report(total, total, "quantizing to 4 bits")
     return done
 

@@ -11,6 +11,7 @@ import numpy as np
 from edge.errors import ExportError
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -36,8 +37,17 @@ def keep(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             "of 32; leave it out, or choose int8 or int4."
         )
 
+    exact = _FLOATS | {"Q4_0", "Q8_0"}
+
+    def types_of(name: str) -> set[str]:
+        return {checkpoint.stored_type(n) for n in packed_with(name, names)}
+
+    smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & exact), options)
+
     def make(name: str) -> Weight:
-        types = {checkpoint.stored_type(n) for n in packed_with(name, names)}
+        if name in smoothing.norms:
+            return FloatTensor(smoothing.read(name))
+        types = types_of(name)
         if types & _FLOATS:
             w = checkpoint.read(name)
             return FloatTensor(w.astype(np.float16) if types == {"F16"} else w)
@@ -49,9 +59,9 @@ def keep(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             if checkpoint.stored_type(name) in ("Q4_0", "Q8_0"):
                 return _widened(_own_blocks(checkpoint, name))
             return round_to_nearest(checkpoint.read(name), 8, _GGUF_BLOCK)
-        return round_to_nearest(checkpoint.read(name), 8, INT8_BLOCK)
+        return round_to_nearest(smoothing.read(name), 8, INT8_BLOCK)
 
-    return LazyWeights(names, make)
+    return LazyWeights([*names, *smoothing.norms], make)
 
 
 def _own_blocks(checkpoint: Checkpoint, name: str) -> QTensor:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge.export.quantize.base import (
     EMBEDDING,
     HEAD,
+    FloatTensor,
     LazyWeights,
     Options,
     QTensor,
@@ -18,6 +19,7 @@ from edge.export.quantize.base import (
     matrices,
     packed_with,
 )
+from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -76,18 +78,25 @@ def _divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def int8(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    """8 bits, symmetric. A GGUF's own Q8_0 blocks stay as they are where the block size allows."""
+    """8 bits, symmetric, attention's inputs smoothed. A GGUF's own Q8_0 blocks stay as they are where the block size
+    allows.
+    """
     names = matrices(checkpoint)
+    own = {n for n in names if options.block_size in (None, 32) and _stored_in_8_bits(checkpoint, n, names)}
+    smoothing = Smoothing(checkpoint, (n for n in names if n not in own), options)
 
-    def make(name: str) -> QTensor:
-        packed = packed_with(name, names)
-        if options.block_size in (None, 32) and all(checkpoint.stored_type(n) == "Q8_0" for n in packed):
-            blocks = checkpoint.blocks(name)
-            if blocks is not None:
-                return blocks
-        return round_to_nearest(checkpoint.read(name), 8, options.block_size or INT8_BLOCK)
+    def make(name: str) -> Weight:
+        if name in own and (blocks := checkpoint.blocks(name)) is not None:
+            return blocks
+        if name in smoothing.norms:
+            return FloatTensor(smoothing.read(name))
+        return round_to_nearest(smoothing.read(name), 8, options.block_size or INT8_BLOCK)
 
-    return LazyWeights(names, make)
+    return LazyWeights([*names, *smoothing.norms], make)
+
+
+def _stored_in_8_bits(checkpoint: Checkpoint, name: str, names: list[str]) -> bool:
+    return all(checkpoint.stored_type(n) == "Q8_0" for n in packed_with(name, names))
 
 
 def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from edge.export.quantize.base import QTensor
 from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.memory import release_memory
 from edge.export.quantize.solve import spread, to_float16
 
-STEPS = 45
+EPOCHS = 2  # over the windows, one window a step; more of them fit the calibration text and nothing else
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps
 _ROWS = 128  # of logits computed at a time: bounds memory
@@ -42,18 +43,17 @@ def tune(
     windows: torch.Tensor,
     teacher: Teacher,
     report: Callable[[int, int, str], None],
-    steps: int | None = None,
 ) -> dict[str, QTensor]:
     """`weights`, whose dequantized values `decoder` holds, with better scales. The decoder is used up."""
-    steps = STEPS if steps is None else steps
+    steps = EPOCHS * len(windows)
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
-    for name, module in list(decoder.model.named_modules()):
-        if isinstance(module, nn.Linear) and f"{name}.weight" in weights and name != "lm_head":
-            scaled = _Scaled(weights[f"{name}.weight"], module.bias, dtype)
-            parent, _, leaf = name.rpartition(".")
-            setattr(decoder.model.get_submodule(parent), leaf, scaled)
-            linears[f"{name}.weight"] = scaled
+    for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
+        parent, _, leaf = name.rpartition(".")
+        bias = decoder.model.get_submodule(name).bias
+        scaled = linears[f"{name}.weight"] = _Scaled(weights[f"{name}.weight"], bias, dtype)
+        setattr(decoder.model.get_submodule(parent), leaf, scaled)  # and the float weight is freed
+    release_memory()
     tied = decoder.head is decoder.embedding
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
     head = _Scaled(weights[head_name], None, dtype)
