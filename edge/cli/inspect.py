@@ -75,7 +75,7 @@ def _show(manifest: Manifest) -> None:
         about.add_row(name, value)
     console.print(about)
 
-    groups = _table("Group", "Parameters", "Bytes", "Bits", "Block", "Bits per weight", "Method")
+    groups = _table("Group", "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
     for group in manifest.groups:
         groups.add_row(
             group.name,
