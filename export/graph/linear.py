@@ -49,7 +49,7 @@ class Linear(nn.Module):
         return fused(op).MatMulNBits(
             x,
             self.weight,
-            float32(op, self.scales),
+            self.scales,
             self.zero_points,
             None,
             self.bias,
@@ -112,7 +112,7 @@ class Embedding(nn.Module):
         x = fused(op).GatherBlockQuantized(
             self.weight,
             input_ids,
-            float32(op, self.scales),
+            self.scales,
             self.zero_points,
             gather_axis=0,
             quantize_axis=1,

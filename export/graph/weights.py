@@ -56,8 +56,8 @@ Stored = StoredFloat | StoredBlocks
 class Weights:
     """Writes tensors into a bundle as the modules ask for them, and adds up what each group takes.
 
-    `matrices` holds linears and embeddings by parameter name; norms and biases are read from `source`. One matrix
-    is held in memory at a time.
+    `matrices` holds linears and embeddings by parameter name, and those norms and biases that quantization changed;
+    the others are read from `source`. One matrix is held in memory at a time.
     """
 
     def __init__(self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter) -> None:
@@ -86,7 +86,7 @@ class Weights:
         self, names: Sequence[str], stored_as: str, group: str, edit: Callable[[NDArray[np.float32]], Any] = np.asarray
     ) -> nn.Parameter:
         """A parameter of the float32 vectors `names`, joined; `edit` may change the values before they are stored."""
-        values = np.concatenate([self._source.read(name).astype(np.float32, copy=False) for name in names])
+        values = np.concatenate([self._vector(name).astype(np.float32, copy=False) for name in names])
         self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
         return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
 
@@ -103,6 +103,14 @@ class Weights:
             return self._matrices[name]
         except KeyError:
             raise ExportError(f"The checkpoint has no weight {name!r}, which its configuration asks for.") from None
+
+    def _vector(self, name: str) -> NDArray[Any]:
+        try:
+            changed = self._matrices[name]
+        except KeyError:
+            return self._source.read(name)
+        assert isinstance(changed, FloatTensor)
+        return changed.values
 
     def _tally(self, group: str) -> _Tally:
         return self._tallies.setdefault(group, _Tally())

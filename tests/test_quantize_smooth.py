@@ -1,0 +1,106 @@
+"""Smoothing changes what is rounded, never what is computed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graph_harness import Graph, tiny_model, torch_logits
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edge.bundle import BundleWriter
+from edge.export.checkpoint import open_checkpoint
+from edge.export.graph import build_decoder
+from edge.export.quantize import quantize
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, matrices
+from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.smooth import Smoothing
+
+SMALL = {
+    "vocab_size": 323,
+    "hidden_size": 128,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+OUTLIER = 77
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "phi3"])
+def directory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path
+) -> Path:
+    """A model one of whose channels is 60 times as large as the others where attention reads it, but says little."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    shutil.copy(tiny_checkpoint / "tokenizer.json", path)
+    model = tiny_model(AutoConfig.for_model(request.param, **SMALL))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[OUTLIER] = 60.0
+            for name, p in layer.self_attn.named_parameters():
+                if name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "qkv_proj.weight"):
+                    p[:, OUTLIER] /= 60.0
+    model.save_pretrained(path)
+    return path
+
+
+def torch_model(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def tokens() -> np.ndarray:
+    return np.random.default_rng(3).integers(0, SMALL["vocab_size"], 24)
+
+
+def test_smoothed_weights_compute_the_same(directory: Path) -> None:
+    checkpoint = open_checkpoint(str(directory))
+    smoothing = Smoothing(checkpoint, matrices(checkpoint), Options())
+    model = torch_model(directory)
+    expected = torch_logits(model, tokens())
+    changed = 0
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            values = torch.from_numpy(smoothing.read(name))
+            changed += not torch.equal(values, p)
+            p.copy_(values)
+    assert changed >= 2 * len(smoothing.norms) == 4  # the norm and its readers, in both layers
+    assert np.abs(torch_logits(model, tokens()) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_an_outlier_costs_less_than_without(tmp_path: Path, directory: Path) -> None:
+    checkpoint = open_checkpoint(str(directory))
+    plain = LazyWeights(matrices(checkpoint), lambda n: round_to_nearest(checkpoint.read(n), 8, INT8_BLOCK))
+    expected = torch_logits(torch_model(directory), tokens())
+    errors = []
+    for name, weights in (("plain", plain), ("smoothed", quantize(checkpoint, "int8"))):
+        with BundleWriter(tmp_path / f"{name}.edge") as writer:
+            built = build_decoder(checkpoint, weights, writer, 64)
+            writer.flush()
+            logits = Graph(writer.staging, built, capacity=24).logits(tokens(), [24])
+        errors.append(np.linalg.norm(logits - expected) / np.linalg.norm(expected))
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_a_layer_whose_blocks_are_kept_stays_as_it_is(directory: Path) -> None:
+    checkpoint = open_checkpoint(str(directory))
+    rounded = [n for n in matrices(checkpoint) if "layers.0.self_attn" not in n]
+    smoothing = Smoothing(checkpoint, rounded, Options())
+    assert smoothing.norms == ["model.layers.1.input_layernorm.weight"]
+    for name in matrices(checkpoint):
+        if "layers.0." in name:
+            assert np.array_equal(smoothing.read(name), checkpoint.read(name))
+
+
+def test_norms_that_change_are_among_the_weights(directory: Path) -> None:
+    weights = quantize(open_checkpoint(str(directory)), "int8")
+    norm = weights["model.layers.0.input_layernorm.weight"]
+    assert isinstance(norm, FloatTensor) and norm.values.shape == (128,)
+    assert "model.norm.weight" not in weights
