@@ -149,7 +149,7 @@ class _Product(torch.autograd.Function):
         return x @ linear.weight().T
 
     @staticmethod
-    def backward(ctx: Any, by_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, by_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         (x,) = ctx.saved_tensors
         by_weight = by_y.reshape(-1, by_y.shape[-1]).T @ x.reshape(-1, x.shape[-1])
         return by_y @ ctx.linear.weight(), ctx.linear.by_scale(by_weight), None
