@@ -5,7 +5,8 @@ whole block. A norm's weights divided by s and the columns of the projections th
 products with smaller outliers (SmoothQuant, Xiao et al., arXiv:2211.10438, equation 3). It costs nothing at run time.
 
 Query, key and value alone are smoothed: with float activations in them 8-bit SmolLM2 loses next to nothing, with float
-activations in any other product nearly as much as before. docs/quantization.md has the figures.
+activations in any other product nearly as much as before. Its perplexity (docs/export.md says how it is measured) is
+29.31 in float32, 29.53 in 8-bit blocks of 64, and 29.40 in those blocks smoothed.
 """
 
 from __future__ import annotations
