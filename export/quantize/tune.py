@@ -26,7 +26,9 @@ from edge.export.quantize.solve import spread, to_float16
 EPOCHS = 2  # over the windows, one window a step; more of them fit the calibration text and nothing else
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps
-_ROWS = 128  # of logits computed at a time: bounds memory
+_ROWS = 64  # of logits computed at a time, and
+_CHUNK = 8192  # of the vocabulary's gradient summed up at a time: bounds memory
+_TRIM = 4  # layers after which freed memory is given back: seldom enough not to cost time
 
 
 @dataclasses.dataclass
@@ -75,6 +77,10 @@ def tune(
         hidden = decoder.embed(windows[window])
         for i in range(len(decoder.layers)):
             hidden = recomputed(decoder.run, i, hidden, use_reentrant=False)
+            if i % _TRIM == 0:
+                release_memory()
+                if hidden.requires_grad:
+                    hidden.register_hook(lambda _: release_memory())
         final = decoder.finish(hidden)
         final.backward(_divergence(final.detach(), head, teacher.finals[window], teacher.head.to(dtype)))
         optimizer.step()
@@ -127,10 +133,12 @@ class _Scaled(nn.Module):
 
     def by_scale(self, by_weight: torch.Tensor) -> torch.Tensor:
         """The gradient by `change` [N, B], given that by the weight [N, K]."""
-        product = by_weight * self.steps
-        missing = -product.shape[1] % self.block_size
-        blocks = F.pad(product, (0, missing)).view(len(product), -1, self.block_size)
-        return blocks.sum(-1, dtype=torch.float32) * self.scales
+        missing = -self.steps.shape[1] % self.block_size
+        sums = []
+        for gradient, steps in zip(by_weight.split(_CHUNK), self.steps.split(_CHUNK), strict=True):
+            blocks = F.pad(gradient * steps, (0, missing)).view(len(steps), -1, self.block_size)
+            sums.append(blocks.sum(-1, dtype=torch.float32))
+        return torch.cat(sums) * self.scales
 
     def result(self) -> QTensor:
         scales = to_float16(self.scales * (1 + self.change.detach()))
