@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge.bundle import Bundle
-from edge.manifest import Dims, KVLayout, Manifest, Source, Tokens
+from edge.manifest import Dims, KVLayer, KVLayout, Manifest, Source, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.model import Model
 from edge.runtime.text import Text
@@ -21,6 +21,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<start>{{ m.role }}\n{{ m.content }}<end>\n{% endfor %}"
     "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
 )
+LAYOUT = KVLayout("float32", [KVLayer(1, 8)])  # buffers that no one reads
 
 
 class FakeEngine:
@@ -33,7 +34,7 @@ class FakeEngine:
 
     def new_cache(self, capacity: int | None = None) -> KVCache:
         assert capacity is None or capacity <= self.context
-        return KVCache(KVLayout("float32", []), capacity or self.context)
+        return KVCache(LAYOUT, capacity or self.context)
 
     def step(self, cache: KVCache, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         assert tokens.dtype == np.int64 and tokens.ndim == 1 and 1 <= len(tokens) <= cache.room
@@ -59,7 +60,7 @@ def byte_bundle(folder: Path, template: str | None = TEMPLATE, add_bos: bool = T
     tokenizer.save(str(folder / "tokenizer.json"))
     manifest = Manifest(
         *(1, "edge test", "bytes", "llama", "decoder", "fp32", Dims(1, 8, 8, 1, 1, 8, 259), 2000, []),
-        *(KVLayout("float32", []), [], Tokens(BOS, [END], None, add_bos), template, Source("bytes", "directory")),
+        *(LAYOUT, [], Tokens(BOS, [END], None, add_bos), template, Source("bytes", "directory")),
     )
     return Bundle(folder, manifest)
 
