@@ -71,13 +71,13 @@ def quantize_decoder(
     total = len(decoder.layers) + 1
     report(0, total, "quantizing to 4 bits")
     _vocabulary(decoder, finals, quantize)
-    release_memory()
     hidden = [decoder.embed(window) for window in windows]  # each [1, S, hidden]
     for layer in range(len(decoder.layers)):
         report(layer + 1, total, "quantizing to 4 bits")
         for linears, moment in _moments(decoder, layer, hidden):
             quantize(linears, moment)
-        hidden = [decoder.run(layer, h) for h in hidden]
+        for i, h in enumerate(hidden):
+            hidden[i] = decoder.run(layer, h)
         release_memory()
     report(total, total, "quantizing to 4 bits")
     return done
@@ -118,6 +118,7 @@ def _moments(
                 if value and seen.attention is not None:
                     x = _rows(seen.attention[:, ::ATTENTION_STRIDE] @ x)
                 moments[same] = moments[same].addmm_(x.T, x) if same in moments else x.T @ x
+    release_memory()
     module = decoder.layers[layer]
     return [([module.get_parameter(f"{n}.weight") for n in same], moment) for same, moment in moments.items()]
 
@@ -136,6 +137,7 @@ def _solve(weights: list[torch.Tensor], moment: torch.Tensor, block_size: int) -
         weight.data.copy_(stacked[start:stop])
         result.append(_cut(whole, start, stop))
         start = stop
+    release_memory()
     return result
 
 
