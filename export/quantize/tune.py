@@ -55,7 +55,7 @@ def tune(
         bias = decoder.model.get_submodule(name).bias
         scaled = linears[f"{name}.weight"] = _Scaled(weights[f"{name}.weight"], bias, dtype)
         setattr(decoder.model.get_submodule(parent), leaf, scaled)  # and the float weight is freed
-    release_memory()
+        release_memory()
     tied = decoder.head is decoder.embedding
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
     head = _Scaled(weights[head_name], None, dtype)
@@ -114,10 +114,12 @@ class _Scaled(nn.Module):
         super().__init__()
         self.stored = weight
         self.block_size = weight.block_size
-        zeros: Any = 2 ** (weight.bits - 1)
-        if weight.zero_points is not None:
-            zeros = spread(torch.from_numpy(weight.zero_points).float(), weight.block_size, weight.q.shape[1])
-        self.steps = (torch.from_numpy(weight.q).float() - zeros).to(dtype)  # [N, K], exact: at most 8 bits and a sign
+        self.steps = torch.from_numpy(weight.q).to(dtype)  # [N, K], exact here and below: at most 8 bits and a sign
+        if weight.zero_points is None:
+            self.steps -= 2 ** (weight.bits - 1)
+        else:
+            zeros = torch.from_numpy(weight.zero_points).to(dtype)
+            self.steps -= spread(zeros, weight.block_size, weight.q.shape[1])
         self.scales = torch.from_numpy(weight.scales)
         self.bias = bias
         self.change = nn.Parameter(torch.zeros_like(self.scales))
