@@ -20,7 +20,7 @@ from edge.export.quantize import quantize
 from edge.export.quantize.base import QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq import quantize_decoder
+from edge.export.quantize.gptq import _moments, quantize_decoder
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, tune
@@ -173,6 +173,29 @@ def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family:
             assert np.array_equal(weight.q, weights[name].q) and weight.scale_dtype == "float16"
             fresh.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
     assert divergence(fresh, wanted, windows) < walked
+
+
+def test_values_are_judged_by_what_attention_makes_of_their_errors() -> None:
+    model = tiny_model(CONFIGS["llama, untied, biases"]())
+    windows = windows_of(model, count=16)
+    attention = model.model.layers[0].self_attn
+    decoder = Decoder(model, windows[0])
+    with torch.no_grad():
+        attention.k_proj.weight.mul_(0.1)  # broad attention, which averages over many tokens
+        hidden = [decoder.embed(w) for w in windows]
+        moments = {id(weights[0]): moment for weights, moment in _moments(decoder, 0, hidden)}
+        original = attention.v_proj.weight.detach().clone()
+
+        def outputs() -> torch.Tensor:
+            with decoder.watch(0) as seen:
+                return torch.cat([(decoder.run(0, h), seen.inputs["self_attn.o_proj"])[1] for h in hidden])
+
+        wanted, errors = outputs(), []
+        for judge in (attention.q_proj, attention.v_proj):  # queries are judged by their inputs alone
+            solution = solve(original, moments[id(judge.weight)], 4, 32)
+            attention.v_proj.weight.copy_(solution.dequantize())
+            errors.append(float((outputs() - wanted).square().sum()))
+    assert errors[1] < 0.95 * errors[0]
 
 
 def test_matrices_that_are_packed_together_share_one_format() -> None:
