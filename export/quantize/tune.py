@@ -144,9 +144,7 @@ class _Scaled(nn.Module):
 
     def result(self) -> QTensor:
         scales = to_float16(self.scales * (1 + self.change.detach()))
-        return dataclasses.replace(
-            self.stored, scales=scales.numpy(), scale_dtype="float16", method=f"{self.stored.method}+tuned"
-        )
+        return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
 
 
 class _Product(torch.autograd.Function):
