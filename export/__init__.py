@@ -8,6 +8,7 @@ function of the same name in `edge` would vanish with the first such import; the
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import sys
@@ -26,6 +27,7 @@ from edge.export.quantize.base import Progress, QTensor, Weight
 from edge.export.tokenizer import compact
 from edge.manifest import FORMAT_VERSION, Manifest, Source
 from edge.runtime.engine import Engine
+from edge.runtime.memory import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -108,6 +110,8 @@ def export(
         quantized = methods.quantize(
             checkpoint, weights, block_size=block_size, calibration=calibration, progress=progress
         )
+        gc.collect()  # a calibrated method's Torch model, whose modules point at each other, before the next one
+        release_freed()
         recorded = checks.reference(checkpoint, context, advance) if check else None
         watched = _Watched(quantized, advance, "writing weights")
         graph = build_decoder(checkpoint, watched, writer, context)

@@ -12,10 +12,10 @@ import torch
 from edge.export.quantize.base import Options, QTensor, Weight, matrices
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.memory import release_memory
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, fast_dtype, tune
 from edge.export.torch_reference import load_torch
+from edge.runtime.memory import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -78,7 +78,7 @@ def quantize_decoder(
             quantize(linears, moment)
         for i, h in enumerate(hidden):
             hidden[i] = decoder.run(layer, h)
-        release_memory()
+        release_freed()
     report(total, total, "quantizing to 4 bits")
     return done
 
@@ -118,7 +118,7 @@ def _moments(
                 if value and seen.attention is not None:
                     x = _rows(seen.attention[:, ::ATTENTION_STRIDE] @ x)
                 moments[same] = moments[same].addmm_(x.T, x) if same in moments else x.T @ x
-    release_memory()
+    release_freed()
     module = decoder.layers[layer]
     return [([module.get_parameter(f"{n}.weight") for n in same], moment) for same, moment in moments.items()]
 
@@ -137,7 +137,7 @@ def _solve(weights: list[torch.Tensor], moment: torch.Tensor, block_size: int) -
         weight.data.copy_(stacked[start:stop])
         result.append(_cut(whole, start, stop))
         start = stop
-    release_memory()
+    release_freed()
     return result
 
 

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from edge.export.quantize.base import QTensor
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.memory import release_memory
 from edge.export.quantize.solve import spread, to_float16
+from edge.runtime.memory import release_freed
 
 EPOCHS = 2  # over the windows, one window a step; more of them fit the calibration text and nothing else
 LEARNING_RATE = 1e-3  # relative to each scale
@@ -55,7 +55,7 @@ def tune(
         bias = decoder.model.get_submodule(name).bias
         scaled = linears[f"{name}.weight"] = _Scaled(weights[f"{name}.weight"], bias, dtype)
         setattr(decoder.model.get_submodule(parent), leaf, scaled)  # and the float weight is freed
-        release_memory()
+        release_freed()
     tied = decoder.head is decoder.embedding
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
     head = _Scaled(weights[head_name], None, dtype)
@@ -78,9 +78,9 @@ def tune(
         for i in range(len(decoder.layers)):
             hidden = recomputed(decoder.run, i, hidden, use_reentrant=False)
             if i % _TRIM == 0:
-                release_memory()
+                release_freed()
                 if hidden.requires_grad:
-                    hidden.register_hook(lambda _: release_memory())
+                    hidden.register_hook(lambda _: release_freed())
         final = decoder.finish(hidden)
         final.backward(_divergence(final.detach(), head, teacher.finals[window], teacher.head.to(dtype)))
         optimizer.step()
