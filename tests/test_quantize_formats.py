@@ -51,7 +51,7 @@ def _blocks(rng: np.random.Generator, stored: str, columns: int) -> QTensor:
     bits = 4 if stored == "Q4_0" else 8
     scales = rng.uniform(-0.1, 0.1, (8, columns // 32)).astype(np.float16).astype(np.float32)
     q = rng.integers(0, 2**bits, (8, columns)).astype(np.uint8)
-    return QTensor(bits, 32, q, scales, None, "gguf", "float16")
+    return QTensor(bits, 32, q, scales, None, "gguf")
 
 
 def test_float_formats_hold_every_matrix_and_no_norm() -> None:
