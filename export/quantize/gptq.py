@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edge.export.quantize.base import Options, QTensor, Weight, matrices
+from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import solve
@@ -35,8 +35,9 @@ def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     decoder = Decoder(load_torch(checkpoint, progress=options.progress), windows[0])
     with torch.no_grad():
         finals = _finals(decoder, windows, options.report)
-        teacher = Teacher(finals, decoder.head.data.to(fast_dtype(), copy=True))
         weights = quantize_decoder(decoder, windows, finals, options.block_size or INT4_BLOCK, options.report)
+        head = EMBEDDING if decoder.head is decoder.embedding else HEAD  # read again: the decoder's is quantized now
+        teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
     weights = tune(decoder, weights, windows, teacher, options.report)
     return {name: weights[name] for name in matrices(checkpoint)}
 
