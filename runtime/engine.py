@@ -72,7 +72,7 @@ class Engine:
             if size <= KEPT_STEP:
                 steps[shape] = step
         step.tokens[0] = tokens
-        step.positions[0] = np.arange(cache.length, cache.length + size)
+        np.add(step.offsets, cache.length, out=step.positions[0])
         step.rows[:] = wanted
         step.rows[step.rows < 0] += size
         cache.length += size
@@ -89,6 +89,7 @@ class _Step:
     def __init__(self, session: ort.InferenceSession, cache: KVCache, size: int, rows: int, vocab: int) -> None:
         self.tokens = np.zeros((1, size), np.int64)
         self.positions = np.zeros((1, size), np.int64)
+        self.offsets = np.arange(size, dtype=np.int64)
         self.seqlens_k = np.zeros(1, np.int32)
         self.total = np.zeros((), np.int32)
         self.rows = np.zeros(rows, np.int64)
