@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from edge.errors import ExportError
@@ -35,12 +36,20 @@ def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:
     return weights.vector([f"{name}.weight"], f"{name}.weight", "norm", lambda w: w + np.float32(offset))
 
 
-class RMSNorm(nn.Module):
-    """Root mean square norm over the last axis.
+@dataclass(frozen=True)
+class Stream:
+    """The residual stream between two blocks: x, and what the block before adds to it, each [1, S, H].
 
-    `offset` is added to the checkpoint's weights (Gemma stores them less one). The addition of a residual stays an
-    operator of its own: onnxruntime's SkipSimplifiedLayerNormalization, which does both, was as fast for one row and
-    1.5 to 2.4 times slower for 8 and 128 (version 1.31, hidden sizes 576 and 2048).
+    They stay apart until the next norm, because onnxruntime has one operator that adds and norms.
+    """
+
+    x: Value
+    added: Value | None = None
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm over the last axis. `offset` is added to the checkpoint's weights (Gemma stores them
+    less one).
     """
 
     def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
@@ -50,6 +59,23 @@ class RMSNorm(nn.Module):
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
         return op.SimplifiedLayerNormalization(x, self.weight, axis=-1, epsilon=self.eps)
+
+
+class ResidualNorm(RMSNorm):
+    """The norm of the residual stream, which also adds up the stream: returns both.
+
+    Adding and norming in one operator makes a decode step 2 to 5% faster and is as fast for a prompt (2 threads, 576
+    wide, onnxruntime 1.31): between two products, which stream weights through the caches, every operator runs cold.
+    """
+
+    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+        if stream.added is None:
+            return super().forward(op, stream.x), stream.x
+        unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
+        normed, _, _, x = fused(op).SkipSimplifiedLayerNormalization(
+            stream.x, stream.added, self.weight, epsilon=self.eps, _outputs=["normed", *unused, "x"]
+        )
+        return normed, x
 
 
 class HeadNorm(nn.Module):
@@ -220,9 +246,9 @@ class Layer(nn.Module):
 
     def __init__(
         self,
-        input_layernorm: RMSNorm,
+        input_layernorm: ResidualNorm,
         self_attn: Attention,
-        post_attention_layernorm: RMSNorm,
+        post_attention_layernorm: ResidualNorm,
         mlp: GatedMLP,
     ):
         super().__init__()
@@ -231,11 +257,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = post_attention_layernorm
         self.mlp = mlp
 
-    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
-        h = self.self_attn(op, self.input_layernorm(op, x), step, rows)
-        x = op.Add(take(op, x, rows), h)
-        h = self.mlp(op, self.post_attention_layernorm(op, x))
-        return op.Add(x, h)
+    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+        h, x = self.input_layernorm(op, stream)
+        h = self.self_attn(op, h, step, rows)
+        h, x = self.post_attention_layernorm(op, Stream(take(op, x, rows), h))
+        return Stream(x, self.mlp(op, h))
 
 
 class Decoder(nn.Module):
@@ -251,7 +277,7 @@ class Decoder(nn.Module):
         embed_tokens: Embedding,
         rope: dict[str, RotaryTable],
         layers: Iterable[nn.Module],
-        norm: RMSNorm,
+        norm: ResidualNorm,
         *,
         tied: bool,
         softcap: float | None = None,
@@ -268,12 +294,13 @@ class Decoder(nn.Module):
 
     def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
         step.rope = {name: table(op) for name, table in self.rope.items()}
-        x = self.embed_tokens(op, input_ids)
+        stream = Stream(self.embed_tokens(op, input_ids))
         *layers, last = self.layers
         for layer in layers:
-            x = layer(op, x, step)
-        x = last(op, x, step, logit_rows)
-        logits = self.lm_head(op, self.norm(op, x))
+            stream = layer(op, stream, step)
+        stream = last(op, stream, step, logit_rows)
+        h, _ = self.norm(op, stream)
+        logits = self.lm_head(op, h)
         if self.softcap is not None:
             cap = scalar(op, "softcap", self.softcap)
             logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)

@@ -7,7 +7,18 @@ from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from edge.errors import ExportError
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, RMSNorm, Step, heads_of, take, window_of
+from edge.export.graph.blocks import (
+    Attention,
+    Decoder,
+    GatedMLP,
+    ResidualNorm,
+    RMSNorm,
+    Step,
+    Stream,
+    heads_of,
+    take,
+    window_of,
+)
 from edge.export.graph.linear import Embedding, Value
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
@@ -26,10 +37,18 @@ def decoder(config: Gemma3TextConfig, weights: Weights, max_context: int) -> Dec
         Embedding(weights, "model.embed_tokens", scale=config.hidden_size**0.5),
         {kind: rotary_table(weights, rotary, max_context, layer_type=kind) for kind in rotary.layer_types},
         [Layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        RMSNorm(weights, "model.norm", config.rms_norm_eps, offset=NORM_OFFSET),
+        residual_norm(config, weights, "model.norm"),
         tied=config.tie_word_embeddings,
         softcap=config.final_logit_softcapping,
     )
+
+
+def residual_norm(config: Gemma3TextConfig, weights: Weights, name: str) -> ResidualNorm:
+    return ResidualNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
+
+
+def output_norm(config: Gemma3TextConfig, weights: Weights, name: str) -> RMSNorm:
+    return RMSNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
 
 
 class Layer(nn.Module):
@@ -38,7 +57,7 @@ class Layer(nn.Module):
     def __init__(self, config: Gemma3TextConfig, weights: Weights, i: int):
         super().__init__()
         name = f"model.layers.{i}"
-        self.input_layernorm = self._norm(config, weights, f"{name}.input_layernorm")
+        self.input_layernorm = residual_norm(config, weights, f"{name}.input_layernorm")
         self.self_attn = Attention(
             weights,
             f"{name}.self_attn",
@@ -52,17 +71,13 @@ class Layer(nn.Module):
             norm_offset=NORM_OFFSET,
             scale=config.query_pre_attn_scalar**-0.5,
         )
-        self.post_attention_layernorm = self._norm(config, weights, f"{name}.post_attention_layernorm")
-        self.pre_feedforward_layernorm = self._norm(config, weights, f"{name}.pre_feedforward_layernorm")
+        self.post_attention_layernorm = output_norm(config, weights, f"{name}.post_attention_layernorm")
+        self.pre_feedforward_layernorm = residual_norm(config, weights, f"{name}.pre_feedforward_layernorm")
         self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation)
-        self.post_feedforward_layernorm = self._norm(config, weights, f"{name}.post_feedforward_layernorm")
+        self.post_feedforward_layernorm = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
 
-    @staticmethod
-    def _norm(config: Gemma3TextConfig, weights: Weights, name: str) -> RMSNorm:
-        return RMSNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
-
-    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
-        h = self.self_attn(op, self.input_layernorm(op, x), step, rows)
-        x = op.Add(take(op, x, rows), self.post_attention_layernorm(op, h))
-        h = self.mlp(op, self.pre_feedforward_layernorm(op, x))
-        return op.Add(x, self.post_feedforward_layernorm(op, h))
+    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+        h, x = self.input_layernorm(op, stream)
+        h = self.post_attention_layernorm(op, self.self_attn(op, h, step, rows))
+        h, x = self.pre_feedforward_layernorm(op, Stream(take(op, x, rows), h))
+        return Stream(x, self.post_feedforward_layernorm(op, self.mlp(op, h)))

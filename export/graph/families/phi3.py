@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, RMSNorm, heads_of
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, ResidualNorm, heads_of
 from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
@@ -19,7 +19,7 @@ def decoder(config: Phi3Config, weights: Weights, max_context: int) -> Decoder:
         Embedding(weights, "model.embed_tokens"),
         {"rope": rotary_table(weights, Phi3RotaryEmbedding(config), max_context)},
         [layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        RMSNorm(weights, "model.norm", config.rms_norm_eps),
+        ResidualNorm(weights, "model.norm", config.rms_norm_eps),
         tied=config.tie_word_embeddings,
     )
 
@@ -27,7 +27,7 @@ def decoder(config: Phi3Config, weights: Weights, max_context: int) -> Decoder:
 def layer(config: Phi3Config, weights: Weights, i: int) -> Layer:
     name = f"model.layers.{i}"
     return Layer(
-        RMSNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
+        ResidualNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
         Attention(
             weights,
             f"{name}.self_attn",
@@ -37,6 +37,6 @@ def layer(config: Phi3Config, weights: Weights, i: int) -> Layer:
             projections=["qkv_proj"],
             window=config.sliding_window,
         ),
-        RMSNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
+        ResidualNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
         GatedMLP(weights, f"{name}.mlp", config.hidden_act, projections=["gate_up_proj"]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import SmolLM3Config
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, RMSNorm, heads_of, window_of
+from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, ResidualNorm, heads_of, window_of
 from edge.export.graph.linear import Embedding
 from edge.export.graph.rope import rotary_table
 from edge.export.graph.weights import Weights
@@ -19,7 +19,7 @@ def decoder(config: SmolLM3Config, weights: Weights, max_context: int) -> Decode
         Embedding(weights, "model.embed_tokens"),
         {"rope": rotary_table(weights, SmolLM3RotaryEmbedding(config), max_context)},
         [layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        RMSNorm(weights, "model.norm", config.rms_norm_eps),
+        ResidualNorm(weights, "model.norm", config.rms_norm_eps),
         tied=config.tie_word_embeddings,
     )
 
@@ -27,7 +27,7 @@ def decoder(config: SmolLM3Config, weights: Weights, max_context: int) -> Decode
 def layer(config: SmolLM3Config, weights: Weights, i: int) -> Layer:
     name = f"model.layers.{i}"
     return Layer(
-        RMSNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
+        ResidualNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
         Attention(
             weights,
             f"{name}.self_attn",
@@ -38,6 +38,6 @@ def layer(config: SmolLM3Config, weights: Weights, i: int) -> Layer:
             output_bias=config.attention_bias,
             window=window_of(config, i) if config.use_sliding_window else None,
         ),
-        RMSNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
+        ResidualNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
         GatedMLP(weights, f"{name}.mlp", config.hidden_act, bias=config.mlp_bias),
     )
