@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from edge.errors import BundleError
 
 FORMAT_VERSION = 1
-KINDS = ("decoder",)
+KINDS = ("decoder", "encoder-decoder")
 KV_DTYPES = {"float32": 4}  # bytes of one value
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes of the model, under the names that transformers' configurations use."""
+    """Sizes of the decoder, under the names that transformers' configurations use."""
 
     num_layers: int
     hidden_size: int
@@ -38,7 +38,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file. Roles: ``decoder`` now; ``encoder``, ``frontend``, ``segment`` as features need them."""
+    """One ONNX file. Roles: ``decoder``, ``encoder`` and, for speech, ``frontend``."""
 
     role: str
     path: str
@@ -65,6 +65,17 @@ class KVLayout:
 
 
 @dataclass(frozen=True)
+class EncoderDims:
+    """Sizes of an encoder, and what it reads."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    max_length: int  # most rows that it hands to the decoder: tokens of text, or frames of audio
+    input: str  # "text": input_ids; "audio": what the frontend graph makes of samples
+
+
+@dataclass(frozen=True)
 class TensorGroup:
     """How one group of weights (``embedding``, ``attention``, ``feed_forward``, ``head``, ``norm``) is stored."""
 
@@ -84,6 +95,58 @@ class Tokens:
     eos: list[int]
     pad: int | None
     add_bos: bool  # the tokenizer's text post-processing is not used: a host adds `bos` itself where this is true
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How text stands in an encoder's input, and what a text decoder begins with.
+
+    A multilingual model has `languages`, code -> token id. The source's token stands before the text or behind it
+    (`source_at`: "prefix", "suffix", or "" where there is none), next to the ends of the input; the target's token
+    follows `decoder_start` where `target_at_start` is true.
+    """
+
+    prefix: list[int] = field(default_factory=list)
+    suffix: list[int] = field(default_factory=list)
+    decoder_start: list[int] = field(default_factory=list)
+    languages: dict[str, int] = field(default_factory=dict)
+    source_at: str = ""
+    target_at_start: bool = False
+    source: str | None = None  # the languages where none are asked for
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What a host must know to transcribe: the audio's form and the ids of Whisper's special tokens."""
+
+    sample_rate: int
+    window_samples: int  # that one run of the encoder takes
+    start: int  # <|startoftranscript|>
+    no_timestamps: int
+    timestamp_begin: int  # <|0.00|>; each further id is 20 ms later
+    languages: dict[str, int] = field(default_factory=dict)  # code -> token id; empty: English alone
+    tasks: dict[str, int] = field(default_factory=dict)  # transcribe, translate
+    no_speech: int | None = None
+    previous: int | None = None  # <|startofprev|>
+    suppress: list[int] = field(default_factory=list)
+    begin_suppress: list[int] = field(default_factory=list)
+    frames_per_second: int = 50  # of the encoder's output
+    max_initial_timestamp_index: int | None = 50
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The checkpoint's own defaults for generating, as transformers' generation_config.json names them."""
+
+    max_length: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    no_repeat_ngram_size: int = 0
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+    suppress: list[int] = field(default_factory=list)  # never generated
 
 
 @dataclass(frozen=True)
@@ -110,7 +173,7 @@ class Manifest:
     producer: str
     name: str
     family: str
-    kind: str  # "decoder"
+    kind: str  # "decoder" or "encoder-decoder"
     weights: str  # the export's --weights: fp32, fp16, int8, int4 or keep
     dims: Dims
     context: int  # most tokens (prompt and answer) that the graphs can take
@@ -120,6 +183,11 @@ class Manifest:
     tokens: Tokens
     chat_template: str | None  # jinja2, as transformers' tokenizers carry it
     source: Source
+    encoder: EncoderDims | None = None
+    cross: KVLayout | None = None  # what the encoder hands to each decoder layer, `cross.{i}.key/value`
+    text: TextFormat | None = None  # of an encoder-decoder for text
+    speech: Speech | None = None  # of one for audio
+    generation: Generation | None = None
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
     skip_units: list[list[int]] = field(default_factory=list)
     router_weights: list[str] = field(default_factory=list)
@@ -181,11 +249,29 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     for i, layer in enumerate(manifest.kv.layers):
         if layer.heads < 1 or layer.head_dim < 1 or (layer.window is not None and layer.window < 1):
             yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
+    if manifest.kind == "encoder-decoder":
+        yield from _encoder_faults(manifest)
     if not manifest.groups:
         yield "groups is empty"
     for group in manifest.groups:
         if group.parameters < 1:
             yield f"the group {group.name!r} has {group.parameters} parameters"
+
+
+def _encoder_faults(manifest: Manifest) -> Iterator[str]:
+    encoder, cross = manifest.encoder, manifest.cross
+    if encoder is None or cross is None:
+        yield "encoder or cross is missing"
+        return
+    if min(encoder.num_layers, encoder.hidden_size, encoder.num_heads, encoder.max_length) < 1:
+        yield "encoder has a size below 1"
+    if len(cross.layers) != manifest.dims.num_layers:
+        yield f"cross.layers has {len(cross.layers)} entries for {manifest.dims.num_layers} layers"
+    needed = {"text": manifest.text, "audio": manifest.speech}
+    if encoder.input not in needed:
+        yield f"encoder.input is {encoder.input!r}, and this edge reads {', '.join(needed)}"
+    elif needed[encoder.input] is None:
+        yield f"encoder.input is {encoder.input!r}, and what that needs is missing"
 
 
 def read_json(text: str, where: str) -> dict[str, Any]:
