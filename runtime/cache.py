@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import KVLayout
+
+if TYPE_CHECKING:
+    from edge.runtime.encoder import Cross
 
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
 
@@ -20,16 +25,19 @@ class KVCache:
 
     `buffers` holds, per layer, key and value, each [1, heads, capacity, head_dim]. They are taken from zeroed
     memory that the system hands out page by page, so that a large capacity costs nothing until rows are written.
-    Rows below `length` are valid; rolling back is moving `length`.
+    Rows below `length` are valid; rolling back is moving `length`. `positions` [capacity] holds the position in the
+    text of each row: in a tree of tokens several rows share one. `cross` is what an encoder made of the input.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
     """
 
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
+    def __init__(self, layout: KVLayout, capacity: int, cross: Cross | None = None) -> None:
         if capacity < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.capacity = capacity
+        self.cross = cross
+        self.positions = np.arange(capacity, dtype=np.int64)
         self.length = 0
         shapes = [(1, layer.heads, capacity, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
         dtype = np.dtype(layout.dtype)
@@ -58,6 +66,17 @@ class KVCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
         self.length = length
+
+    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+        """Keep only `rows`, in their order, and drop all others: what is left of a tree when its branches die."""
+        keep = np.asarray(rows, np.intp)
+        start = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))  # rows before this one stay in place
+        moved, target = keep[start:], slice(start, len(keep))
+        for pair in self.buffers:
+            for buffer in pair:
+                buffer[:, :, target] = buffer[:, :, moved]
+        self.positions[target] = self.positions[moved]
+        self.length = len(keep)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,16 +13,30 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
 from edge.runtime.cache import KVCache
+from edge.runtime.encoder import Cross, Encoder
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
 
 DEFAULT_CONTEXT = 4096
+BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 LAST_ROW = np.array([-1], np.int64)
 KEPT_STEP = 16  # steps up to this size keep their bound buffers; larger ones (prompt chunks) are bound when they come
 
 
+@dataclass(frozen=True)
+class Tree:
+    """Tokens of one step that do not follow each other: beams, or the branches of a draft.
+
+    positions [S]: each token's position in its text; siblings share one. bias [S, T], T the cache's length after the
+    step: 0 where a token attends to a row, `BLOCKED` where it does not. A token never attends to one behind it.
+    """
+
+    positions: NDArray[np.int64]
+    bias: NDArray[np.float32]
+
+
 class Engine:
-    """A loaded decoder. Conversations live in `KVCache` objects, so that one engine serves several.
+    """A loaded decoder, with its encoder where it has one. Conversations live in `KVCache` objects, so that one engine serves several.
 
     Args:
         bundle: an opened bundle whose files were checked.
@@ -40,22 +55,38 @@ class Engine:
         if not 1 <= self.context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.threads = cpu.share_thread_pool(threads)
+        self.encoder = Encoder(bundle) if bundle.manifest.encoder is not None else None
         self._session = cpu.open_session(bundle, "decoder")
+        self._inputs = {value.name for value in self._session.get_inputs()}
         release_mapped(bundle.path(WEIGHTS))
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], _Step]] = WeakKeyDictionary()
 
-    def new_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context."""
+    def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
+        """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
+
+        cross: what the encoder made of the input, where the model has an encoder.
+        """
         capacity = self.context if capacity is None else capacity
         if capacity > self.context:
             raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
-        return KVCache(self.bundle.manifest.kv, capacity)
+        return KVCache(self.bundle.manifest.kv, capacity, cross)
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether `step` can be given a `Tree`."""
+        return "attention_bias" in self._inputs
 
     def step(
-        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
     ) -> NDArray[np.float32]:
         """Run `tokens` [S] at the positions that follow the cache's rows, append them to it, and return logits
-        [R, V] of `rows` [R], indices into the S tokens; default: the last one.
+        [R, V] of `rows` [R], indices into the S tokens; default: the last one. `tree` says what each token attends to,
+        where they do not follow each other; while a cache holds more than one branch, every step needs one.
 
         The result is overwritten by the next step of the same shape on the same cache.
         """
@@ -68,14 +99,21 @@ class Engine:
         shape = size, wanted.shape[0]
         step = steps.get(shape)
         if step is None:
-            step = _Step(self._session, cache, *shape, self.bundle.manifest.dims.vocab_size)
+            step = _Step(self._session, self._inputs, cache, *shape, self.bundle.manifest.dims.vocab_size)
             if size <= KEPT_STEP:
                 steps[shape] = step
         step.tokens[0] = tokens
-        np.add(step.offsets, cache.length, out=step.positions[0])
+        start, end = cache.length, cache.length + size
+        if tree is None:
+            np.add(step.offsets, start, out=step.positions[0])
+        else:
+            step.positions[0] = tree.positions
+        if tree is not None or step.masked:
+            step.attend(tree, end)
+        cache.positions[start:end] = step.positions[0]
         step.rows[:] = wanted
         step.rows[step.rows < 0] += size
-        cache.length += size
+        cache.length = end
         step.seqlens_k[0] = cache.length - 1
         step.total[...] = cache.length
         self._session.run_with_iobinding(step.binding)
@@ -86,7 +124,9 @@ class Engine:
 class _Step:
     """Inputs and outputs of a step of one shape on one cache, bound once: running it again allocates nothing."""
 
-    def __init__(self, session: ort.InferenceSession, cache: KVCache, size: int, rows: int, vocab: int) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, rows: int, vocab: int
+    ) -> None:
         self.tokens = np.zeros((1, size), np.int64)
         self.positions = np.zeros((1, size), np.int64)
         self.offsets = np.arange(size, dtype=np.int64)
@@ -102,6 +142,15 @@ class _Step:
             "total_sequence_length": self.total,
             "logit_rows": self.rows,
         }
+        self.bias: NDArray[np.float32] | None = None  # [1, 1, S, C]
+        self.masked = False  # whether the bias was written
+        if "attention_bias" in names:
+            self.bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.capacity), np.float32)
+        if "key_positions" in names:
+            inputs["key_positions"] = cache.positions
+        if cache.cross is not None:
+            for i, (key, value) in enumerate(cache.cross.buffers):
+                inputs[f"cross.{i}.key"], inputs[f"cross.{i}.value"] = key, value
         outputs: dict[str, NDArray[Any]] = {"logits": self.logits}
         for i, (key, value) in enumerate(cache.buffers):
             inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
@@ -111,3 +160,12 @@ class _Step:
             self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in outputs.items():
             self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def attend(self, tree: Tree | None, length: int) -> None:
+        """Set what each token attends to of the `length` rows there will be: all before it where there is no tree."""
+        assert self.bias is not None, "this graph takes no trees"
+        if tree is None:
+            self.bias[:] = 0
+        else:
+            self.bias[0, 0, :, :length] = tree.bias
+        self.masked = tree is not None

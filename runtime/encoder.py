@@ -1,0 +1,93 @@
+"""The encoder of an encoder-decoder: an input goes in once, keys and values for every decoder layer come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.providers import cpu
+
+
+@dataclass(frozen=True)
+class Cross:
+    """What the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, D, T], float32."""
+
+    buffers: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
+    length: int  # T
+
+    @property
+    def nbytes(self) -> int:
+        return sum(key.nbytes + value.nbytes for key, value in self.buffers)
+
+
+class Encoder:
+    """The encoder's session, and for speech the frontend's. `edge.runtime.engine.Engine.encoder` is one.
+
+    Raises:
+        BundleError: a graph cannot be loaded.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        assert manifest.encoder is not None and manifest.cross is not None
+        self.max_length = manifest.encoder.max_length
+        self._layers = manifest.cross.layers
+        self._speech = manifest.speech
+        self._frontend = cpu.open_session(bundle, "frontend") if manifest.speech is not None else None
+        self._session = cpu.open_session(bundle, "encoder")
+
+    def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> Cross:
+        """Encode a text's token ids [T].
+
+        into: an earlier result to write over, where it has the same length; by default new memory is taken.
+
+        Raises:
+            InputError: no tokens, or more than the encoder takes.
+        """
+        if not 1 <= len(ids) <= self.max_length:
+            raise InputError(
+                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {self.max_length}; "
+                + ("shorten it or split it." if len(ids) else "give it some text.")
+            )
+        return self._encode("input_ids", np.asarray(ids, np.int64)[None], len(ids), into)
+
+    def encode_audio(self, pcm: NDArray[np.float32], into: Cross | None = None) -> Cross:
+        """Encode up to one window of mono samples [N] at the bundle's sample rate; silence fills the window.
+
+        Raises:
+            InputError: more samples than a window holds.
+        """
+        assert self._speech is not None and self._frontend is not None
+        window = self._speech.window_samples
+        if len(pcm) > window:
+            raise InputError(f"A window holds {window} samples, not {len(pcm)}.")
+        padded = np.zeros((1, window), np.float32)
+        padded[0, : len(pcm)] = pcm
+        (features,) = self._frontend.run(["input_features"], {"pcm": padded})
+        return self._encode("input_features", features, self.max_length, into)
+
+    def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:
+        cross = into if into is not None and into.length == length else self._new(length)
+        binding = self._session.io_binding()
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for i, pair in enumerate(cross.buffers):
+            for part, buffer in zip(("key", "value"), pair, strict=True):
+                binding.bind_ortvalue_output(f"cross.{i}.{part}", ort.OrtValue.ortvalue_from_numpy(buffer))
+        self._session.run_with_iobinding(binding)
+        return cross
+
+    def _new(self, length: int) -> Cross:
+        buffers = [
+            (
+                np.empty((1, layer.heads, length, layer.head_dim), np.float32),
+                np.empty((1, layer.heads, layer.head_dim, length), np.float32),
+            )
+            for layer in self._layers
+        ]
+        return Cross(buffers, length)
