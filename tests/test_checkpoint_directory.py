@@ -14,7 +14,7 @@ import torch
 from gguf_files import byte_vocabulary, tiny_model
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, WhisperConfig, WhisperForConditionalGeneration
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
@@ -322,3 +322,15 @@ class TestRefusals:
         (root / "tokenizer.model").write_bytes(b"no protobuf")
         edit(root / "tokenizer_config.json", tokenizer_class="LlamaTokenizer")
         assert "cannot be converted to tokenizer.json" in self.refusal(root)
+
+
+def test_an_encoder_decoders_configuration_stays_whole_and_its_generation_settings_are_read(tmp_path: Path) -> None:
+    special = dict(bos_token_id=50, eos_token_id=50, pad_token_id=50, decoder_start_token_id=51)
+    config = WhisperConfig(vocab_size=60, d_model=48, encoder_layers=1, decoder_layers=2, **special)
+    WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    fields = ("decoder_start_token_id", "decoder_layers", "encoder_layers", "num_mel_bins")
+    assert [checkpoint.config[f] for f in fields] == [51, 2, 1, 80]
+    assert checkpoint.generation["decoder_start_token_id"] == 51
+    (tmp_path / "generation_config.json").unlink()
+    assert open_checkpoint(str(tmp_path)).generation == {}

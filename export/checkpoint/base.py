@@ -33,6 +33,7 @@ class Checkpoint(Protocol):
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
     config: dict[str, Any]
+    generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
 
     @property
     def tokenizer(self) -> TokenizerFiles: ...

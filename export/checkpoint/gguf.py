@@ -39,6 +39,7 @@ class GGUFCheckpoint:
         self.config: dict[str, Any] = model_config.complete(
             gguf_config.config_of(self._header, self._vector), str(path)
         )
+        self.generation: dict[str, Any] = {}
         self._sources = self._named_tensors()
         expected = model_config.expected_tensors(self.config)
         if expected is not None:

@@ -13,8 +13,8 @@ from edge.errors import CheckpointError, ExportError
 def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """The text model's whole configuration, defaults filled in, from what a config.json holds.
 
-    A multimodal configuration gives its text part. A model type that transformers does not know is returned as it is:
-    the graph builder refuses it by name. No code from the checkpoint is run.
+    A multimodal configuration gives its text part; an encoder-decoder's stays whole. A model type that transformers
+    does not know is returned as it is: the graph builder refuses it by name. No code from the checkpoint is run.
 
     Raises:
         CheckpointError: no model type, or values that transformers does not accept.
@@ -31,18 +31,21 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
         return raw
     with _quiet_transformers():
         try:
-            config: dict[str, Any] = AutoConfig.for_model(**raw).get_text_config(decoder=True).to_dict()
+            whole = AutoConfig.for_model(**raw)
+            # Of an encoder-decoder the text part would be the whole again, with the decoder's fields renamed.
+            config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
+            complete_config: dict[str, Any] = config.to_dict()
         except Exception as e:  # validation there raises many types, all of them about these values
             reason = " ".join(str(e).split())
             raise CheckpointError(f"{where} holds values that {model_type} does not take: {reason[:300]}") from None
-    return config
+    return complete_config
 
 
 def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes of all parameters of the transformers model that `config` describes, or None where this
     project has no graph for the family (it is refused later, with the list of known ones)."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from edge.export.graph.families import find_family
 
@@ -51,8 +54,19 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | Non
     except ExportError:
         return None
     with _quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+        model = auto_class(config).from_config(AutoConfig.for_model(**config))
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def auto_class(config: Mapping[str, Any]) -> Any:
+    """The transformers class that makes the generating model of a configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+
+    if not config.get("is_encoder_decoder"):
+        return AutoModelForCausalLM
+    speech = config["model_type"] in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    return AutoModelForSpeechSeq2Seq if speech else AutoModelForSeq2SeqLM
 
 
 def check_tensors(
