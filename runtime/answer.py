@@ -134,9 +134,27 @@ def answer(
     """
     timings = Timings(len(prompt), cache.length)
     sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
-    detokenizer, stops = text.detokenizer(), StopStrings(options.stop)
+    room = cache.capacity - len(prompt) + 1  # the last token is never run
     new = np.asarray(prompt[cache.length :], np.int64)
     tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted)
+    ends = Ends(options.stop, options.max_tokens, room)
+    return pieces(tokens, text, timings, ends, started_ns=started_ns)
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends an answer besides an end token: stop strings, and the counts of tokens asked for and of those that the
+    context has room for."""
+
+    stop: Sequence[str]
+    max_tokens: int
+    room: int
+
+
+def pieces(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Iterator[Piece]:
+    """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
+    somebody interrupted it."""
+    detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)
     finish: FinishReason | None = None
     resumed = time.perf_counter_ns()
     for token in tokens:
@@ -144,9 +162,9 @@ def answer(
         shown, found = stops.push(detokenizer.push(token))
         if found or token in text.eos:
             finish = "stop"
-        elif timings.generated_tokens == options.max_tokens:
+        elif timings.generated_tokens == ends.max_tokens:
             finish = "length"
-        elif cache.length == cache.capacity:
+        elif timings.generated_tokens == ends.room:
             finish = "context"
         if finish is not None:
             yield Piece(shown if found else shown + _rest(detokenizer, stops), token, finish, timings)
