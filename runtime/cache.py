@@ -37,7 +37,6 @@ class KVCache:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.capacity = capacity
         self.cross = cross
-        self.positions = np.arange(capacity, dtype=np.int64)
         self.length = 0
         shapes = [(1, layer.heads, capacity, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
         dtype = np.dtype(layout.dtype)
@@ -45,7 +44,8 @@ class KVCache:
         try:
             # Not np.zeros: that may hand out memory that was used before, and then writes every page of it.
             memory = mmap.mmap(-1, sum(sizes), **PRIVATE)
-        except (OSError, OverflowError):
+            self.positions = np.arange(capacity, dtype=np.int64)
+        except (OSError, OverflowError, MemoryError):
             raise InputError(
                 f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
             ) from None

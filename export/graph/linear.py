@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
-from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, Weights, parameter, view
+from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
 
 Value = ir.Value
 
@@ -30,21 +30,42 @@ def float32(op: OpBuilder, weight: nn.Parameter) -> Value:
     return op.Cast(weight, to=ir.DataType.FLOAT) if weight.dtype == ir.DataType.FLOAT16 else weight
 
 
+def quantize_rows(op: OpBuilder, x: Value) -> tuple[Value, Value]:
+    """Round x [1, S, K] to 8 bits, each row with its own scale, so that no row depends on another.
+
+    Returns x as uint8 around 128, the form that onnxruntime's fast kernels take, and the scales [1, S, 1].
+    """
+    largest = op.ReduceMax(op.Abs(x), [-1], keepdims=1)
+    scale = op.Mul(op.Max(largest, scalar(op, "least", 1e-9)), scalar(op, "step", 1 / 127))
+    zero = op.initializer(ir.tensor(np.uint8(128), name="zero"))
+    per_row = op.Reshape(scale, [-1])
+    zeros = op.Expand(zero, op.Shape(per_row))
+    return op.QuantizeLinear(x, per_row, zeros, axis=1), scale
+
+
 class Linear(nn.Module):
-    """y = x W^T + b for one stored matrix, in floating point or in integer blocks."""
+    """y = x W^T + b for one stored matrix: in floating point, in integer blocks, or int8 for products of many rows."""
 
     def __init__(self, stored: Stored, bias: nn.Parameter | None = None):
         super().__init__()
         self.stored = stored
         self.weight = parameter(stored.weight)
-        if isinstance(stored, StoredBlocks):
+        if not isinstance(stored, StoredFloat):
             self.scales = parameter(stored.scales)
+        if isinstance(stored, StoredBlocks):
             self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
         self.bias = bias
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
         if isinstance(self.stored, StoredFloat):
             y = fused(op).FusedMatMul(x, float32(op, self.weight), transB=1)
+            return y if self.bias is None else op.Add(y, self.bias)
+        if isinstance(self.stored, StoredRows):
+            quantized, scale = quantize_rows(op, x)
+            one = scalar(op, "one", 1.0)
+            zero = op.initializer(ir.tensor(np.uint8(128), name="activation_zero"))
+            y = fused(op).MatMulIntegerToFloat(quantized, self.weight, one, self.scales, zero)
+            y = op.Mul(y, scale)
             return y if self.bias is None else op.Add(y, self.bias)
         return fused(op).MatMulNBits(
             x,
@@ -70,17 +91,29 @@ def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Li
 class Projections(nn.Module):
     """Linear layers that read the same input: one product wherever their formats allow it.
 
-    Returns one packed output, or one for each of `names`.
+    Returns one packed output, or one for each of `names`. bias: whether they have one, or the names of those that do.
     """
 
-    def __init__(self, weights: Weights, names: Sequence[str], packed: str, group: str, *, bias: bool = False):
+    def __init__(
+        self,
+        weights: Weights,
+        names: Sequence[str],
+        packed: str,
+        group: str,
+        *,
+        bias: bool | Sequence[str] = False,
+    ):
         super().__init__()
+        biased = set(names if bias else ()) if isinstance(bias, bool) else set(bias)
         stored = weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
         if len(stored) == 1:
-            b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group) if bias else None
+            b = None
+            if biased:
+                lacking = {f"{n}.bias": weights.rows(f"{n}.weight") for n in names if n not in biased}
+                b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group, zeros=lacking)
             self.parts = nn.ModuleList([Linear(stored[0], b)])
         else:
-            self.parts = nn.ModuleList([linear(weights, n, group, bias=bias) for n in names])
+            self.parts = nn.ModuleList([linear(weights, n, group, bias=n in biased) for n in names])
 
     def forward(self, op: OpBuilder, x: Value) -> list[Value]:
         return [part(op, x) for part in self.parts]
@@ -92,6 +125,7 @@ class Embedding(nn.Module):
     def __init__(self, weights: Weights, name: str, *, scale: float | None = None):
         super().__init__()
         stored = weights.matrix(f"{name}.weight", "embedding")
+        assert not isinstance(stored, StoredRows), "an embedding is read row by row; this form is transposed"
         self.stored = stored
         self.scale = scale
         if isinstance(stored, StoredFloat):

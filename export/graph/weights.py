@@ -13,7 +13,7 @@ from onnxscript import nn
 
 from edge.bundle import WEIGHTS, BundleWriter
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, QTensor, Weight
+from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight
 from edge.manifest import TensorGroup
 
 
@@ -50,7 +50,20 @@ class StoredBlocks:
     block_size: int
 
 
-Stored = StoredFloat | StoredBlocks
+@dataclass(frozen=True)
+class StoredRows:
+    """An int8 matrix in `weights.bin` with one scale per output, transposed as MatMulIntegerToFloat reads it.
+
+    weight: [columns, rows] int8. scales: [rows] float32.
+    """
+
+    weight: ir.ExternalTensor
+    scales: ir.ExternalTensor
+    rows: int
+    columns: int
+
+
+Stored = StoredFloat | StoredBlocks | StoredRows
 
 
 class Weights:
@@ -83,16 +96,36 @@ class Weights:
         return self.matrices([name], name, group)[0]
 
     def vector(
-        self, names: Sequence[str], stored_as: str, group: str, edit: Callable[[NDArray[np.float32]], Any] = np.asarray
+        self,
+        names: Sequence[str],
+        stored_as: str,
+        group: str,
+        edit: Callable[[NDArray[np.float32]], Any] = np.asarray,
+        *,
+        zeros: Mapping[str, int] | None = None,
     ) -> nn.Parameter:
-        """A parameter of the float32 vectors `names`, joined; `edit` may change the values before they are stored."""
-        values = np.concatenate([self._vector(name).astype(np.float32, copy=False) for name in names])
+        """A parameter of the float32 vectors `names`, joined; `edit` may change the values before they are stored.
+
+        zeros: lengths of those that the checkpoint does not have, which are zeros.
+        """
+        lengths = zeros or {}
+        parts = [np.zeros(lengths[n]) if n in lengths else self._vector(n) for n in names]
+        values = np.concatenate([part.astype(np.float32, copy=False) for part in parts])
         self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
         return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """A tensor of the checkpoint as it is, for tables that are made of it."""
+        return self._source.read(name)
 
     def table(self, name: str, values: NDArray[Any]) -> nn.Parameter:
         """A parameter of values that are no weights, such as the rotary tables."""
         return parameter(self._tensor(name, values))
+
+    def rows(self, name: str) -> int:
+        """How many outputs the matrix `name` has."""
+        weight = self._matrix(name)
+        return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
 
     def groups(self) -> list[TensorGroup]:
         """What was stored so far, by group."""
@@ -117,7 +150,13 @@ class Weights:
 
     def _store(self, name: str, matrix: Weight, group: str) -> Stored:
         if name not in self._stored:
-            stored = self._float(name, matrix) if isinstance(matrix, FloatTensor) else self._blocks(name, matrix)
+            stored: Stored
+            if isinstance(matrix, FloatTensor):
+                stored = self._float(name, matrix)
+            elif isinstance(matrix, RowsTensor):
+                stored = self._rows(name, matrix)
+            else:
+                stored = self._blocks(name, matrix)
             self._stored[name] = stored
             self._tally(group).add_matrix(matrix, stored)
         return self._stored[name]
@@ -138,6 +177,11 @@ class Weights:
             bits=matrix.bits,
             block_size=matrix.block_size,
         )
+
+    def _rows(self, name: str, matrix: RowsTensor) -> StoredRows:
+        rows, columns = matrix.q.shape
+        weight = self._tensor(name, np.ascontiguousarray(matrix.q.T))
+        return StoredRows(weight, self._tensor(f"{name}.scales", matrix.scales), rows, columns)
 
     def _tensor(self, name: str, values: NDArray[Any]) -> ir.ExternalTensor:
         span = self._writer.add_tensor(name, values)
@@ -191,6 +235,8 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
     """Matrices of the same format can be stacked into one."""
     if isinstance(matrix, FloatTensor):
         return (matrix.values.dtype,)
+    if isinstance(matrix, RowsTensor):
+        return ("rows",)
     return (matrix.bits, matrix.block_size)
 
 
@@ -201,6 +247,10 @@ def _stack(parts: Sequence[Weight]) -> Weight:
     floats = [p.values for p in parts if isinstance(p, FloatTensor)]
     if floats:
         return FloatTensor(np.concatenate(floats))
+    rows = [p for p in parts if isinstance(p, RowsTensor)]
+    if rows:
+        q, scales = np.concatenate([p.q for p in rows]), np.concatenate([p.scales for p in rows])
+        return RowsTensor(q, scales, rows[0].method)
     blocks = [p for p in parts if isinstance(p, QTensor)]
     return QTensor(
         bits=blocks[0].bits,
@@ -243,6 +293,10 @@ class _Tally:
         if isinstance(stored, StoredFloat):
             dtype = stored.weight.dtype
             self.add(parameters, stored.weight.nbytes, dtype.bitwidth, 0, str(dtype.numpy()))
+        elif isinstance(stored, StoredRows):
+            assert isinstance(matrix, RowsTensor)
+            size = stored.weight.nbytes + stored.scales.nbytes
+            self.add(parameters, size, 8, stored.columns, matrix.method)
         else:
             assert isinstance(matrix, QTensor)
             tensors = [stored.weight, stored.scales, stored.zero_points]

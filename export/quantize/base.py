@@ -47,7 +47,24 @@ class FloatTensor:
     values: NDArray[Any]
 
 
-Weight = QTensor | FloatTensor
+@dataclass(frozen=True)
+class RowsTensor:
+    """A weight [N, K] in int8 with one scale per output: ``w = scales[:, None] * q``.
+
+    For products of many rows, whose activations are rounded too, each row with a scale of its own. q: [N, K] int8,
+    without -128. scales: [N] float32.
+    """
+
+    q: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    method: str
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The float weight [N, K] that the kernels compute with."""
+        return self.scales[:, None] * self.q.astype(np.float32)
+
+
+Weight = QTensor | RowsTensor | FloatTensor
 
 
 @dataclass(frozen=True)

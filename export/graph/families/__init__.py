@@ -1,7 +1,8 @@
 """One file per model family, found by name.
 
-A family's file has `MODEL_TYPES`, the `model_type`s of transformers' configurations that it builds, and
-`decoder(config, weights, max_context)`, which returns the family's Decoder.
+A family's file has `MODEL_TYPES`, the `model_type`s of transformers' configurations that it builds, and either
+`decoder(config, weights, max_context)`, which returns the family's Decoder, or `encoder_decoder(...)` of the same
+arguments, which returns its EncoderDecoder.
 """
 
 from __future__ import annotations

@@ -1,0 +1,333 @@
+"""What encoders, and decoders that read them, have beside the shared blocks.
+
+T is the length of the encoder's input in tokens or frames, S the number of new tokens of the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import OpBuilder, nn
+
+from edge.export.graph.blocks import ResidualNorm, RMSNorm, Step, Stream, activation_of, norm_weight
+from edge.export.graph.linear import Embedding, Linear, Projections, Value, fused, linear, scalar
+from edge.export.graph.step import ScoresBias
+from edge.export.graph.weights import Weights
+from edge.manifest import Dims, EncoderDims
+
+ENCODER = "encoder"  # the groups of an encoder's weights in the manifest begin with it
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last axis, with weight and bias."""
+
+    def __init__(self, weights: Weights, name: str, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = norm_weight(weights, name, 0.0)
+        self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.eps)
+
+
+class ResidualLayerNorm(LayerNorm):
+    """The layer norm of the residual stream, which also adds up the stream: returns both."""
+
+    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+        if stream.added is None:
+            return super().forward(op, stream.x), stream.x
+        unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
+        normed, _, _, x = fused(op).SkipLayerNormalization(
+            stream.x, stream.added, self.weight, self.bias, epsilon=self.eps, _outputs=["normed", *unused, "x"]
+        )
+        return normed, x
+
+
+StreamNorm = ResidualNorm | ResidualLayerNorm
+Norm = RMSNorm | LayerNorm
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family calls the projections of an attention block."""
+
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    out: str = "out_proj"
+
+
+class EncoderAttention(nn.Module):
+    """Self-attention over the whole input; `bias` [1, H, T, T] is added to the scores.
+
+    biased: which projections have a bias, by their names in `names`.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        heads: int,
+        scale: float,
+        *,
+        names: Names = Names(),
+        biased: Sequence[str] = (),
+    ):
+        super().__init__()
+        self.heads = heads
+        self.scale = scale
+        group = f"{ENCODER}.attention"
+        inputs = [f"{name}.{p}" for p in (names.q, names.k, names.v)]
+        self.qkv_proj = Projections(
+            weights, inputs, f"{name}.qkv_proj", group, bias=[f"{name}.{p}" for p in biased if p != names.out]
+        )
+        self.out_proj = linear(weights, f"{name}.{names.out}", group, bias=names.out in biased)
+
+    def forward(self, op: OpBuilder, x: Value, bias: Value | None) -> Value:
+        parts = self.qkv_proj(op, x)
+        query, key, value = parts if len(parts) == 3 else op.Split(parts[0], axis=-1, num_outputs=3, _outputs=3)
+        y = fused(op).MultiHeadAttention(
+            query, key, value, None, None, bias, num_heads=self.heads, scale=self.scale
+        )
+        return self.out_proj(op, y)
+
+
+class CrossAttention(nn.Module):
+    """Attention to what the encoder made of its input, in a decoder layer.
+
+    The operands stand the other way round than on paper: key [T, D] times query [D, S], and value [D, T] times the
+    weights [T, S]. onnxruntime repacks a product's second operand in every call, and keys and values of a long input
+    are many times larger than the query: for 2 to 8 rows this takes a quarter of MultiHeadAttention's time (T = 1500,
+    2 threads), for one row as long.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        name: str,
+        layer: int,
+        heads: int,
+        scale: float,
+        *,
+        names: Names = Names(),
+        biased: Sequence[str] = (),
+    ):
+        super().__init__()
+        self.layer = layer
+        self.heads = heads
+        self.scale = scale
+        self.q_proj = linear(weights, f"{name}.{names.q}", "cross_attention", bias=names.q in biased)
+        self.dim = self.q_proj.stored.rows // heads
+        self.out_proj = linear(weights, f"{name}.{names.out}", "cross_attention", bias=names.out in biased)
+
+    def forward(self, op: OpBuilder, x: Value, step: Step) -> Value:
+        key, value = step.cross[self.layer]
+        query = op.Reshape(self.q_proj(op, x), [1, -1, self.heads, self.dim])
+        query = op.Transpose(query, perm=[0, 2, 3, 1])  # [1, H, D, S]
+        scores = fused(op).FusedMatMul(key, query, alpha=self.scale)  # [1, H, T, S]
+        chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
+        y = op.MatMul(value, op.Transpose(chances, perm=[0, 1, 3, 2]))  # [1, H, D, S]
+        y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2]), [1, -1, self.heads * self.dim])
+        return self.out_proj(op, y)
+
+
+class CrossKeysValues(nn.Module):
+    """Keys and values of every decoder layer's cross-attention, in one product where their formats allow it.
+
+    names: each layer's attention block in the checkpoint. Returns per layer a key [1, H, T, D] and a value
+    [1, H, D, T].
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        blocks: Sequence[str],
+        heads: int,
+        *,
+        names: Names = Names(),
+        biased: Sequence[str] = (),
+    ):
+        super().__init__()
+        self.layers = len(blocks)
+        self.heads = heads
+        members = [f"{block}.{p}" for block in blocks for p in (names.k, names.v)]
+        with_bias = [f"{block}.{p}" for block in blocks for p in (names.k, names.v) if p in biased]
+        self.kv_proj = Projections(weights, members, "cross.kv_proj", f"{ENCODER}.cross_attention", bias=with_bias)
+
+    def forward(self, op: OpBuilder, x: Value) -> list[tuple[Value, Value]]:
+        parts = self.kv_proj(op, x)
+        if len(parts) == 1:
+            parts = op.Split(parts[0], axis=-1, num_outputs=2 * self.layers, _outputs=2 * self.layers)
+        shaped = [op.Reshape(part, [1, 0, self.heads, -1]) for part in parts]
+        return [
+            (op.Transpose(key, perm=[0, 2, 1, 3]), op.Transpose(value, perm=[0, 2, 3, 1]))
+            for key, value in zip(shaped[::2], shaped[1::2], strict=True)
+        ]
+
+
+class MLP(nn.Module):
+    """fc2(activation(fc1(x))); `activation` by transformers' name."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        first: str,
+        second: str,
+        activation: str,
+        *,
+        group: str = "feed_forward",
+        bias: bool = True,
+    ):
+        super().__init__()
+        self.activation = activation_of(activation)
+        self.fc1 = linear(weights, first, group, bias=bias)
+        self.fc2 = linear(weights, second, group, bias=bias)
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        return self.fc2(op, self.activation(op, self.fc1(op, x)))
+
+
+class Positions(nn.Module):
+    """Absolute position embeddings [positions, H] float32, learned or computed."""
+
+    def __init__(self, weights: Weights, name: str, table: np.ndarray):
+        super().__init__()
+        self.table = weights.table(name, table.astype(np.float32))
+
+    def forward(self, op: OpBuilder, positions: Value) -> Value:
+        """The rows [1, S, H] of `positions` [1, S]."""
+        return op.Gather(self.table, positions, axis=0)
+
+
+def arange(op: OpBuilder, ids: Value) -> Value:
+    """The positions 0 to T - 1 of `ids` [1, T], as [T]."""
+    length = op.Squeeze(op.Shape(ids, start=1, end=2), [0])
+    return op.Range(op.Constant(value_int=0), length, op.Constant(value_int=1))
+
+
+class EncoderLayer(Protocol):
+    """A layer of an encoder takes the residual stream, and the scores' bias where the family has one."""
+
+    def __call__(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream: ...
+
+
+class AttentionBias(Protocol):
+    """Makes the bias [1, H, T, T] of an encoder's scores from its token ids [1, T]."""
+
+    def __call__(self, op: OpBuilder, ids: Value) -> Value: ...
+
+
+class Start(Protocol):
+    """What a stack of layers begins with: embeddings [1, S, H] of the input at `positions` [1, S]."""
+
+    def __call__(self, op: OpBuilder, x: Value, positions: Value | None) -> Value: ...
+
+
+class TextStart(nn.Module):
+    """Token embeddings, with absolute positions and a norm where the family has them."""
+
+    def __init__(self, embedding: Embedding, positions: Positions | None = None, norm: LayerNorm | None = None):
+        super().__init__()
+        self.embedding = embedding
+        self.positions = positions
+        self.norm = norm
+
+    def forward(self, op: OpBuilder, ids: Value, positions: Value | None) -> Value:
+        x = self.embedding(op, ids)
+        if self.positions is not None:
+            assert positions is not None
+            x = op.Add(x, self.positions(op, positions))
+        return x if self.norm is None else self.norm(op, x)
+
+
+class Encoder(nn.Module):
+    """A start, layers, a final norm where there is one, and the decoder's keys and values."""
+
+    def __init__(
+        self,
+        start: nn.Module,
+        layers: Iterable[nn.Module],
+        cross: CrossKeysValues,
+        *,
+        norm: nn.Module | None = None,
+        bias: nn.Module | None = None,
+        absolute: bool = False,
+    ):
+        super().__init__()
+        self.start = start
+        self.layers = nn.ModuleList(list(layers))
+        self.cross = cross
+        self.norm = norm
+        self.bias = bias
+        self.absolute = absolute  # whether the start reads positions
+
+    def forward(self, op: OpBuilder, x: Value) -> list[tuple[Value, Value]]:
+        positions = op.Unsqueeze(arange(op, x), [0]) if self.absolute else None
+        bias = None if self.bias is None else self.bias(op, x)
+        stream = Stream(self.start(op, x, positions))
+        for layer in self.layers:
+            stream = layer(op, stream, bias)
+        return self.cross(op, finish(op, stream, self.norm))
+
+
+def finish(op: OpBuilder, stream: Stream, norm: nn.Module | None) -> Value:
+    """The stream added up, and normed where there is a final norm."""
+    if norm is not None:
+        return norm(op, stream)[0]
+    return stream.x if stream.added is None else op.Add(stream.x, stream.added)
+
+
+class CrossDecoder(nn.Module):
+    """A decoder over an encoder's keys and values: logits [1, R, V] of `logit_rows` alone.
+
+    head: the matrix of the output head. scale multiplies what it reads; head_bias is added to the logits.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        start: nn.Module,
+        layers: Iterable[nn.Module],
+        head: str,
+        *,
+        norm: nn.Module | None = None,
+        scale: float | None = None,
+        head_bias: nn.Parameter | None = None,
+    ):
+        super().__init__()
+        self.start = start
+        self.layers = nn.ModuleList(list(layers))
+        self.norm = norm
+        self.scale = scale
+        self.lm_head = Linear(weights.matrix(head, "head"), head_bias)
+
+    def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
+        stream = Stream(self.start(op, input_ids, step.position_ids))
+        *layers, last = self.layers
+        for layer in layers:
+            stream = layer(op, stream, step)
+        h = finish(op, last(op, stream, step, logit_rows), self.norm)
+        if self.scale is not None:
+            h = op.Mul(h, scalar(op, "head_scale", self.scale))
+        return self.lm_head(op, h)
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """Both halves, as a family makes them.
+
+    bias: what the family adds to the scores of the decoder's self-attention. features: the shape [bins, frames] of what
+    an encoder of audio reads.
+    """
+
+    encoder: Encoder
+    decoder: CrossDecoder
+    dims: Dims
+    encoder_dims: EncoderDims
+    bias: ScoresBias | None = None
+    features: tuple[int, int] | None = None

@@ -1,0 +1,163 @@
+"""T5, v1.1, Flan-T5, mT5, ByT5, CodeT5: pre-norm, scores biased by relative position, gated or plain feed-forward."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from onnxscript import OpBuilder, nn
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from edge.export.graph.blocks import Attention, GatedMLP, Heads, ResidualNorm, Step, Stream, take
+from edge.export.graph.cross import (
+    ENCODER,
+    MLP,
+    CrossAttention,
+    CrossDecoder,
+    CrossKeysValues,
+    Encoder,
+    EncoderAttention,
+    EncoderDecoder,
+    Names,
+    TextStart,
+    arange,
+)
+from edge.export.graph.linear import Embedding, Value
+from edge.export.graph.weights import Weights
+from edge.manifest import Dims, EncoderDims
+
+MODEL_TYPES = ("t5", "mt5")
+NAMES = Names("q", "k", "v", "o")
+SCALE = 1.0  # T5 folds the scale of its scores into its weights
+
+
+def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> EncoderDecoder:
+    heads, eps = config.num_heads, config.layer_norm_epsilon
+    readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
+    encoder = Encoder(
+        TextStart(Embedding(weights, "shared")),
+        [EncoderLayer(config, weights, i) for i in range(config.num_layers)],
+        CrossKeysValues(weights, readers, heads, names=NAMES),
+        norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
+        bias=EncoderBias(config, weights),
+    )
+    decoder = CrossDecoder(
+        weights,
+        TextStart(Embedding(weights, "shared")),
+        [DecoderLayer(config, weights, i) for i in range(config.num_decoder_layers)],
+        "shared.weight" if config.tie_word_embeddings else "lm_head.weight",
+        norm=ResidualNorm(weights, "decoder.final_layer_norm", eps),
+        scale=config.d_model**-0.5 if config.scale_decoder_outputs else None,
+    )
+    return EncoderDecoder(
+        encoder,
+        decoder,
+        Dims(config.num_decoder_layers, config.d_model, config.d_ff, heads, heads, config.d_kv, config.vocab_size),
+        EncoderDims(config.num_layers, config.d_model, heads, max_context, "text"),
+        bias=DecoderBias(config, weights),
+    )
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: T5Config, weights: Weights, i: int):
+        super().__init__()
+        name, eps = f"encoder.block.{i}", config.layer_norm_epsilon
+        self.attention_norm = ResidualNorm(weights, f"{name}.layer.0.layer_norm", eps)
+        self.attention = EncoderAttention(
+            weights, f"{name}.layer.0.SelfAttention", config.num_heads, SCALE, names=NAMES
+        )
+        self.mlp_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
+        self.mlp = mlp(config, weights, f"{name}.layer.1.DenseReluDense", f"{ENCODER}.feed_forward")
+
+    def forward(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream:
+        h, x = self.attention_norm(op, stream)
+        h, x = self.mlp_norm(op, Stream(x, self.attention(op, h, bias)))
+        return Stream(x, self.mlp(op, h))
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), x + cross_attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: T5Config, weights: Weights, i: int):
+        super().__init__()
+        name, eps, heads = f"decoder.block.{i}", config.layer_norm_epsilon, config.num_heads
+        self.attention_norm = ResidualNorm(weights, f"{name}.layer.0.layer_norm", eps)
+        self.attention = Attention(
+            weights,
+            f"{name}.layer.0.SelfAttention",
+            i,
+            Heads(heads, heads, config.d_kv),
+            rope=None,
+            projections=(NAMES.q, NAMES.k, NAMES.v),
+            output=NAMES.out,
+            scale=SCALE,
+        )
+        self.cross_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
+        self.cross = CrossAttention(weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=NAMES)
+        self.mlp_norm = ResidualNorm(weights, f"{name}.layer.2.layer_norm", eps)
+        self.mlp = mlp(config, weights, f"{name}.layer.2.DenseReluDense", "feed_forward")
+
+    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+        h, x = self.attention_norm(op, stream)
+        h = self.attention(op, h, step, rows)
+        h, x = self.cross_norm(op, Stream(take(op, x, rows), h))
+        h, x = self.mlp_norm(op, Stream(x, self.cross(op, h, step)))
+        return Stream(x, self.mlp(op, h))
+
+
+def mlp(config: T5Config, weights: Weights, name: str, group: str) -> nn.Module:
+    activation = config.dense_act_fn
+    if config.is_gated_act:
+        return GatedMLP(weights, name, activation, projections=("wi_0", "wi_1"), output="wo", group=group)
+    return MLP(weights, f"{name}.wi", f"{name}.wo", activation, group=group, bias=False)
+
+
+class EncoderBias(nn.Module):
+    """The scores' bias [1, H, T, T] by how far the key stands behind or before the query."""
+
+    def __init__(self, config: T5Config, weights: Weights):
+        super().__init__()
+        self.reach = config.relative_attention_max_distance
+        distances = torch.arange(-self.reach, self.reach + 1)
+        self.table = bias_table(config, weights, "encoder", distances, bidirectional=True)
+
+    def forward(self, op: OpBuilder, ids: Value) -> Value:
+        at = arange(op, ids)
+        distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
+        return lookup(op, self.table, distance, -self.reach, self.reach)
+
+
+class DecoderBias(nn.Module):
+    """The bias [1, H, S, T] by how far the key stands behind the query, on top of the host's."""
+
+    def __init__(self, config: T5Config, weights: Weights):
+        super().__init__()
+        self.reach = config.relative_attention_max_distance
+        self.table = bias_table(config, weights, "decoder", -torch.arange(self.reach + 1), bidirectional=False)
+
+    def forward(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value:
+        distance = op.Sub(op.Transpose(step.position_ids, perm=[1, 0]), op.Unsqueeze(keys, [0]))  # [S, T]
+        return op.Add(lookup(op, self.table, distance, 0, self.reach), given)
+
+
+def bias_table(
+    config: T5Config, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool
+) -> nn.Parameter:
+    """The learned bias [H, distances] of each distance: buckets widen with it, and beyond the last all are one."""
+    buckets = T5Attention._relative_position_bucket(
+        distances,
+        bidirectional=bidirectional,
+        num_buckets=config.relative_attention_num_buckets,
+        max_distance=config.relative_attention_max_distance,
+    ).numpy()
+    learned = weights.read(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
+    return weights.table(f"{stack}.relative_bias", np.ascontiguousarray(learned[buckets].T))
+
+
+def lookup(op: OpBuilder, table: nn.Parameter, distance: Value, least: int, most: int) -> Value:
+    """The table's entries [1, H, ...] for distances from `least` to `most`; those beyond take the nearest."""
+    low, high = op.Constant(value_int=least), op.Constant(value_int=most)
+    index = op.Sub(op.Min(op.Max(distance, low), high), low)
+    return op.Unsqueeze(op.Gather(table, index, axis=1), [0])

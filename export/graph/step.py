@@ -1,0 +1,125 @@
+"""The graph of one decoder step, as docs/bundle-format.md describes it, and what building any graph takes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnxscript import GraphBuilder, OpBuilder
+from transformers import AutoConfig
+
+from edge.bundle import BundleWriter
+from edge.errors import ExportError
+from edge.export.graph.blocks import Step
+from edge.export.graph.linear import Value
+from edge.manifest import KVLayer, KVLayout
+
+OPSET = 21
+IR_VERSION = 10  # of the ONNX file format, as opset 21 came with
+DECODER = "graphs/decoder.onnx"
+
+FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
+Shape = list[int | str | None]
+
+
+class ModelSource(Protocol):
+    """What of a checkpoint a graph needs beside its quantized matrices."""
+
+    config: dict[str, Any]
+
+    def read(self, name: str) -> NDArray[np.float32]: ...
+
+
+class StepModel(Protocol):
+    """A decoder as a module: the logits [1, R, V] of `logit_rows`; what it leaves in the caches stands in the step."""
+
+    def __call__(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value: ...
+
+
+class ScoresBias(Protocol):
+    """Adds a family's own bias to the one that the host gives, [1, 1, S, T]; returns [1, H, S, T].
+
+    keys: the positions [T] of the cache's rows.
+    """
+
+    def __call__(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value: ...
+
+
+def configuration(raw: dict[str, Any]) -> Any:
+    """transformers' configuration object, which knows the defaults and both spellings of rope settings."""
+    try:
+        return AutoConfig.for_model(**raw)
+    except Exception as e:  # of any class: each model's configuration checks itself in its own way
+        reason = " ".join(str(e).split()).rstrip(".")
+        raise ExportError(f"transformers does not accept the model's configuration: {reason}.") from None
+
+
+def new_graph(name: str) -> GraphBuilder:
+    """A builder of an empty graph."""
+    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name=name))
+
+
+def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape) -> None:
+    """Make `value`, a float32, an output of the graph."""
+    value.type, value.shape = ir.TensorType(FLOAT), ir.Shape(shape)
+    builder.add_output(value, name)
+
+
+def write_graph(writer: BundleWriter, path: str, builder: GraphBuilder) -> None:
+    """Write a finished graph into the bundle."""
+    for node in builder.graph:
+        node.metadata_props.clear()  # the modules' names stay in the nodes' names
+    model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="edge")
+    writer.write_file(path, ir.to_proto(model).SerializeToString())
+
+
+def step_graph(
+    decoder: StepModel, kv: KVLayout, vocab_size: int, *, cross: KVLayout | None = None, bias: ScoresBias | None = None
+) -> GraphBuilder:
+    """The graph of one step.
+
+    cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. bias: the family's own bias.
+    """
+    builder = new_graph("decoder")
+    input_ids = builder.input("input_ids", INT64, [1, "S"])
+    step = Step(
+        position_ids=builder.input("position_ids", INT64, [1, "S"]),
+        seqlens_k=builder.input("seqlens_k", INT32, [1]),
+        total_sequence_length=builder.input("total_sequence_length", INT32, []),
+        past=[],
+    )
+    logit_rows = builder.input("logit_rows", INT64, ["R"])
+    shapes: list[Shape] = [[1, layer.heads, "C", layer.head_dim] for layer in kv.layers]
+    for i, shape in enumerate(shapes):
+        key, value = (builder.input(f"past.{i}.{part}", FLOAT, shape) for part in ("key", "value"))
+        step.past.append((key, value))
+    if cross is not None:
+        for i, layer in enumerate(cross.layers):
+            parts = zip(("key", "value"), cross_shapes(layer), strict=True)
+            key, value = (builder.input(f"cross.{i}.{part}", FLOAT, shape) for part, shape in parts)
+            step.cross.append((key, value))
+        step.attention_bias = _scores_bias(builder, step, bias)
+    logits = decoder(builder.op, input_ids, logit_rows, step)
+    add_output(builder, logits, "logits", [1, "R", vocab_size])
+    for i, shape in enumerate(shapes):
+        for value, part in zip(step.present[i], ("key", "value"), strict=True):
+            add_output(builder, value, f"present.{i}.{part}", shape)
+    return builder
+
+
+def cross_shapes(layer: KVLayer) -> tuple[Shape, Shape]:
+    """The shapes of a cross-attention's key and value: the value stands transposed (edge.export.graph.cross)."""
+    return [1, layer.heads, "T", layer.head_dim], [1, layer.heads, layer.head_dim, "T"]
+
+
+def _scores_bias(builder: GraphBuilder, step: Step, bias: ScoresBias | None) -> Value:
+    """What is added to self-attention's scores: the host's columns up to the total length, and the family's own."""
+    op = builder.op
+    length = op.Reshape(op.Cast(step.total_sequence_length, to=INT64), [1])
+    given = op.Slice(builder.input("attention_bias", FLOAT, [1, 1, "S", "C"]), [0], length, [3])
+    if bias is None:
+        return given
+    keys = op.Slice(builder.input("key_positions", INT64, ["C"]), [0], length, [0])
+    return bias(op, step, keys, given)

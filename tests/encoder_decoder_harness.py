@@ -1,0 +1,89 @@
+"""Tiny random encoder-decoders, and their graphs run by the engine, for the tests of edge.export.graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from graph_harness import TinyCheckpoint
+from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
+
+from edge.bundle import Bundle, BundleWriter
+from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.manifest import FORMAT_VERSION, Manifest, Source, TextFormat, Tokens
+from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
+
+
+def tiny_model(config: PreTrainedConfig, seed: int = 0, auto: Any = AutoModelForSeq2SeqLM) -> Any:
+    """A random model whose every weight matters: norms, biases and position tables too, and scores far from uniform."""
+    model = auto.from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            if "relative_attention_bias" in name or "embed_positions" in name:
+                p.copy_(noise)
+            elif p.ndim >= 2:
+                p.copy_(noise / p[0].numel() ** 0.5)
+            elif name.endswith("bias"):
+                p.copy_(0.3 * noise)
+            else:
+                p.copy_(0.2 * noise + 1.0)
+    return model
+
+
+class Pair:
+    """A model's graphs beside the model: what an engine over the written bundle answers."""
+
+    def __init__(self, target: Path, model: Any, weights: Mapping[str, Any], max_context: int = 64) -> None:
+        self.model = model
+        writer = BundleWriter(target)
+        built = build_encoder_decoder(TinyCheckpoint(model), weights, writer, max_context)
+        writer.flush()
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            producer="test",
+            name="tiny",
+            family=built.family,
+            kind="encoder-decoder",
+            weights="fp32",
+            dims=built.dims,
+            context=max_context,
+            graphs=built.graphs,
+            kv=built.kv,
+            groups=built.groups,
+            tokens=Tokens(None, [1], 0, False),
+            chat_template=None,
+            source=Source("tiny", "directory"),
+            encoder=built.encoder,
+            cross=built.cross,
+            text=TextFormat(decoder_start=[0]),
+        )
+        self.engine = Engine(Bundle(writer.staging, manifest))
+
+    def encode(self, ids: np.ndarray) -> KVCache:
+        assert self.engine.encoder is not None
+        return self.engine.new_cache(cross=self.engine.encoder.encode_text(ids))
+
+    def logits(self, source: np.ndarray, target: np.ndarray, chunks: list[int]) -> np.ndarray:
+        """All rows' logits [S, V] of `target`, forced, its tokens taken in steps of `chunks`."""
+        assert sum(chunks) == len(target)
+        cache = self.encode(source)
+        steps = []
+        for n in chunks:
+            piece = target[cache.length : cache.length + n]
+            steps.append(self.engine.step(cache, piece, np.arange(n)).copy())
+        return np.concatenate(steps)
+
+    def torch_logits(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            out = self.model(
+                input_ids=torch.from_numpy(source)[None],
+                decoder_input_ids=torch.from_numpy(target)[None],
+                use_cache=False,
+            )
+        return out.logits[0].numpy()

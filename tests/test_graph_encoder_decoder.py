@@ -1,0 +1,134 @@
+"""Encoder-decoder graphs beside Torch: the same logits, in one piece, in chunks, token by token, and as trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from encoder_decoder_harness import Pair, tiny_model
+from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
+from transformers import PreTrainedConfig, T5Config
+
+from edge.export.quantize.base import RowsTensor
+from edge.runtime.engine import BLOCKED, Tree
+
+VOCABULARY = 97
+T5 = dict(
+    vocab_size=VOCABULARY,
+    d_model=48,
+    d_kv=16,
+    d_ff=80,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=3,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    decoder_start_token_id=0,
+)
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "t5": T5Config(**T5, feed_forward_proj="relu"),
+    "t5-v1.1": T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    model = tiny_model(CONFIGS[request.param])
+    return Pair(tmp_path_factory.mktemp("pair") / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+
+
+def texts(pair: Pair, source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(3, VOCABULARY, source), np.r_[0, rng.integers(3, VOCABULARY, target - 1)]
+
+
+@pytest.mark.parametrize("chunks", [[20], [7, 13], [1] * 20, [3, 1, 16]], ids=str)
+@pytest.mark.parametrize("length", [1, 5, 37])
+def test_logits_are_torchs(pair: Pair, length: int, chunks: list[int]) -> None:
+    source, target = texts(pair, length, 20)
+    assert relative_error(pair.logits(source, target, chunks), pair.torch_logits(source, target)) < 1e-4
+
+
+def test_greedy_answers_are_torchs(pair: Pair) -> None:
+    import torch
+
+    for seed in range(3):
+        source, _ = texts(pair, 9, 2, seed)
+        prompt = torch.from_numpy(source)[None]
+        # Its cache takes the encoder's number of layers for the decoder's (transformers 5.23).
+        wanted = pair.model.generate(prompt, max_length=16, min_length=16, do_sample=False, use_cache=False)
+        cache, answer = pair.encode(source), [0]
+        while len(answer) < 16:
+            logits = pair.engine.step(cache, np.array(answer[-1:]))[-1].copy()
+            logits[1] = -np.inf  # the end, which min_length forbids
+            answer.append(int(logits.argmax()))
+        assert answer == wanted[0].tolist()[:16]
+
+
+def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(pair: Pair) -> None:
+    source, target = texts(pair, 11, 8)
+    rng = np.random.default_rng(1)
+    tails = rng.integers(3, VOCABULARY, (3, 4))  # three beams, four tokens each
+    cache = pair.encode(source)
+    pair.engine.step(cache, target)
+    ancestors = [list(range(8)) for _ in tails]
+    for depth in range(4):
+        start = cache.length
+        bias = np.full((3, start + 3), BLOCKED, np.float32)
+        for beam, rows in enumerate(ancestors):
+            rows.append(start + beam)
+            bias[beam, rows] = 0
+        tree = Tree(np.full(3, 8 + depth), bias)
+        logits = pair.engine.step(cache, tails[:, depth], np.arange(3), tree=tree).copy()
+    for beam, tail in enumerate(tails):
+        alone = pair.torch_logits(source, np.r_[target, tail])[-1]
+        assert relative_error(logits[beam], alone) < 1e-4
+    # What is left of the tree when only one branch lives is that text, and plain steps go on from there.
+    cache.compact(ancestors[1])
+    after = pair.engine.step(cache, np.array([5]))[0]
+    assert relative_error(after, pair.torch_logits(source, np.r_[target, tails[1], 5])[-1]) < 1e-4
+
+
+def test_a_tree_that_blocks_nothing_would_differ(pair: Pair) -> None:
+    source, target = texts(pair, 11, 8)
+    cache = pair.encode(source)
+    pair.engine.step(cache, target)
+    open_tree = Tree(np.array([8, 8]), np.zeros((2, 10), np.float32))
+    logits = pair.engine.step(cache, np.array([9, 10]), np.arange(2), tree=open_tree)
+    assert relative_error(logits[1], pair.torch_logits(source, np.r_[target, 10])[-1]) > 1e-3
+
+
+def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
+    """One activation scale per row: a row with huge values must not coarsen its neighbours."""
+    model = tiny_model(CONFIGS["t5-v1.1"])
+    checkpoint = TinyCheckpoint(model)
+    weights = dict(float_matrices(checkpoint))
+    exact = {}
+    for name, values in checkpoint.matrices().items():
+        if name.startswith("encoder.block.0.layer.1.DenseReluDense"):
+            scales = np.abs(values).max(1) / 127
+            weights[name] = RowsTensor(np.rint(values / scales[:, None]).astype(np.int8), scales, "test")
+            exact[name] = weights[name].dequantize()
+    integer = Pair(tmp_path / "i.edge", model, weights)
+    import torch
+
+    with torch.no_grad():
+        for name, values in exact.items():
+            model.get_parameter(name).copy_(torch.from_numpy(values))
+    source, target = texts(integer, 12, 6)
+    assert 1e-5 < relative_error(integer.logits(source, target, [6]), integer.torch_logits(source, target)) < 0.03
+
+
+def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> None:
+    model = tiny_model(CONFIGS["t5"])
+    weights = dict(float_matrices(TinyCheckpoint(model)))
+    blocks = random_blocks(VOCABULARY, 48, 8, 16, False, like=model.shared.weight.detach().numpy())
+    weights["shared.weight"] = blocks
+    pair = Pair(tmp_path / "b.edge", model, weights)
+    import torch
+
+    with torch.no_grad():
+        model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
+    source, target = texts(pair, 12, 6)
+    assert relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.02
