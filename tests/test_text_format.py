@@ -1,0 +1,89 @@
+"""What text looks like around an encoder-decoder, told from its checkpoint's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.directory import DirectoryCheckpoint
+from edge.export.text_format import generation, text_format
+from edge.manifest import Generation, TextFormat, Tokens
+
+MULTI30K = Path(__file__).parents[2] / "shared/models/multi30k-en-de"
+
+
+@dataclass
+class Words:
+    """A checkpoint with a tokenizer of words: ids 0 to 3 are <s>, <pad>, </s>, <unk>; then languages, then words."""
+
+    config: dict[str, Any]
+    template: str = "$A </s>"
+    languages: list[str] = field(default_factory=list)
+    generation: dict[str, Any] = field(default_factory=dict)
+    name: str = "words"
+
+    @property
+    def tokenizer(self) -> TokenizerFiles:
+        special = ["<s>", "<pad>", "</s>", "<unk>", *self.languages]
+        vocabulary = {token: i for i, token in enumerate([*special, "a", "text"])}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.add_special_tokens(special)
+        used = [(token, vocabulary[token]) for token in self.template.split() if token in vocabulary]
+        tokenizer.post_processor = processors.TemplateProcessing(single=self.template, special_tokens=used)
+        return TokenizerFiles(tokenizer.to_str(), None, Tokens(0, [2], 1, False))
+
+
+def test_the_ends_of_a_text_are_those_of_the_tokenizer() -> None:
+    assert text_format(Words({"decoder_start_token_id": 1})) == TextFormat(suffix=[2], decoder_start=[1])
+    bart = Words({"decoder_start_token_id": 2}, "<s> $A </s>")
+    assert text_format(bart) == TextFormat(prefix=[0], suffix=[2], decoder_start=[2])
+    assert text_format(Words({"decoder_start_token_id": 0}, "$A")) == TextFormat(decoder_start=[0])
+
+
+def test_generation_settings_come_before_the_configuration() -> None:
+    words = Words({"decoder_start_token_id": 1, "num_beams": 6}, generation={"decoder_start_token_id": 0})
+    assert text_format(words).decoder_start == [0]
+    assert generation(words).num_beams == 6
+
+
+def test_a_decoder_begins_with_bos_where_nothing_else_is_said() -> None:
+    assert text_format(Words({"bos_token_id": 0})).decoder_start == [0]
+    with pytest.raises(CheckpointError, match="does not say what its decoder begins with"):
+        text_format(Words({}))
+
+
+def test_settings_that_are_absent_are_transformers_defaults() -> None:
+    assert generation(Words({})) == Generation()
+
+
+def test_settings_of_marian_and_bart() -> None:
+    marian = Words({}, generation=dict(num_beams=4, max_length=512, bad_words_ids=[[1], [5, 6]], forced_eos_token_id=2))
+    assert generation(marian) == Generation(max_length=512, num_beams=4, forced_eos=2, suppress=[1])
+    bart = dict(early_stopping=True, length_penalty=2.0, no_repeat_ngram_size=3, forced_bos_token_id=0)
+    wanted = Generation(length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3, forced_bos=0)
+    assert generation(Words(bart)) == wanted
+
+
+def test_the_shared_translator_is_a_plain_t5() -> None:
+    if not MULTI30K.is_dir():
+        pytest.skip("shared/models/multi30k-en-de is not here")
+    checkpoint = DirectoryCheckpoint(MULTI30K)
+    assert text_format(checkpoint) == TextFormat(suffix=[1], decoder_start=[0])
+    assert generation(checkpoint) == Generation()
+
+
+def test_a_checkpoint_without_its_tokenizer_says_so(tmp_path: Path) -> None:
+    if not MULTI30K.is_dir():
+        pytest.skip("shared/models/multi30k-en-de is not here")
+    for file in MULTI30K.iterdir():
+        if "tokenizer" not in file.name:
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(CheckpointError, match="holds no tokenizer"):
+        text_format(DirectoryCheckpoint(tmp_path))
