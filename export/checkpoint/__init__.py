@@ -29,7 +29,7 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
 
     if path.suffix != ".gguf" and not source.startswith((".", "/", "~")) and hub.ID.fullmatch(source):
         try:
-            return hub.open_hub(source)
+            return open_directory(hub.fetch_hub(source), name=source, kind="hub")
         except CatalogError as e:
             raise CatalogError(f"There is no directory {source}, and {e}") from None
     raise CheckpointError(
@@ -38,13 +38,24 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     )
 
 
+def open_directory(root: Path, *, name: str | None, kind: str, licence: str | None = None) -> Checkpoint:
+    """Open a directory, which transformers wrote or CTranslate2's converter.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from edge.export.checkpoint import ctranslate2, directory
+
+    if (root / ctranslate2.MODEL).is_file():
+        return ctranslate2.CTranslate2Checkpoint(root, name=name, kind=kind, licence=licence)
+    return directory.DirectoryCheckpoint(root, name=name, kind=kind, licence=licence)
+
+
 def _open_path(
     path: Path, *, name: str | None = None, kind: str | None = None, licence: str | None = None
 ) -> Checkpoint:
     if path.is_dir():
-        from edge.export.checkpoint.directory import DirectoryCheckpoint
-
-        return DirectoryCheckpoint(path, name=name, kind=kind or "directory", licence=licence)
+        return open_directory(path, name=name, kind=kind or "directory", licence=licence)
     from edge.export.checkpoint.gguf import GGUFCheckpoint
 
     return GGUFCheckpoint(path, name=name, kind=kind or "gguf", licence=licence)

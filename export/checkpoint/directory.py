@@ -40,7 +40,7 @@ class DirectoryCheckpoint:
         self.root = root
         self.name = name or root.resolve().name
         self.kind = kind
-        self.licence = licence or _licence(root)
+        self.licence = licence or licence_of(root)
         path = root / "config.json"
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
@@ -190,7 +190,7 @@ def _text_name(name: str) -> str:
     return name.replace("language_model.", "", 1)
 
 
-def _licence(root: Path) -> str | None:
+def licence_of(root: Path) -> str | None:
     """The model card's ``license:`` line."""
     card = root / "README.md"
     if not card.is_file():

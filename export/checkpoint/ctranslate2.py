@@ -1,0 +1,186 @@
+"""A Whisper model converted to CTranslate2 (as faster-whisper uses them), under the names of transformers' Whisper."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint import model_config
+from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.ctranslate2_file import CTranslate2File
+from edge.export.checkpoint.directory import licence_of
+from edge.export.checkpoint.tokenizer_files import read_json
+from edge.export.checkpoint.whisper_vocabulary import WhisperVocabulary, read_vocabulary
+from edge.export.quantize.base import QTensor
+
+MODEL = "model.bin"
+
+# The variables of one layer, by the name of the part in transformers: the variable, and which of how many equal parts
+# of its rows. The key's part of a fused bias is left out: it is zero, and softmax would not notice if it were not.
+_SELF_ATTENTION = {
+    "self_attn.k_proj": ("self_attention/linear_0", 1, 3),
+    "self_attn.v_proj": ("self_attention/linear_0", 2, 3),
+    "self_attn.q_proj": ("self_attention/linear_0", 0, 3),
+    "self_attn.out_proj": ("self_attention/linear_1", 0, 1),
+    "self_attn_layer_norm": ("self_attention/layer_norm", 0, 1),
+}
+_CROSS_ATTENTION = {
+    "encoder_attn.k_proj": ("attention/linear_1", 0, 2),
+    "encoder_attn.v_proj": ("attention/linear_1", 1, 2),
+    "encoder_attn.q_proj": ("attention/linear_0", 0, 1),
+    "encoder_attn.out_proj": ("attention/linear_2", 0, 1),
+    "encoder_attn_layer_norm": ("attention/layer_norm", 0, 1),
+}
+_FEED_FORWARD = {
+    "fc1": ("ffn/linear_0", 0, 1),
+    "fc2": ("ffn/linear_1", 0, 1),
+    "final_layer_norm": ("ffn/layer_norm", 0, 1),
+}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a tensor is: the variable, and which of how many equal parts of its rows."""
+
+    variable: str
+    part: int = 0
+    parts: int = 1
+
+
+class CTranslate2Checkpoint:
+    """Reads one directory: `model.bin`, its `config.json`, and `vocabulary.json` or `.txt`, else `tokenizer.json`.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or unreadable, or the model is no Whisper.
+    """
+
+    def __init__(
+        self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
+    ) -> None:
+        self.root = root
+        self.name = name or root.resolve().name
+        self.kind = kind
+        self.licence = licence or licence_of(root)
+        self._file = CTranslate2File(root / MODEL)
+        if self._file.spec != "WhisperSpec":
+            raise CheckpointError(
+                f"{root / MODEL} holds a {self._file.spec or 'model without a name'}; of CTranslate2's models only "
+                "Whisper is read. Export the model that it was converted from."
+            )
+        settings = read_json(root / "config.json") if (root / "config.json").is_file() else {}
+        self._vocabulary: WhisperVocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight")[0])
+        self.config: dict[str, Any] = model_config.complete(self._config(settings), str(root / MODEL))
+        self.generation = self._generation(settings)
+        self._sources = _sources(self.config)
+        for source in self._sources.values():
+            self._shape(source.variable)
+        expected = model_config.expected_tensors(self.config)
+        if expected is not None:
+            model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(root / MODEL))
+
+    @cached_property
+    def tokenizer(self) -> TokenizerFiles:
+        return self._vocabulary.files()
+
+    def names(self) -> list[str]:
+        return list(self._sources)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        source = self._sources[name]
+        rows, *rest = self._shape(source.variable)
+        return rows // source.parts, *rest
+
+    def stored_type(self, name: str) -> str:
+        return self._file.variables[self._sources[name].variable].type
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        source = self._sources[name]
+        values = self._file.values(source.variable)
+        rows = values.shape[0] // source.parts
+        return values[source.part * rows : (source.part + 1) * rows]
+
+    def blocks(self, name: str) -> QTensor | None:
+        return None
+
+    def _shape(self, variable: str) -> tuple[int, ...]:
+        if variable not in self._file.variables:
+            raise CheckpointError(f"{self._file.path} lacks the variable {variable!r}, which a Whisper model has.")
+        return self._file.variables[variable].shape
+
+    def _layers(self, part: str) -> int:
+        numbers = [int(m[1]) for n in self._file.variables if (m := re.match(rf"{part}/layer_(\d+)/", n))]
+        return max(numbers, default=-1) + 1
+
+    def _config(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """What transformers' config.json of this model says: sizes from the tensors, the rest as OpenAI's models."""
+        vocab_size, width = self._shape("decoder/embeddings/weight")
+        _, mel_bins, _ = self._shape("encoder/conv1/weight")
+        config: dict[str, Any] = dict(
+            model_type="whisper",
+            vocab_size=vocab_size,
+            d_model=width,
+            num_mel_bins=mel_bins,
+            max_source_positions=self._shape("encoder/position_encodings/encodings")[0],
+            max_target_positions=self._shape("decoder/position_encodings/encodings")[0],
+            activation_function="gelu",
+            **self._vocabulary.token_ids(),
+            suppress_tokens=settings.get("suppress_ids"),
+            begin_suppress_tokens=settings.get("suppress_ids_begin"),
+        )
+        for part in ("encoder", "decoder"):
+            heads = self._file.number(f"{part}/num_heads") or width // 64  # older files do not say
+            config[f"{part}_layers"] = self._layers(part)
+            config[f"{part}_attention_heads"] = heads
+            config[f"{part}_ffn_dim"] = self._shape(f"{part}/layer_0/ffn/linear_0/weight")[0]
+        return config
+
+    def _generation(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """What transformers' generation_config.json of this model says."""
+        generation: dict[str, Any] = {
+            **self._vocabulary.generation(),
+            "max_length": self.config["max_target_positions"],
+            "max_initial_timestamp_index": 50,  # one second: of every Whisper
+            "suppress_tokens": settings.get("suppress_ids"),
+            "begin_suppress_tokens": settings.get("suppress_ids_begin"),
+            "alignment_heads": settings.get("alignment_heads"),
+        }
+        return {key: value for key, value in generation.items() if value is not None}
+
+
+def _sources(config: dict[str, Any]) -> dict[str, _Source]:
+    """Where each tensor of transformers' model is, in the order in which it lists them."""
+    sources = {
+        **_both("model.encoder.conv1", _Source("encoder/conv1")),
+        **_both("model.encoder.conv2", _Source("encoder/conv2")),
+        "model.encoder.embed_positions.weight": _Source("encoder/position_encodings/encodings"),
+    }
+    sources |= _layers("encoder", config["encoder_layers"], _SELF_ATTENTION | _FEED_FORWARD)
+    sources["model.decoder.embed_tokens.weight"] = _Source("decoder/embeddings/weight")
+    sources["model.decoder.embed_positions.weight"] = _Source("decoder/position_encodings/encodings")
+    parts = _SELF_ATTENTION | _CROSS_ATTENTION | _FEED_FORWARD
+    return sources | _layers("decoder", config["decoder_layers"], parts)
+
+
+def _layers(stack: str, count: int, parts: dict[str, tuple[str, int, int]]) -> dict[str, _Source]:
+    sources: dict[str, _Source] = {}
+    for i in range(count):
+        for name, (variable, part, of) in parts.items():
+            source = _Source(f"{stack}/layer_{i}/{variable}", part, of)
+            norm = name.endswith("layer_norm")
+            sources |= _both(f"model.{stack}.layers.{i}.{name}", source, *(("gamma", "beta") if norm else ()))
+    return sources | _both(f"model.{stack}.layer_norm", _Source(f"{stack}/layer_norm"), "gamma", "beta")
+
+
+def _both(name: str, source: _Source, weight: str = "weight", bias: str = "bias") -> dict[str, _Source]:
+    """The weight and the bias of one module; Whisper's keys have no bias."""
+    sources = {f"{name}.weight": _Source(f"{source.variable}/{weight}", source.part, source.parts)}
+    if not name.endswith(".k_proj"):
+        sources[f"{name}.bias"] = _Source(f"{source.variable}/{bias}", source.part, source.parts)
+    return sources
