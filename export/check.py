@@ -91,7 +91,9 @@ def quality(found: Agreement) -> dict[str, float]:
 def refuse_if_broken(found: Agreement, manifest: Manifest) -> None:
     """ExportError where the bundle's answers are not those of the model."""
     weights = manifest.weights
-    if found.kl_mean <= MOST_KL[weights] and found.top1 >= LEAST_TOP1.get(weights, 0.0):
+    halves = weights.split("+")  # of an encoder-decoder
+    most, least = max(MOST_KL[half] for half in halves), min(LEAST_TOP1.get(half, 0.0) for half in halves)
+    if found.kl_mean <= most and found.top1 >= least:
         return
     raise ExportError(
         f"The exported {manifest.name} does not answer as the Torch model does (mean KL divergence "

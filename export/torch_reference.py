@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.quantize.base import Progress
-from edge.runtime.evaluate import pieces
+from edge.runtime.evaluate import LogitsSource, pieces
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -28,14 +28,16 @@ def load_torch(
         CheckpointError: the tensors are not those of the model that the configuration describes.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.initialization import no_init_weights
+
+    from edge.export.checkpoint.model_config import auto_class
 
     if threads is not None:
         torch.set_num_threads(threads)
     config = AutoConfig.for_model(**checkpoint.config)
     with no_init_weights():  # untouched pages cost no memory until they are filled below
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = auto_class(checkpoint.config).from_config(config, dtype=torch.float32)
     model.tie_weights()
     parameters = dict(model.named_parameters())  # tied ones once
     have = set(checkpoint.names())
@@ -82,7 +84,7 @@ class TorchLogits:
 class RecordedLogits:
     """Logits of texts, taken once and kept as [S, V] each, so that the model they came from can be freed."""
 
-    def __init__(self, source: TorchLogits, texts: list[NDArray[np.int64]]) -> None:
+    def __init__(self, source: LogitsSource, texts: list[NDArray[np.int64]]) -> None:
         self.texts = texts
         self.vocab_size = source.vocab_size
         self._kept: dict[bytes, NDArray[np.float32]] = {}

@@ -15,7 +15,7 @@ Near-ties are rare by nature, so that many of them are damage again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +44,18 @@ class TopLogits:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token."""
+    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token.
+
+    An encoder-decoder's prompt is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)`
+    where it reads audio.
+    """
 
     prompt_ids: list[int]
     greedy_ids: list[int]
     first: TopLogits
     last: TopLogits
+    source_ids: list[int] = field(default_factory=list)
+    source_seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,16 +83,26 @@ class GoldenReport:
         return not self.faults
 
 
-def record_golden(engine: Engine, prompts: list[list[int]], tokens: int = 24) -> dict[str, Any]:
-    """The content of `golden.json`: for each prompt of token ids its greedy answer of `tokens` tokens, past any end
-    token, and the top logits of the first and last step. A prompt and its answer must fit in the engine's context.
+@dataclass(frozen=True)
+class GoldenInput:
+    """What a golden answer is recorded for; see `GoldenCase`."""
+
+    prompt_ids: list[int]
+    source_ids: list[int] = field(default_factory=list)
+    source_seed: int | None = None
+
+
+def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> dict[str, Any]:
+    """The content of `golden.json`: for each input its greedy answer of `tokens` tokens, past any end token, and the
+    top logits of the first and last step. A prompt and its answer must fit in the engine's context.
     """
     import onnxruntime
 
     cases: list[GoldenCase] = []
     apart = 0.0
-    for prompt in prompts:
-        cache = engine.new_cache(len(prompt) + tokens + 1)
+    for given in inputs:
+        prompt = given.prompt_ids
+        cache = _new_cache(engine, given, len(prompt) + tokens + 1)
         answer: list[int] = []
         tops: list[TopLogits] = []
         logits = engine.step(cache, np.array(prompt, np.int64))[0]  # [V]
@@ -98,7 +114,7 @@ def record_golden(engine: Engine, prompts: list[list[int]], tokens: int = 24) ->
             other = _two_rows(engine, cache, answer[-1])
             logits = engine.step(cache, np.array(answer[-1:], np.int64))[0]
             apart = max(apart, float(np.ptp((logits - other)[_top(logits).ids])))
-        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1]))
+        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
     tolerance = float(f"{max(LEAST_TOLERANCE, MARGIN * apart):.2g}")
     golden = Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
     return dataclasses.asdict(golden)
@@ -118,7 +134,7 @@ def read_golden(bundle: Bundle) -> Golden:
     golden = typed(read_json(text, str(path)), Golden, str(path))
     vocab = bundle.manifest.dims.vocab_size
     for i, case in enumerate(golden.cases):
-        ids = [*case.prompt_ids, *case.greedy_ids, *case.first.ids, *case.last.ids]
+        ids = [*case.prompt_ids, *case.greedy_ids, *case.first.ids, *case.last.ids, *case.source_ids]
         whole = case.prompt_ids and case.greedy_ids and case.first.ids and case.last.ids
         paired = all(len(top.ids) == len(top.logits) for top in (case.first, case.last))
         if not whole or not paired or not all(0 <= token < vocab for token in ids):
@@ -152,10 +168,28 @@ def replay_golden(
 
 def _forced(engine: Engine, case: GoldenCase) -> Iterator[NDArray[np.float32]]:
     """The logits [V] that choose each token of the answer, each given the recorded tokens before it."""
-    cache = engine.new_cache(len(case.prompt_ids) + len(case.greedy_ids))
+    cache = _new_cache(engine, case, len(case.prompt_ids) + len(case.greedy_ids))
     yield engine.step(cache, np.array(case.prompt_ids, np.int64))[0]
     for token in case.greedy_ids[:-1]:
         yield engine.step(cache, np.array([token], np.int64))[0]
+
+
+def _new_cache(engine: Engine, given: GoldenInput | GoldenCase, capacity: int) -> KVCache:
+    if engine.encoder is None:
+        return engine.new_cache(capacity)
+    if given.source_seed is None:
+        return engine.new_cache(capacity, engine.encoder.encode_text(np.array(given.source_ids, np.int64)))
+    return engine.new_cache(capacity, engine.encoder.encode_audio(noise(given.source_seed)))
+
+
+def noise(seed: int, samples: int = 32_000) -> NDArray[np.float32]:
+    """Audio that any host can make alike: a linear congruential generator's upper half words (Numerical Recipes'
+    constants, modulo 2**32), as samples from -0.1 to 0.1."""
+    state, words = seed, np.empty(samples, np.float32)
+    for i in range(samples):
+        state = (1664525 * state + 1013904223) % 2**32
+        words[i] = state >> 16
+    return (words - 32768) * np.float32(0.1 / 32768)
 
 
 def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: int) -> None:

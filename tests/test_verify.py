@@ -15,7 +15,7 @@ from edge.errors import BundleError
 from edge.manifest import typed
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
-from edge.runtime.verify import Golden, GoldenCase, TopLogits, read_golden, record_golden, replay_golden
+from edge.runtime.verify import Golden, GoldenCase, GoldenInput, TopLogits, read_golden, record_golden, replay_golden
 
 VOCAB = 16
 
@@ -26,6 +26,8 @@ class Host:
     def __init__(self, error: float = 0.0, on: int = 3, two_row_error: float = 0.0) -> None:
         self.error, self.on, self.two_row_error, self.steps = error, on, two_row_error, 0
         self.table = np.random.default_rng(5).normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
+
+    encoder = None
 
     def new_cache(self, capacity: int) -> Any:
         class Cache:
@@ -56,7 +58,7 @@ def gap(host: Host, golden: Golden, token: int) -> float:
 
 @pytest.fixture
 def golden() -> Golden:
-    recorded = record_golden(Host(two_row_error=0.05), [[1, 2], [3]], tokens=6)  # type: ignore[arg-type]
+    recorded = record_golden(Host(two_row_error=0.05), [GoldenInput([1, 2]), GoldenInput([3])], tokens=6)  # type: ignore[arg-type]
     return typed(json.loads(json.dumps(recorded)), Golden, "golden.json")
 
 
@@ -77,7 +79,7 @@ def test_the_record_is_the_greedy_answer(golden: Golden) -> None:
 
 def test_the_tolerance_is_twice_what_the_recorders_kernels_part(golden: Golden) -> None:
     assert golden.tolerance == pytest.approx(0.1, rel=0.05)
-    exact = record_golden(Host(), [[1, 2]], tokens=6)  # type: ignore[arg-type]
+    exact = record_golden(Host(), [GoldenInput([1, 2])], tokens=6)  # type: ignore[arg-type]
     assert exact["tolerance"] == pytest.approx(1e-3)
 
 

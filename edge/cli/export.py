@@ -42,6 +42,12 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Text that calibrated methods run the model on; default: a built-in one."),
     ] = None,
+    encoder_weights: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's encoder: fp32 or int8 (the default).")
+    ] = None,
+    decoder_weights: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Of its decoder: fp32, int8 or int4 (the default).")
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,
     name: Annotated[
@@ -53,8 +59,9 @@ def command(
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
     start = time.perf_counter()
+    halves = encoder_weights, decoder_weights
     try:
-        bundle = _export(source, out, weights, block_size, max_context, calibration, not no_check, force, name)
+        bundle = _export(source, out, weights, block_size, max_context, calibration, halves, not no_check, force, name)
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
         raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
@@ -68,6 +75,7 @@ def _export(
     block_size: int | None,
     max_context: int | None,
     calibration: Path | None,
+    halves: tuple[str | None, str | None],
     check: bool,
     force: bool,
     name: str | None,
@@ -83,6 +91,8 @@ def _export(
             block_size=block_size,
             max_context=max_context,
             calibration=None if calibration is None else read_calibration(calibration),
+            encoder_weights=halves[0],
+            decoder_weights=halves[1],
             check=check,
             force=force,
             name=name,

@@ -1,0 +1,113 @@
+"""The check that ends an encoder-decoder's export: the written graphs beside Torch, on a few inputs and their answers.
+
+Torch answers each input greedily, and both are asked for the logits of that answer.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.export.quantize.base import Progress
+from edge.export.torch_reference import RecordedLogits, load_torch
+from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
+from edge.runtime.evaluate import Agreement, compare, pieces
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+ANSWER = 32  # most tokens of an answer
+
+Input = NDArray[Any]  # token ids [T] int64, or samples [N] float32
+Sources = dict[bytes, Input]  # inputs by the bytes of their answers' token ids
+
+SENTENCES = [  # written for this check
+    "A man rides a bicycle along the river.",
+    "Two children are playing with a ball in front of a red house.",
+    "The lighthouse at the end of the harbour wall was built in 1874, after three boats had been lost in one night.",
+    "She opened the window, looked at the sky, and decided to take the umbrella after all.",
+    "Nobody in the village knew who had repaired the old clock.",
+    "The train to the north leaves at twenty to ten from platform four.",
+]
+
+
+class RecordedPairs:
+    """Torch's greedy answers to some inputs, and their logits."""
+
+    def __init__(self, sources: Sources, logits: RecordedLogits) -> None:
+        self.sources = sources
+        self.logits = logits
+
+
+def reference(
+    checkpoint: Checkpoint,
+    inputs: Sequence[Input],
+    features: Callable[[Input], Any],
+    start: Sequence[int],
+    progress: Progress | None = None,
+) -> RecordedPairs:
+    """Torch's answers. The Torch model is freed before this returns.
+
+    features: what the Torch model is given for an input, as keyword arguments. start: the answer's first tokens.
+    """
+    import torch
+
+    model = load_torch(checkpoint, progress=progress)
+    sources: Sources = {}
+    answers = []
+    for done, source in enumerate(inputs):
+        if progress is not None:
+            progress(done, len(inputs), "running Torch on the check's inputs")
+        given = features(source)
+        with torch.no_grad():
+            encoded = model.get_encoder()(**given)
+            answer = list(start)
+            for _ in range(ANSWER):
+                ids = torch.tensor([answer])
+                out = model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False)
+                answer.append(int(out.logits[0, -1].argmax()))
+                if answer[-1] == model.config.eos_token_id:
+                    break
+        tokens = np.array(answer, np.int64)
+        if tokens.tobytes() not in sources:  # an answer stands for its input
+            sources[tokens.tobytes()] = source
+            answers.append(tokens)
+    recorded = RecordedLogits(_TorchPairs(model, sources, features), answers)
+    del model
+    gc.collect()  # a model's modules point at each other
+    return RecordedPairs(sources, recorded)
+
+
+def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVCache]) -> Agreement:
+    """The written graphs beside what was recorded. `encode` makes a cache for an input."""
+    return compare(recorded.logits, _EnginePairs(engine, recorded.sources, encode), recorded.logits.texts)
+
+
+class _TorchPairs:
+    def __init__(self, model: Any, sources: Sources, features: Callable[[Input], Any]) -> None:
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self._model, self._sources, self._features = model, sources, features
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        import torch
+
+        given = self._features(self._sources[tokens.tobytes()])
+        with torch.no_grad():
+            out = self._model(**given, decoder_input_ids=torch.from_numpy(tokens)[None], use_cache=False)
+        yield out.logits[0].numpy()
+
+
+class _EnginePairs:
+    def __init__(self, engine: Engine, sources: Sources, encode: Callable[[Input], KVCache]) -> None:
+        self.vocab_size = engine.bundle.manifest.dims.vocab_size
+        self._engine, self._sources, self._encode = engine, sources, encode
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        cache = self._encode(self._sources[tokens.tobytes()])
+        for piece in pieces(tokens):
+            yield self._engine.step(cache, piece, np.arange(len(piece)))

@@ -1,0 +1,101 @@
+"""A decoder's way into a bundle: weights, graph, the check against Torch, golden answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from edge.bundle import TOKENIZER, Bundle, BundleWriter
+from edge.errors import EdgeError
+from edge.export import check
+from edge.export import quantize as methods
+from edge.export.graph import build_decoder
+from edge.export.quantize.base import Options
+from edge.export.tokenizer import compact
+from edge.export.written import Watched, Written, say_what_changed
+from edge.manifest import FORMAT_VERSION, Manifest, Source
+from edge.runtime.engine import Engine
+from edge.runtime.memory import release_freed
+from edge.runtime.verify import GoldenInput
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+# Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
+GOLDEN_PROMPTS = [
+    "Why does the moon change its shape in the sky?",
+    "A train leaves at 9:40 and arrives at 11:05. How long does it take?",
+    "Write a Python function that returns the largest of three numbers.",
+    "Traduis en français : the library opens at ten o'clock.",
+]
+
+
+def write_decoder(
+    checkpoint: Checkpoint,
+    writer: BundleWriter,
+    name: str,
+    weights: str,
+    context: int,
+    options: Options,
+    *,
+    compare: bool,
+    say: Callable[[str], None],
+) -> Written:
+    """Write tensors, graph and tokenizer of `checkpoint`, and check them against Torch where `compare` is true."""
+    quantized = methods.quantize(
+        checkpoint,
+        weights,
+        block_size=options.block_size,
+        calibration=options.calibration,
+        progress=options.progress,
+    )
+    gc.collect()  # a calibrated method's Torch model, whose modules point at each other, before the next one
+    release_freed()
+    recorded = check.reference(checkpoint, context, options.progress) if compare else None
+    watched = Watched(quantized, options.report, "writing weights")
+    graph = build_decoder(checkpoint, watched, writer, context)
+    say_what_changed(checkpoint, watched.methods, say)
+    del quantized, watched
+    writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
+    writer.flush()
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        producer=f"edge {version('edge')}",
+        name=name,
+        family=graph.family,
+        kind="decoder",
+        weights=weights,
+        dims=graph.dims,
+        context=context,
+        graphs=graph.graphs,
+        kv=graph.kv,
+        groups=graph.groups,
+        tokens=checkpoint.tokenizer.tokens,
+        chat_template=checkpoint.tokenizer.chat_template,
+        source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
+    )
+    staged = Bundle(writer.staging, manifest)
+    engine = Engine(staged, context=context)
+    if recorded is not None:
+        options.report(0, 0, "checking against Torch")
+        found = check.check(engine, recorded)
+        check.refuse_if_broken(found, manifest)
+        manifest = dataclasses.replace(manifest, quality=check.quality(found))
+    return Written(manifest, engine, golden_inputs(engine, staged, say))
+
+
+def golden_inputs(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> list[GoldenInput]:
+    """GOLDEN_PROMPTS, in the model's chat format where it has one that can be rendered."""
+    from edge.runtime.model import Model
+    from edge.runtime.text import Text
+
+    model = Model(bundle, engine, Text(bundle))
+    try:
+        prompts = [model.prompt_ids(prompt) for prompt in GOLDEN_PROMPTS]
+    except EdgeError as e:
+        tell(f"{e} The golden answers are recorded without it.")
+        prompts = [model.prompt_ids(prompt, raw=True) for prompt in GOLDEN_PROMPTS]
+    return [GoldenInput(ids) for ids in prompts]

@@ -1,0 +1,157 @@
+"""An encoder-decoder's way into a bundle: weights, graphs, the check against Torch, golden answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from edge.bundle import TOKENIZER, Bundle, BundleWriter
+from edge.errors import ExportError
+from edge.export import check, check_pairs
+from edge.export.check_pairs import SENTENCES, Input
+from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.export.quantize.base import Options, Progress
+from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
+from edge.export.speech_format import speech
+from edge.export.text_format import generation, text_format
+from edge.export.tokenizer import compact
+from edge.export.written import Watched, Written, say_what_changed
+from edge.manifest import FORMAT_VERSION, Graph, Manifest, Source, Speech, TextFormat
+from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
+from edge.runtime.verify import GoldenInput, noise
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
+GOLDEN_SOURCES = 3
+
+# What --weights means for each half, and the default of each.
+HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "int4")}
+
+
+def halves(weights: str, encoder: str | None, decoder: str | None) -> tuple[str, str]:
+    """The weights of encoder and decoder, of which each may be asked for by itself.
+
+    Raises:
+        ExportError: `weights` has no meaning for an encoder-decoder.
+    """
+    if weights not in HALVES:
+        raise ExportError(
+            f"--weights {weights} is not for encoder-decoders; choose one of {', '.join(HALVES)}, or --encoder-weights "
+            "and --decoder-weights."
+        )
+    by_default = HALVES[weights]
+    return encoder or by_default[0], decoder or by_default[1]
+
+
+def write_encoder_decoder(
+    checkpoint: Checkpoint,
+    writer: BundleWriter,
+    name: str,
+    weights: tuple[str, str],
+    context: int,
+    block_size: int | None,
+    *,
+    compare: bool,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> Written:
+    """Write tensors, graphs and tokenizer of `checkpoint`, and check them against Torch where `compare` is true.
+
+    weights: the encoder's and the decoder's.
+    """
+    inputs = _Inputs(checkpoint)
+    recorded = None
+    if compare:
+        recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
+    options = Options(block_size, None, progress)
+    watched = Watched(quantize_encoder_decoder(checkpoint, *weights, options), progress, "writing weights")
+    built = build_encoder_decoder(checkpoint, watched, writer, context)
+    say_what_changed(checkpoint, watched.methods, say)
+    graphs: list[Graph] = built.graphs
+    if inputs.speech is not None:
+        from edge.export.graph.frontend import build_frontend
+
+        graphs = [*graphs, build_frontend(checkpoint.config, writer)]
+    writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        producer=f"edge {version('edge')}",
+        name=name,
+        family=built.family,
+        kind="encoder-decoder",
+        weights=weights[0] if len(set(weights)) == 1 else "+".join(weights),
+        dims=built.dims,
+        context=context,
+        graphs=graphs,
+        kv=built.kv,
+        groups=built.groups,
+        tokens=checkpoint.tokenizer.tokens,
+        chat_template=None,
+        source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
+        encoder=built.encoder,
+        cross=built.cross,
+        text=inputs.text,
+        speech=inputs.speech,
+        generation=generation(checkpoint),
+    )
+    writer.flush()
+    engine = Engine(Bundle(writer.staging, manifest), context=context)
+    if recorded is not None:
+        progress(0, 0, "checking against Torch")
+        found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))
+        check.refuse_if_broken(found, manifest)
+        manifest = dataclasses.replace(manifest, quality=check.quality(found))
+    return Written(manifest, engine, inputs.golden)
+
+
+class _Inputs:
+    """What the model reads in the check and the golden answers: sentences, or noise that any host can make."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.text: TextFormat | None = None
+        self.speech: Speech | None = None
+        self._config = checkpoint.config
+        self.examples: list[Input]
+        if "num_mel_bins" in checkpoint.config:
+            self.speech = speech(checkpoint)
+            spoken = self.speech
+            chosen = [*list(spoken.languages.values())[:1], *([spoken.tasks["transcribe"]] if spoken.languages else [])]
+            self.start = [spoken.start, *chosen, spoken.no_timestamps]
+            self.examples = [noise(seed) for seed in SEEDS]
+            self.golden = [GoldenInput(self.start, source_seed=seed) for seed in SEEDS]
+            return
+        self.text = text = text_format(checkpoint)
+        self.start = list(text.decoder_start)
+        if text.target_at_start and text.languages:
+            self.start.append(text.languages[text.target or next(iter(text.languages))])
+        tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+        ids = [
+            [*text.prefix, *tokenizer.encode(sentence, add_special_tokens=False).ids, *text.suffix]
+            for sentence in SENTENCES
+        ]
+        self.examples = [np.array(i, np.int64) for i in ids]
+        self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
+
+    def torch(self, given: Input) -> dict[str, Any]:
+        """The Torch model's arguments for an input."""
+        import torch
+
+        if self.speech is None:
+            return {"input_ids": torch.from_numpy(given)[None]}
+        from transformers import WhisperFeatureExtractor
+
+        extractor = WhisperFeatureExtractor(feature_size=self._config["num_mel_bins"])
+        return {"input_features": extractor(given, sampling_rate=16_000, return_tensors="pt").input_features}
+
+    def cache(self, engine: Engine, given: Input) -> KVCache:
+        assert engine.encoder is not None
+        encode = engine.encoder.encode_text if self.speech is None else engine.encoder.encode_audio
+        return engine.new_cache(cross=encode(given))

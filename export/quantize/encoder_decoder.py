@@ -1,0 +1,68 @@
+"""Weights of encoder-decoders: the encoder's for products of many rows, the decoder's for a few."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import ExportError
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
+from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+ENCODER_WEIGHTS = ("fp32", "int8")
+DECODER_WEIGHTS = ("fp32", "int8", "int4")
+INT4_BLOCK = 32
+
+# The decoder's cross-attention projects keys and values in the encoder's graph, once for every input.
+_ENCODERS = re.compile(
+    r"(^|\.)encoder\.|\.EncDecAttention\.[kv]\.|\.(encoder_attn|cross_attn)\.[kv]_proj\."
+)
+_VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$")
+
+
+def quantize_encoder_decoder(
+    checkpoint: Checkpoint, encoder: str, decoder: str, options: Options
+) -> Mapping[str, Weight]:
+    """All matrices by name: the encoder's in `encoder` weights, one of ENCODER_WEIGHTS; the others in `decoder`
+    weights, one of DECODER_WEIGHTS. Embedding and head are in 8 bits where the decoder is quantized.
+
+    Raises:
+        ExportError: unknown weights.
+    """
+    for value, known, flag in (
+        (encoder, ENCODER_WEIGHTS, "--encoder-weights"),
+        (decoder, DECODER_WEIGHTS, "--decoder-weights"),
+    ):
+        if value not in known:
+            raise ExportError(f"{flag} {value} is unknown; choose one of {', '.join(known)}.")
+
+    def make(name: str) -> Weight:
+        w = checkpoint.read(name)
+        if is_encoders(name):
+            return FloatTensor(w) if encoder == "fp32" else rows_to_nearest(w)
+        if decoder == "fp32":
+            return FloatTensor(w)
+        if decoder == "int8" or _VOCABULARY.search(name):
+            return round_to_nearest(w, 8, INT8_BLOCK if options.block_size is None else options.block_size)
+        return round_to_nearest(w, 4, options.block_size or INT4_BLOCK)
+
+    return LazyWeights(matrices(checkpoint), make)
+
+
+def is_encoders(name: str) -> bool:
+    """Whether the tensor `name` belongs to the encoder's graph."""
+    return _ENCODERS.search(name) is not None and not _VOCABULARY.search(name)
+
+
+def rows_to_nearest(w: NDArray[np.float32]) -> RowsTensor:
+    """Round a weight [N, K] to int8, each output with the scale that covers its own range."""
+    scales = np.abs(w).max(1) / np.float32(127)
+    safe = np.where(scales == 0, np.float32(1), scales)
+    return RowsTensor(np.rint(w / safe[:, None]).astype(np.int8), scales.astype(np.float32), "rows")

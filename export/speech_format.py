@@ -1,0 +1,63 @@
+"""What a speech bundle's manifest says of Whisper's special tokens, from a checkpoint's generation settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from edge.errors import ExportError
+from edge.manifest import Speech
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+SAMPLE_RATE = 16_000
+WINDOW_SAMPLES = 30 * SAMPLE_RATE
+
+
+def speech(checkpoint: Checkpoint) -> Speech:
+    """The ids by the tokens' names; which are suppressed, by the generation settings.
+
+    Raises:
+        ExportError: the tokenizer lacks a token that transcribing needs.
+    """
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+    given: dict[str, Any] = {**checkpoint.config, **checkpoint.generation}
+
+    def find(*names: str) -> int | None:
+        found = (tokenizer.token_to_id(name) for name in names)
+        return next((i for i in found if i is not None), None)
+
+    def need(*names: str) -> int:
+        i = find(*names)
+        if i is None:
+            raise ExportError(f"The tokenizer of {checkpoint.name} has no {names[0]}, which transcribing needs.")
+        return i
+
+    languages = {str(token).strip("<|>"): int(i) for token, i in (given.get("lang_to_id") or {}).items()}
+    no_timestamps = need("<|notimestamps|>")
+    return Speech(
+        sample_rate=SAMPLE_RATE,
+        window_samples=WINDOW_SAMPLES,
+        start=need("<|startoftranscript|>"),
+        no_timestamps=no_timestamps,
+        timestamp_begin=find("<|0.00|>") or no_timestamps + 1,
+        languages=languages or _languages(tokenizer, find("<|startoftranscript|>"), find("<|translate|>")),
+        tasks={
+            task: i for task in ("transcribe", "translate") if (i := find(f"<|{task}|>")) is not None
+        },
+        no_speech=find("<|nospeech|>", "<|nocaptions|>"),
+        previous=find("<|startofprev|>"),
+        suppress=[i for i in given.get("suppress_tokens") or [] if i >= 0],
+        begin_suppress=list(given.get("begin_suppress_tokens") or []),
+        max_initial_timestamp_index=given.get("max_initial_timestamp_index", 50),
+    )
+
+
+def _languages(tokenizer: Tokenizer, start: int | None, translate: int | None) -> dict[str, int]:
+    """The language tokens stand between <|startoftranscript|> and <|translate|>; English models have none to choose."""
+    if start is None or translate is None:
+        return {}
+    tokens = ((tokenizer.id_to_token(i), i) for i in range(start + 1, translate))
+    return {token.strip("<|>"): i for token, i in tokens if token is not None}
