@@ -23,7 +23,11 @@ def tiny_model(config: PreTrainedConfig, seed: int = 0, auto: Any = AutoModelFor
     model = auto.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape, generator=generator))
         for name, p in model.named_parameters():
+            if not p.requires_grad:  # sines that transformers computes
+                continue
             noise = torch.randn(p.shape, generator=generator)
             if "relative_attention_bias" in name or "embed_positions" in name:
                 p.copy_(noise)

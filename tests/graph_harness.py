@@ -30,7 +30,8 @@ class TinyCheckpoint:
 
     def __post_init__(self) -> None:
         self.config = self.config or self.model.config.to_dict()
-        self._tensors = {n: p.detach().numpy() for n, p in self.model.named_parameters()}
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        self._tensors = {n: t.detach().numpy() for n, t in tensors}
 
     def names(self) -> list[str]:
         return list(self._tensors)
@@ -39,7 +40,7 @@ class TinyCheckpoint:
         return self._tensors[name].copy()
 
     def matrices(self) -> dict[str, np.ndarray]:
-        return {n: self.read(n) for n, t in self._tensors.items() if t.ndim == 2}
+        return {n: self.read(n) for n, t in self._tensors.items() if t.ndim == 2 and n.endswith(".weight")}
 
 
 def tiny_model(config: PreTrainedConfig, seed: int = 0) -> Any:
