@@ -1,0 +1,101 @@
+"""Whisper and Distil-Whisper: log-mel features into a pre-norm encoder, learned positions in a pre-norm decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from onnxscript import OpBuilder, nn
+from transformers import WhisperConfig
+
+from edge.export.graph.blocks import activation_of
+from edge.export.graph.cross import (
+    ENCODER,
+    CrossDecoder,
+    Encoder,
+    EncoderDecoder,
+    Positions,
+    ResidualLayerNorm,
+    TextStart,
+)
+from edge.export.graph.layers import NAMES, DecoderLayer, EncoderLayer, cross_keys_values
+from edge.export.graph.linear import Embedding, Value
+from edge.export.graph.weights import Weights
+from edge.manifest import Dims, EncoderDims
+
+MODEL_TYPES = ("whisper",)
+BIASED = (NAMES.q, NAMES.v, NAMES.out)  # keys have none
+GROUP = f"{ENCODER}.convolution"
+END = np.iinfo(np.int64).max  # of a slice
+
+
+def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -> EncoderDecoder:
+    encoder = Encoder(
+        AudioStart(config, weights),
+        [EncoderLayer(config, weights, i, pre=True, biased=BIASED) for i in range(config.encoder_layers)],
+        cross_keys_values(config, weights, biased=BIASED),
+        norm=ResidualLayerNorm(weights, "model.encoder.layer_norm"),
+    )
+    tokens = "model.decoder.embed_tokens"
+    scale = config.d_model**0.5 if config.scale_embedding else None
+    decoder = CrossDecoder(
+        weights,
+        TextStart(
+            Embedding(weights, tokens, scale=scale),
+            Positions(weights, "decoder.positions", weights.read("model.decoder.embed_positions.weight")),
+        ),
+        [DecoderLayer(config, weights, i, pre=True, biased=BIASED) for i in range(config.decoder_layers)],
+        f"{tokens}.weight" if config.tie_word_embeddings else "proj_out.weight",
+        norm=ResidualLayerNorm(weights, "model.decoder.layer_norm"),
+    )
+    width, heads = config.d_model, config.decoder_attention_heads
+    return EncoderDecoder(
+        encoder,
+        decoder,
+        Dims(
+            config.decoder_layers, width, config.decoder_ffn_dim, heads, heads, width // heads, config.vocab_size
+        ),
+        EncoderDims(
+            config.encoder_layers, width, config.encoder_attention_heads, config.max_source_positions, "audio"
+        ),
+        features=(config.num_mel_bins, 2 * config.max_source_positions),
+    )
+
+
+class AudioStart(nn.Module):
+    """Features [1, M, 2 T] to embeddings [1, T, H]: two convolutions over time, of which the second halves it."""
+
+    def __init__(self, config: WhisperConfig, weights: Weights):
+        super().__init__()
+        self.conv1 = Convolution(config, weights, "model.encoder.conv1", 1)
+        self.conv2 = Convolution(config, weights, "model.encoder.conv2", 2)
+        table = weights.read("model.encoder.embed_positions.weight")
+        self.positions = weights.table("encoder.positions", table.astype(np.float32))
+
+    def forward(self, op: OpBuilder, features: Value, positions: Value | None) -> Value:
+        x = op.Transpose(features, perm=[0, 2, 1])  # [1, 2 T, M]
+        return op.Add(self.conv2(op, self.conv1(op, x)), self.positions)
+
+
+class Convolution(nn.Module):
+    """A convolution over each frame [1, T, C] and its two neighbours, and the activation: [1, T / stride, H].
+
+    It is a product with the three frames side by side.
+    """
+
+    def __init__(self, config: WhisperConfig, weights: Weights, name: str, stride: int):
+        super().__init__()
+        self.stride = stride
+        self.activation = activation_of(config.activation_function)
+        self.weight = weights.vector([f"{name}.weight"], f"{name}.weight", GROUP, taps_side_by_side)
+        self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", GROUP)
+
+    def forward(self, op: OpBuilder, x: Value) -> Value:
+        padded = op.Pad(x, op.Constant(value_ints=[0, 1, 0, 0, 1, 0]))
+        taps = [op.Slice(padded, [i], [end], [1], [self.stride]) for i, end in enumerate((-2, -1, END))]
+        h = op.MatMul(op.Concat(*taps, axis=2), self.weight)
+        return self.activation(op, op.Add(h, self.bias))
+
+
+def taps_side_by_side(w: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A convolution's weight [H, C, 3] as the second operand of a product with [T, 3 C]."""
+    return np.ascontiguousarray(w.transpose(2, 1, 0).reshape(-1, len(w)))
