@@ -14,7 +14,14 @@ import torch
 from gguf_files import byte_vocabulary, tiny_model
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForCausalLM, WhisperConfig, WhisperForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
@@ -113,6 +120,36 @@ def test_a_tied_head_is_no_tensor_even_where_the_file_holds_it(tmp_path: Path) -
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "lm_head.weight": model.lm_head.weight.detach().clone()}, tmp_path / "model.safetensors")
     assert "lm_head.weight" not in open_checkpoint(str(tmp_path)).names()
+
+
+def marian(**options: Any) -> MarianMTModel:
+    """A Marian whose logits are shifted by a buffer, and whose positions are sines that its files leave out."""
+    sizes = dict(d_model=16, encoder_layers=1, decoder_layers=2, vocab_size=30, max_position_embeddings=12)
+    model = MarianMTModel(MarianConfig(**sizes, encoder_ffn_dim=8, decoder_ffn_dim=8, pad_token_id=29, **options))
+    model.final_logits_bias.copy_(torch.arange(30.0)[None])
+    return model
+
+
+def test_what_transformers_makes_itself_is_read_all_the_same(tmp_path: Path) -> None:
+    model = marian()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert not any("embed_positions" in name for name in tensors)
+    assert reads_as(tmp_path, model)
+    assert (open_checkpoint(str(tmp_path)).read("final_logits_bias") == np.arange(30)).all()
+    del tensors["final_logits_bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(str(tmp_path))
+    assert not checkpoint.read("final_logits_bias").any()
+    assert checkpoint.shape("final_logits_bias") == (1, 30)
+
+
+def test_a_bias_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    marian().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "final_logits_bias": torch.zeros(1, 31)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="final_logits_bias.* has shape \\[1, 31\\]"):
+        open_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

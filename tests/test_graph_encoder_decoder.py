@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from encoder_decoder_harness import Pair, tiny_model
 from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
-from transformers import BartConfig, MBartConfig, PreTrainedConfig, T5Config
+from transformers import (
+    BartConfig,
+    M2M100Config,
+    MarianConfig,
+    MBartConfig,
+    PegasusConfig,
+    PreTrainedConfig,
+    T5Config,
+)
 
 from edge.export.quantize.base import RowsTensor
 from edge.runtime.engine import BLOCKED, Tree
@@ -48,6 +56,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "bart": BartConfig(**BART),
     "bart-untied": BartConfig(**BART, tie_word_embeddings=False, scale_embedding=True, activation_function="relu"),
     "mbart": MBartConfig(**BART, scale_embedding=True),
+    "marian": MarianConfig(**BART, activation_function="swish"),
+    "marian-apart": MarianConfig(**BART, share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCABULARY + 3),
+    "m2m_100": M2M100Config(**BART),
+    "pegasus": PegasusConfig(**BART, scale_embedding=True),
 }
 
 

@@ -51,11 +51,17 @@ class DirectoryCheckpoint:
         self.generation: dict[str, Any] = read_json(generation) if generation.is_file() else {}
         self._files = _weight_files(root)
         found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
-        expected = model_config.expected_tensors(self.config)
-        if expected is not None:
-            shapes = {name: found[name][0].shape(found[name][1]) for name in expected if name in found}
-            model_config.check_tensors(expected, shapes, str(root))
-            found = {name: found[name] for name in expected}
+        self._names = list(found)
+        self._made: dict[str, model_config.Made] = {}
+        model = model_config.skeleton(self.config)
+        if model is not None:
+            parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
+            self._names = list(parameters)
+            self._made = {name: made for name, made in optional.items() if name not in found}
+            wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
+            wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
+            shapes = {name: found[name][0].shape(found[name][1]) for name in wanted if name in found}
+            model_config.check_tensors(wanted, shapes, str(root))
         self._found = found
 
     @cached_property
@@ -63,17 +69,23 @@ class DirectoryCheckpoint:
         return read_tokenizer(self.root, self._raw_config)
 
     def names(self) -> list[str]:
-        return list(self._found)
+        return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._made:
+            return self._made[name].shape
         file, own = self._found[name]
         return file.shape(own)
 
     def stored_type(self, name: str) -> str:
+        if name in self._made:
+            return "F32"
         file, own = self._found[name]
         return file.type(own)
 
     def read(self, name: str) -> NDArray[np.float32]:
+        if name in self._made:
+            return self._made[name].make().numpy()
         file, own = self._found[name]
         tensor = file.tensor(own)
         if tensor.dtype not in _TYPES:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import CheckpointError, ExportError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
@@ -44,6 +49,12 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
 def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes of all parameters of the transformers model that `config` describes, or None where this
     project has no graph for the family (it is refused later, with the list of known ones)."""
+    model = skeleton(config)
+    return None if model is None else parameter_shapes(model)
+
+
+def skeleton(config: dict[str, Any]) -> Any:
+    """The transformers model that `config` describes, without values, or None where there is no graph for it."""
     import torch
     from transformers import AutoConfig
 
@@ -54,8 +65,34 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | Non
     except ExportError:
         return None
     with _quiet_transformers(), torch.device("meta"):
-        model = auto_class(config).from_config(AutoConfig.for_model(**config))
+        return auto_class(config).from_config(AutoConfig.for_model(**config))
+
+
+def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that transformers makes itself where a checkpoint does not hold it."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+
+def optional_tensors(model: Any) -> dict[str, Made]:
+    """What a checkpoint may leave out: sinusoidal positions, which are parameters of some models, and the zeros of a
+    buffer that is added to the logits."""
+    import torch
+
+    made = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "create_weight"):
+            made[f"{name}.weight"] = Made(tuple(module.weight.shape), module.create_weight)
+    for name, buffer in model.named_buffers():
+        if name in (model._keys_to_ignore_on_load_missing or []):
+            made[name] = Made(tuple(buffer.shape), partial(torch.zeros, buffer.shape))
+    return made
 
 
 def auto_class(config: Mapping[str, Any]) -> Any:

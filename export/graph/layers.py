@@ -110,6 +110,12 @@ def cross_keys_values(config: Any, weights: Weights, *, biased: tuple[str, ...] 
     return CrossKeysValues(weights, readers, config.decoder_attention_heads, biased=biased)
 
 
+def sines(weights: Weights) -> tuple[Positions, Positions]:
+    """The sinusoidal positions of encoder and decoder, which are the same and stored once."""
+    table = weights.read("model.encoder.embed_positions.weight")
+    return Positions(weights, "model.positions", table), Positions(weights, "model.positions", table)
+
+
 def logits_bias(weights: Weights) -> nn.Parameter | None:
     """What is added to the logits; most models have zeros there."""
     if not weights.read(LOGITS_BIAS).any():
@@ -130,8 +136,9 @@ def text_model(
 ) -> EncoderDecoder:
     """A model of these layers that reads and writes text.
 
-    positions: of the encoder and the decoder. start_norm: norm what the layers begin with; final_norm: and what they
-    end with. bias: something is added to the logits. names: the matrices of both embeddings and of the head, where they are not what the configuration says.
+    positions: of the encoder and the decoder. start_norm: what the layers begin with is normed; final_norm: and what
+    they end with. bias: something is added to the logits. names: the matrices of both embeddings and of the head; by
+    default one for all where the configuration ties them.
     """
     if names is None:
         shared = "model.shared"

@@ -1,0 +1,20 @@
+"""M2M100 and NLLB: norms before the blocks and at the end, sinusoidal positions that begin behind the padding token."""
+
+from __future__ import annotations
+
+from transformers import M2M100Config
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+
+from edge.export.graph.cross import EncoderDecoder, Positions
+from edge.export.graph.layers import text_model
+from edge.export.graph.weights import Weights
+
+MODEL_TYPES = ("m2m_100",)
+
+
+def encoder_decoder(config: M2M100Config, weights: Weights, max_context: int) -> EncoderDecoder:
+    first = config.pad_token_id + 1
+    size = first + config.max_position_embeddings
+    table = M2M100SinusoidalPositionalEmbedding.get_embedding(size, config.d_model)[first:].numpy()
+    encoder, decoder = (Positions(weights, "model.positions", table) for _ in range(2))
+    return text_model(config, weights, (encoder, decoder), pre=True, final_norm=True, bias=False)

@@ -1,0 +1,19 @@
+"""Marian (Opus-MT): norms after the blocks, sinusoidal positions, a bias of the logits."""
+
+from __future__ import annotations
+
+from transformers import MarianConfig
+
+from edge.export.graph.cross import EncoderDecoder
+from edge.export.graph.layers import sines, text_model
+from edge.export.graph.weights import Weights
+
+MODEL_TYPES = ("marian",)
+
+
+def encoder_decoder(config: MarianConfig, weights: Weights, max_context: int) -> EncoderDecoder:
+    names = None
+    if not config.share_encoder_decoder_embeddings:
+        source, target = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
+        names = (source, target, target if config.tie_word_embeddings else "lm_head")
+    return text_model(config, weights, sines(weights), pre=False, names=names)
