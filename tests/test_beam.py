@@ -60,6 +60,7 @@ def t5() -> tuple[T5ForConditionalGeneration, torch.Tensor, PathEngine]:
         {"length_penalty": 0.0, "early_stopping": "never", "num_return_sequences": 4},
         {"length_penalty": 1.5, "early_stopping": "never", "num_return_sequences": 4},
         {"early_stopping": True, "max_length": 5, "num_return_sequences": 4},
+        {"early_stopping": True, "length_penalty": 3.0, "num_return_sequences": 4},
         {"no_repeat_ngram_size": 2, "num_return_sequences": 4},
         {"no_repeat_ngram_size": 1, "repetition_penalty": 1.3, "num_return_sequences": 4},
         {"eos_token_id": [EOS, 7, 9], "num_beams": 3, "num_return_sequences": 3},
@@ -116,7 +117,8 @@ def test_diverse_texts_are_those_of_the_published_procedure(
     beams: int, groups: int, early_stopping: beam.EarlyStopping, seed: int
 ) -> None:
     next_logits = hashed(30, EOS, seed)
-    options = BeamOptions(beams, groups, 1.5, early_stopping=early_stopping, n_best=beams, max_tokens=12)
+    penalty = (2.0, 0.1, -1.0)[seed % 3]
+    options = BeamOptions(beams, groups, 1.5, penalty, early_stopping=early_stopping, n_best=beams, max_tokens=12)
     wanted = diverse_search(next_logits, options)
     texts = found(PathEngine(next_logits), options)
     assert [text.token_ids for text in texts] == [tokens for _, tokens in wanted]
@@ -133,7 +135,8 @@ def diverse_search(
     done = [False] * options.groups
 
     def add(group: int, log_probability: float, tokens: list[int], length: int) -> None:
-        ended[group] = sorted([*ended[group], (log_probability / length, tokens)], reverse=True)[:width]
+        score = log_probability / length**options.length_penalty
+        ended[group] = sorted([*ended[group], (score, tokens)], reverse=True)[:width]
 
     for length in range(1, options.max_tokens + 1):
         taken: list[int] = []
@@ -154,8 +157,8 @@ def diverse_search(
                     add(group, score, text, length)
             taken += [text[-1] for _, text in running[group]]
             if len(ended[group]) == width:
-                reach = options.max_tokens if options.early_stopping == "never" else length
-                best = candidates[0][0] / reach
+                far = options.early_stopping == "never" and options.length_penalty > 0
+                best = candidates[0][0] / (options.max_tokens if far else length) ** options.length_penalty
                 done[group] = options.early_stopping is True or ended[group][-1][0] >= best
     for group in range(options.groups):
         if not done[group]:
@@ -169,6 +172,20 @@ def test_groups_find_different_texts() -> None:
     plain = found(PathEngine(next_logits), BeamOptions(4, n_best=4, max_tokens=10))
     diverse = found(PathEngine(next_logits), BeamOptions(4, 4, 50.0, n_best=4, max_tokens=10))
     assert len({text.token_ids[0] for text in diverse}) == 4 > len({text.token_ids[0] for text in plain})
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "best"), [(True, [2, EOS]), (False, [2] * 9 + [EOS]), ("never", [2] * 9 + [EOS])]
+)
+def test_early_stopping_ends_the_search_before_a_better_text_is_found(
+    early_stopping: beam.EarlyStopping, best: list[int]
+) -> None:
+    def patience_pays(path: tuple[int, ...]) -> np.ndarray:
+        end = 0.4 if len(path) <= 2 else 0.999 if len(path) == 10 else 0.001
+        return np.log(np.array([1e-9, end, 1 - end]), dtype=np.float32)
+
+    (text,) = found(PathEngine(patience_pays), BeamOptions(2, early_stopping=early_stopping, max_tokens=20))
+    assert text.token_ids == best
 
 
 def test_beams_are_rows_of_one_step_and_the_prompt_runs_once() -> None:
