@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,41 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
+    "mlp_bias": True,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
 OUTLIER = 77
+
+_QKV = [f"self_attn.{p}_proj.weight" for p in "qkv"]
+_MLP = [f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
+_NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+CHANGED = {
+    "llama": [*_NORMS, *_QKV, *_MLP, "mlp.up_proj.bias"],
+    "gemma3_text": ["input_layernorm.weight", "pre_feedforward_layernorm.weight", *_QKV, *_MLP],
+    "phi3": [*_NORMS, "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight"],
+}
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3_text", "phi3"])
 def directory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path
 ) -> Path:
-    """A model one of whose channels is 60 times as large as the others where attention reads it, but says little."""
+    """A model one of whose channels is 60 times as large as the others where layers read it, but says little."""
     path = tmp_path_factory.mktemp("checkpoint")
     shutil.copy(tiny_checkpoint / "tokenizer.json", path)
     model = tiny_model(AutoConfig.for_model(request.param, **SMALL))
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.input_layernorm.weight[OUTLIER] = 60.0
-            for name, p in layer.self_attn.named_parameters():
-                if name in ("q_proj.weight", "k_proj.weight", "v_proj.weight", "qkv_proj.weight"):
-                    p[:, OUTLIER] /= 60.0
+            gates = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
+            for norm, readers in ((layer.input_layernorm, layer.self_attn), (gates, layer.mlp)):
+                norm.weight[OUTLIER] = 60.0
+                for name, p in readers.named_parameters():
+                    if name.endswith("_proj.weight") and name not in ("o_proj.weight", "down_proj.weight"):
+                        p[:, OUTLIER] /= 60.0
+            up = getattr(layer.mlp, "up_proj", None) or layer.mlp.gate_up_proj
+            up.weight[OUTLIER - SMALL["intermediate_size"]] *= 60.0
+            layer.mlp.down_proj.weight[:, OUTLIER] /= 60.0
     model.save_pretrained(path)
     return path
 
@@ -65,13 +81,14 @@ def test_smoothed_weights_compute_the_same(directory: Path) -> None:
     smoothing = Smoothing(checkpoint, matrices(checkpoint), Options())
     model = torch_model(directory)
     expected = torch_logits(model, tokens())
-    changed = 0
+    changed = []
     with torch.no_grad():
         for name, p in model.named_parameters():
             values = torch.from_numpy(smoothing.read(name))
-            changed += not torch.equal(values, p)
+            if not torch.equal(values, p):
+                changed.append(name.split(".", 3)[-1])
             p.copy_(values)
-    assert changed >= 2 * len(smoothing.norms) == 4  # the norm and its readers, in both layers
+    assert Counter(changed) == dict.fromkeys(CHANGED[checkpoint.config["model_type"]], 2)  # in both layers
     assert np.abs(torch_logits(model, tokens()) - expected).max() < 1e-4 * np.abs(expected).max()
 
 
@@ -89,18 +106,21 @@ def test_an_outlier_costs_less_than_without(tmp_path: Path, directory: Path) -> 
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_a_layer_whose_blocks_are_kept_stays_as_it_is(directory: Path) -> None:
+def test_a_site_whose_blocks_are_kept_stays_as_it_is(directory: Path) -> None:
     checkpoint = open_checkpoint(str(directory))
-    rounded = [n for n in matrices(checkpoint) if "layers.0.self_attn" not in n]
-    smoothing = Smoothing(checkpoint, rounded, Options())
-    assert smoothing.norms == ["model.layers.1.input_layernorm.weight"]
-    for name in matrices(checkpoint):
-        if "layers.0." in name:
-            assert np.array_equal(smoothing.read(name), checkpoint.read(name))
+    names = matrices(checkpoint)
+    kept = [n for n in names if "layers.0.self_attn" in n or "layers.1.mlp.down" in n]
+    smoothing = Smoothing(checkpoint, set(names) - set(kept), Options())
+    changed = {n for n in checkpoint.names() if not np.array_equal(smoothing.read(n), checkpoint.read(n))}
+    assert not changed & {*kept, "model.layers.0.input_layernorm.weight"}
+    assert {n for n in changed if "down" in n} == {"model.layers.0.mlp.down_proj.weight"}
+    assert "model.layers.1.input_layernorm.weight" in changed
 
 
-def test_norms_that_change_are_among_the_weights(directory: Path) -> None:
+def test_norms_and_biases_that_change_are_among_the_weights(directory: Path) -> None:
     weights = quantize(open_checkpoint(str(directory)), "int8")
     norm = weights["model.layers.0.input_layernorm.weight"]
     assert isinstance(norm, FloatTensor) and norm.values.shape == (128,)
     assert "model.norm.weight" not in weights
+    bias = "model.layers.0.mlp.up_proj.bias"
+    assert (bias in weights) == (bias in open_checkpoint(str(directory)).names())

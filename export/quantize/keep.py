@@ -45,7 +45,7 @@ def keep(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & exact), options)
 
     def make(name: str) -> Weight:
-        if name in smoothing.norms:
+        if name in smoothing.vectors:
             return FloatTensor(smoothing.read(name))
         types = types_of(name)
         if types & _FLOATS:
@@ -61,7 +61,7 @@ def keep(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             return round_to_nearest(checkpoint.read(name), 8, _GGUF_BLOCK)
         return round_to_nearest(smoothing.read(name), 8, INT8_BLOCK)
 
-    return LazyWeights([*names, *smoothing.norms], make)
+    return LazyWeights([*names, *smoothing.vectors], make)
 
 
 def _own_blocks(checkpoint: Checkpoint, name: str) -> QTensor:

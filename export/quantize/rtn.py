@@ -69,7 +69,7 @@ def _divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def int8(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    """8 bits, symmetric, attention's inputs smoothed. A GGUF's own Q8_0 blocks stay as they are where the block size
+    """8 bits, symmetric, inputs smoothed. A GGUF's own Q8_0 blocks stay as they are where the block size
     allows.
     """
     names = matrices(checkpoint)
@@ -79,11 +79,11 @@ def int8(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     def make(name: str) -> Weight:
         if name in own and (blocks := checkpoint.blocks(name)) is not None:
             return blocks
-        if name in smoothing.norms:
+        if name in smoothing.vectors:
             return FloatTensor(smoothing.read(name))
         return round_to_nearest(smoothing.read(name), 8, options.block_size or INT8_BLOCK)
 
-    return LazyWeights([*names, *smoothing.norms], make)
+    return LazyWeights([*names, *smoothing.vectors], make)
 
 
 def _stored_in_8_bits(checkpoint: Checkpoint, name: str, names: list[str]) -> bool:
