@@ -73,6 +73,7 @@ class EncoderDims:
     num_heads: int
     max_length: int  # most rows that it hands to the decoder: tokens of text, or frames of audio
     input: str  # "text": input_ids; "audio": what the frontend graph makes of samples
+    values_transposed: bool = False  # cross.{i}.value is [1, heads, head_dim, T], not [1, heads, T, head_dim]
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,10 @@ class KVCache:
         self.positions[target] = self.positions[moved]
         self.length = len(keep)
 
-    def reset(self) -> None:
-        """Forget everything."""
+    def reset(self, cross: Cross | None = None) -> None:
+        """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
+        self.cross = cross or self.cross
 
     @property
     def nbytes(self) -> int:

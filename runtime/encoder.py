@@ -16,7 +16,8 @@ from edge.runtime.providers import cpu
 
 @dataclass(frozen=True)
 class Cross:
-    """What the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, D, T], float32."""
+    """What the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, T, D], or
+    [1, H, D, T] where the manifest says so, float32."""
 
     buffers: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
     length: int  # T
@@ -38,6 +39,7 @@ class Encoder:
         assert manifest.encoder is not None and manifest.cross is not None
         self.max_length = manifest.encoder.max_length
         self._layers = manifest.cross.layers
+        self._turned = manifest.encoder.values_transposed
         self._speech = manifest.speech
         self._frontend = cpu.open_session(bundle, "frontend") if manifest.speech is not None else None
         self._session = cpu.open_session(bundle, "encoder")
@@ -83,11 +85,9 @@ class Encoder:
         return cross
 
     def _new(self, length: int) -> Cross:
-        buffers = [
-            (
-                np.empty((1, layer.heads, length, layer.head_dim), np.float32),
-                np.empty((1, layer.heads, layer.head_dim, length), np.float32),
-            )
-            for layer in self._layers
-        ]
+        buffers = []
+        for layer in self._layers:
+            key = np.empty((1, layer.heads, length, layer.head_dim), np.float32)
+            turned = (1, layer.heads, layer.head_dim, length)
+            buffers.append((key, np.empty(turned if self._turned else key.shape, np.float32)))
         return Cross(buffers, length)

@@ -103,6 +103,8 @@ class Engine:
             step = _Step(self._session, self._inputs, cache, *shape, self.bundle.manifest.dims.vocab_size)
             if size <= KEPT_STEP:
                 steps[shape] = step
+        if step.cross is not cache.cross:
+            step.read(cache.cross)
         step.tokens[0] = tokens
         start, end = cache.length, cache.length + size
         if tree is None:
@@ -149,9 +151,7 @@ class _Step:
             self.bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.capacity), np.float32)
         if "key_positions" in names:
             inputs["key_positions"] = cache.positions
-        if cache.cross is not None:
-            for i, (key, value) in enumerate(cache.cross.buffers):
-                inputs[f"cross.{i}.key"], inputs[f"cross.{i}.value"] = key, value
+        self.cross: Cross | None = None
         outputs: dict[str, NDArray[Any]] = {"logits": self.logits}
         for i, (key, value) in enumerate(cache.buffers):
             inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
@@ -161,6 +161,14 @@ class _Step:
             self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in outputs.items():
             self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def read(self, cross: Cross | None) -> None:
+        """Bind what the encoder made of the input."""
+        assert cross is not None, "a cache is given another input's keys and values, never none"
+        for i, pair in enumerate(cross.buffers):
+            for part, buffer in zip(("key", "value"), pair, strict=True):
+                self.binding.bind_ortvalue_input(f"cross.{i}.{part}", ort.OrtValue.ortvalue_from_numpy(buffer))
+        self.cross = cross
 
     def attend(self, tree: Tree | None, length: int) -> None:
         """Set what each token attends to of the `length` rows there will be: all before it where there is no tree."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from transformers import (
     PegasusConfig,
     PreTrainedConfig,
     T5Config,
+    T5GemmaConfig,
+    T5GemmaModuleConfig,
 )
 
 from edge.export.quantize.base import RowsTensor
@@ -50,6 +53,17 @@ BART = dict(
     decoder_start_token_id=2,
     forced_eos_token_id=None,
 )
+GEMMA = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
+PLAIN = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True, sliding_window=None)
+
+
+def gemma(layers: int, heads: int, key_value: int, **options: Any) -> T5GemmaModuleConfig:
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, head_dim=16, max_position_embeddings=64)
+    form = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_value)
+    sharp = dict(sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=2.0, query_pre_attn_scalar=9)
+    return T5GemmaModuleConfig(**sizes, **form, **{**sharp, **options})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "t5": T5Config(**T5, feed_forward_proj="relu"),
     "t5-v1.1": T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
@@ -59,7 +73,11 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "marian": MarianConfig(**BART, activation_function="swish"),
     "marian-apart": MarianConfig(**BART, share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCABULARY + 3),
     "m2m_100": M2M100Config(**BART),
-    "pegasus": PegasusConfig(**BART, scale_embedding=True),
+    "pegasus": PegasusConfig(**{**BART, "max_position_embeddings": 600}, scale_embedding=True),  # long inputs
+    "t5gemma": T5GemmaConfig(encoder=gemma(2, 3, 1), decoder=gemma(3, 4, 2), vocab_size=VOCABULARY, **GEMMA),
+    "t5gemma-plain": T5GemmaConfig(
+        encoder=gemma(3, 2, 2, **PLAIN), decoder=gemma(2, 3, 3, **PLAIN), tie_word_embeddings=False, **GEMMA
+    ),
 }
 
 
@@ -165,3 +183,14 @@ def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> 
         model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
     source, target = texts(pair, 12, 6)
     assert relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.02
+
+
+def test_a_cache_serves_one_input_after_another(pair: Pair) -> None:
+    first, target = texts(pair, 11, 6)
+    second, _ = texts(pair, 7, 6, seed=3)
+    cache = pair.encode(first)
+    pair.engine.step(cache, target)
+    assert pair.engine.encoder is not None
+    cache.reset(pair.engine.encoder.encode_text(second))
+    logits = pair.engine.step(cache, target)
+    assert relative_error(logits[-1], pair.torch_logits(second, target)[-1]) < 1e-4

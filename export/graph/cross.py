@@ -5,7 +5,7 @@ T is the length of the encoder's input in tokens or frames, S the number of new 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from onnxscript import OpBuilder, nn
 
 from edge.export.graph.blocks import ResidualNorm, RMSNorm, Step, Stream, activation_of, norm_weight
 from edge.export.graph.linear import Embedding, Linear, Projections, Value, fused, linear, scalar
+from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims
@@ -100,10 +101,11 @@ class EncoderAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Attention to what the encoder made of its input, in a decoder layer.
 
-    The operands stand the other way round than on paper: key [T, D] times query [D, S], and value [D, T] times the
-    weights [T, S]. onnxruntime repacks a product's second operand in every call, and keys and values of a long input
-    are many times larger than the query: for 2 to 8 rows this takes a quarter of MultiHeadAttention's time (T = 1500,
-    2 threads), for one row as long.
+    Two forms. For short inputs one operator, whose value is [1, H, T, D]. For long ones the operands stand the other
+    way round than on paper: key [T, D] times query [D, S], and value [D, T] times the weights [T, S]. onnxruntime
+    repacks a product's second operand in every call, and keys and values of a long input are many times larger than
+    the query: for 2 to 8 rows this takes a quarter of the one operator's time (T = 1500, 2 threads), for one row as
+    long. But it is nine operators, which would cost a model of 5M parameters a third of its step.
     """
 
     def __init__(
@@ -116,18 +118,24 @@ class CrossAttention(nn.Module):
         *,
         names: Names = Names(),
         biased: Sequence[str] = (),
+        long_input: bool = True,
     ):
         super().__init__()
         self.layer = layer
         self.heads = heads
         self.scale = scale
+        self.long_input = long_input
         self.q_proj = linear(weights, f"{name}.{names.q}", "cross_attention", bias=names.q in biased)
         self.dim = self.q_proj.stored.rows // heads
         self.out_proj = linear(weights, f"{name}.{names.out}", "cross_attention", bias=names.out in biased)
 
     def forward(self, op: OpBuilder, x: Value, step: Step) -> Value:
         key, value = step.cross[self.layer]
-        query = op.Reshape(self.q_proj(op, x), [1, -1, self.heads, self.dim])
+        query = self.q_proj(op, x)
+        if not self.long_input:
+            y = fused(op).MultiHeadAttention(query, key, value, num_heads=self.heads, scale=self.scale)
+            return self.out_proj(op, y)
+        query = op.Reshape(query, [1, -1, self.heads, self.dim])
         query = op.Transpose(query, perm=[0, 2, 3, 1])  # [1, H, D, S]
         scores = fused(op).FusedMatMul(key, query, alpha=self.scale)  # [1, H, T, S]
         chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
@@ -136,11 +144,17 @@ class CrossAttention(nn.Module):
         return self.out_proj(op, y)
 
 
+def capped(op: OpBuilder, x: Value, cap: float) -> Value:
+    """cap * tanh(x / cap)."""
+    limit = scalar(op, "cap", cap)
+    return op.Mul(op.Tanh(op.Div(x, limit)), limit)
+
+
 class CrossKeysValues(nn.Module):
     """Keys and values of every decoder layer's cross-attention, in one product where their formats allow it.
 
-    names: each layer's attention block in the checkpoint. Returns per layer a key [1, H, T, D] and a value
-    [1, H, D, T].
+    names: each layer's attention block in the checkpoint. Returns per layer a key [1, H, T, D] and a value, as
+    `CrossAttention` reads it: [1, H, D, T] for long inputs, else [1, H, T, D].
     """
 
     def __init__(
@@ -151,10 +165,12 @@ class CrossKeysValues(nn.Module):
         *,
         names: Names = Names(),
         biased: Sequence[str] = (),
+        long_input: bool = True,
     ):
         super().__init__()
         self.layers = len(blocks)
         self.heads = heads
+        self.value_order = [0, 2, 3, 1] if long_input else [0, 2, 1, 3]
         members = [f"{block}.{p}" for block in blocks for p in (names.k, names.v)]
         with_bias = [f"{block}.{p}" for block in blocks for p in (names.k, names.v) if p in biased]
         self.kv_proj = Projections(weights, members, "cross.kv_proj", f"{ENCODER}.cross_attention", bias=with_bias)
@@ -165,7 +181,7 @@ class CrossKeysValues(nn.Module):
             parts = op.Split(parts[0], axis=-1, num_outputs=2 * self.layers, _outputs=2 * self.layers)
         shaped = [op.Reshape(part, [1, 0, self.heads, -1]) for part in parts]
         return [
-            (op.Transpose(key, perm=[0, 2, 1, 3]), op.Transpose(value, perm=[0, 2, 3, 1]))
+            (op.Transpose(key, perm=[0, 2, 1, 3]), op.Transpose(value, perm=self.value_order))
             for key, value in zip(shaped[::2], shaped[1::2], strict=True)
         ]
 
@@ -285,7 +301,8 @@ def finish(op: OpBuilder, stream: Stream, norm: nn.Module | None) -> Value:
 class CrossDecoder(nn.Module):
     """A decoder over an encoder's keys and values: logits [1, R, V] of `logit_rows` alone.
 
-    head: the matrix of the output head. scale multiplies what it reads; head_bias is added to the logits.
+    head: the matrix of the output head. scale multiplies what it reads; head_bias is added to the logits, and softcap
+    bounds them. rope: the rotary tables by the names that the layers know them by.
     """
 
     def __init__(
@@ -298,15 +315,22 @@ class CrossDecoder(nn.Module):
         norm: nn.Module | None = None,
         scale: float | None = None,
         head_bias: nn.Parameter | None = None,
+        softcap: float | None = None,
+        rope: Mapping[str, RotaryTable] | None = None,
     ):
         super().__init__()
         self.start = start
+        self.rope = rope or {}
+        for name, table in self.rope.items():
+            setattr(self, f"{name}_rope", table)
+        self.softcap = softcap
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm
         self.scale = scale
         self.lm_head = Linear(weights.matrix(head, "head"), head_bias)
 
     def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
+        step.rope = {name: table(op) for name, table in self.rope.items()}
         stream = Stream(self.start(op, input_ids, step.position_ids))
         *layers, last = self.layers
         for layer in layers:
@@ -314,7 +338,8 @@ class CrossDecoder(nn.Module):
         h = finish(op, last(op, stream, step, logit_rows), self.norm)
         if self.scale is not None:
             h = op.Mul(h, scalar(op, "head_scale", self.scale))
-        return self.lm_head(op, h)
+        logits = self.lm_head(op, h)
+        return logits if self.softcap is None else capped(op, logits, self.softcap)
 
 
 @dataclass(frozen=True)

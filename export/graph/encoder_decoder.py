@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,14 +62,16 @@ def build_encoder_decoder(
     modules = list(model.decoder.modules())  # in the layers' order
     attention = [m.heads for m in modules if isinstance(m, Attention)]
     kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
-    cross = KVLayout("float32", [KVLayer(m.heads, m.dim) for m in modules if isinstance(m, CrossAttention)])
-    write_graph(writer, ENCODER, _encoder_graph(model, cross))
-    decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, bias=model.bias)
+    readers = [m for m in modules if isinstance(m, CrossAttention)]
+    cross = KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])
+    turned = readers[0].long_input
+    write_graph(writer, ENCODER, _encoder_graph(model, cross, turned))
+    decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias)
     write_graph(writer, DECODER, decoder)
     return EncoderDecoderGraphs(
         family=family,
         dims=model.dims,
-        encoder=model.encoder_dims,
+        encoder=dataclasses.replace(model.encoder_dims, values_transposed=turned),
         kv=kv,
         cross=cross,
         groups=store.groups(),
@@ -76,7 +79,7 @@ def build_encoder_decoder(
     )
 
 
-def _encoder_graph(model: EncoderDecoder, cross: KVLayout) -> GraphBuilder:
+def _encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool) -> GraphBuilder:
     builder = new_graph("encoder")
     if model.features is None:
         x = builder.input("input_ids", INT64, [1, "T"])
@@ -84,6 +87,6 @@ def _encoder_graph(model: EncoderDecoder, cross: KVLayout) -> GraphBuilder:
         x = builder.input("input_features", FLOAT, [1, *model.features])
     made = model.encoder(builder.op, x)
     for i, (pair, layer) in enumerate(zip(made, cross.layers, strict=True)):
-        for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer), strict=True):
+        for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer, turned), strict=True):
             add_output(builder, value, f"cross.{i}.{part}", shape)
     return builder

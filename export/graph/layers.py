@@ -31,6 +31,7 @@ from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims
 
 NAMES = Names()
+LONG = 512  # tokens; longer inputs have another form of cross-attention
 LOGITS_BIAS = "final_logits_bias"  # [1, V]
 BIASED = (NAMES.q, NAMES.k, NAMES.v, NAMES.out)  # the projections with a bias; Whisper's keys have none
 
@@ -75,7 +76,9 @@ class DecoderLayer(nn.Module):
             output_bias=NAMES.out in biased,
         )
         self.attention_norm = ResidualLayerNorm(weights, f"{name}.self_attn_layer_norm")
-        self.cross = CrossAttention(weights, f"{name}.encoder_attn", i, heads, dim**-0.5, biased=biased)
+        self.cross = CrossAttention(
+            weights, f"{name}.encoder_attn", i, heads, dim**-0.5, biased=biased, long_input=long_input(config)
+        )
         self.cross_norm = ResidualLayerNorm(weights, f"{name}.encoder_attn_layer_norm")
         self.mlp = MLP(weights, f"{name}.fc1", f"{name}.fc2", config.activation_function)
         self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm")
@@ -107,7 +110,13 @@ def add(
 def cross_keys_values(config: Any, weights: Weights, *, biased: tuple[str, ...] = BIASED) -> CrossKeysValues:
     """What the encoder hands to every decoder layer."""
     readers = [f"model.decoder.layers.{i}.encoder_attn" for i in range(config.decoder_layers)]
-    return CrossKeysValues(weights, readers, config.decoder_attention_heads, biased=biased)
+    heads = config.decoder_attention_heads
+    return CrossKeysValues(weights, readers, heads, biased=biased, long_input=long_input(config))
+
+
+def long_input(config: Any) -> bool:
+    """Whether the encoder reads long inputs: documents, or audio."""
+    return bool(getattr(config, "max_source_positions", config.max_position_embeddings) > LONG)
 
 
 def sines(weights: Weights) -> tuple[Positions, Positions]:

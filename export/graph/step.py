@@ -76,11 +76,18 @@ def write_graph(writer: BundleWriter, path: str, builder: GraphBuilder) -> None:
 
 
 def step_graph(
-    decoder: StepModel, kv: KVLayout, vocab_size: int, *, cross: KVLayout | None = None, bias: ScoresBias | None = None
+    decoder: StepModel,
+    kv: KVLayout,
+    vocab_size: int,
+    *,
+    cross: KVLayout | None = None,
+    turned: bool = False,
+    bias: ScoresBias | None = None,
 ) -> GraphBuilder:
     """The graph of one step.
 
-    cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. bias: the family's own bias.
+    cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. turned: its values are
+    transposed. bias: the family's own bias.
     """
     builder = new_graph("decoder")
     input_ids = builder.input("input_ids", INT64, [1, "S"])
@@ -97,7 +104,7 @@ def step_graph(
         step.past.append((key, value))
     if cross is not None:
         for i, layer in enumerate(cross.layers):
-            parts = zip(("key", "value"), cross_shapes(layer), strict=True)
+            parts = zip(("key", "value"), cross_shapes(layer, turned), strict=True)
             key, value = (builder.input(f"cross.{i}.{part}", FLOAT, shape) for part, shape in parts)
             step.cross.append((key, value))
         step.attention_bias = _scores_bias(builder, step, bias)
@@ -109,9 +116,10 @@ def step_graph(
     return builder
 
 
-def cross_shapes(layer: KVLayer) -> tuple[Shape, Shape]:
-    """The shapes of a cross-attention's key and value: the value stands transposed (edge.export.graph.cross)."""
-    return [1, layer.heads, "T", layer.head_dim], [1, layer.heads, layer.head_dim, "T"]
+def cross_shapes(layer: KVLayer, turned: bool) -> tuple[Shape, Shape]:
+    """The shapes of a cross-attention's key and value, which is transposed where `turned`."""
+    key: Shape = [1, layer.heads, "T", layer.head_dim]
+    return key, [1, layer.heads, layer.head_dim, "T"] if turned else key
 
 
 def _scores_bias(builder: GraphBuilder, step: Step, bias: ScoresBias | None) -> Value:

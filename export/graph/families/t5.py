@@ -37,7 +37,7 @@ def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> Enc
     encoder = Encoder(
         TextStart(Embedding(weights, "shared")),
         [EncoderLayer(config, weights, i) for i in range(config.num_layers)],
-        CrossKeysValues(weights, readers, heads, names=NAMES),
+        CrossKeysValues(weights, readers, heads, names=NAMES, long_input=False),
         norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
         bias=EncoderBias(config, weights),
     )
@@ -54,7 +54,7 @@ def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> Enc
         decoder,
         Dims(config.num_decoder_layers, config.d_model, config.d_ff, heads, heads, config.d_kv, config.vocab_size),
         EncoderDims(config.num_layers, config.d_model, heads, max_context, "text"),
-        bias=DecoderBias(config, weights),
+        bias=DecoderBias(config, weights, max_context),
     )
 
 
@@ -95,7 +95,9 @@ class DecoderLayer(nn.Module):
             scale=SCALE,
         )
         self.cross_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
-        self.cross = CrossAttention(weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=NAMES)
+        self.cross = CrossAttention(
+            weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=NAMES, long_input=False
+        )
         self.mlp_norm = ResidualNorm(weights, f"{name}.layer.2.layer_norm", eps)
         self.mlp = mlp(config, weights, f"{name}.layer.2.DenseReluDense", "feed_forward")
 
@@ -119,33 +121,38 @@ class EncoderBias(nn.Module):
 
     def __init__(self, config: T5Config, weights: Weights):
         super().__init__()
-        self.reach = config.relative_attention_max_distance
+        self.reach = config.relative_attention_max_distance  # beyond it all distances are one
         distances = torch.arange(-self.reach, self.reach + 1)
         self.table = bias_table(config, weights, "encoder", distances, bidirectional=True)
 
     def forward(self, op: OpBuilder, ids: Value) -> Value:
         at = arange(op, ids)
         distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
-        return lookup(op, self.table, distance, -self.reach, self.reach)
+        low, high = op.Constant(value_int=-self.reach), op.Constant(value_int=self.reach)
+        index = op.Sub(op.Min(op.Max(distance, low), high), low)
+        return op.Unsqueeze(op.Gather(self.table, index, axis=1), [0])
 
 
 class DecoderBias(nn.Module):
-    """The bias [1, H, S, T] by how far the key stands behind the query, on top of the host's."""
+    """The bias [1, H, S, T] by how far the key stands behind the query, on top of the host's.
 
-    def __init__(self, config: T5Config, weights: Weights):
+    The table has an entry for every distance, so that a step needs no clipping. A key behind the query has a negative
+    one, which reads from the table's end; no token attends there.
+    """
+
+    def __init__(self, config: T5Config, weights: Weights, max_context: int):
         super().__init__()
-        self.reach = config.relative_attention_max_distance
-        self.table = bias_table(config, weights, "decoder", -torch.arange(self.reach + 1), bidirectional=False)
+        self.table = bias_table(config, weights, "decoder", -torch.arange(max_context), bidirectional=False)
 
     def forward(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value:
-        distance = op.Sub(op.Transpose(step.position_ids, perm=[1, 0]), op.Unsqueeze(keys, [0]))  # [S, T]
-        return op.Add(lookup(op, self.table, distance, 0, self.reach), given)
+        distance = op.Sub(op.Reshape(step.position_ids, [-1, 1]), keys)  # [S, T]
+        return op.Add(op.Gather(self.table, distance, axis=1), given)
 
 
 def bias_table(
     config: T5Config, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool
 ) -> nn.Parameter:
-    """The learned bias [H, distances] of each distance: buckets widen with it, and beyond the last all are one."""
+    """The learned bias [H, distances] of each distance, key less query: buckets widen with it."""
     buckets = T5Attention._relative_position_bucket(
         distances,
         bidirectional=bidirectional,
@@ -154,10 +161,3 @@ def bias_table(
     ).numpy()
     learned = weights.read(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
     return weights.table(f"{stack}.relative_bias", np.ascontiguousarray(learned[buckets].T))
-
-
-def lookup(op: OpBuilder, table: nn.Parameter, distance: Value, least: int, most: int) -> Value:
-    """The table's entries [1, H, ...] for distances from `least` to `most`; those beyond take the nearest."""
-    low, high = op.Constant(value_int=least), op.Constant(value_int=most)
-    index = op.Sub(op.Min(op.Max(distance, low), high), low)
-    return op.Unsqueeze(op.Gather(table, index, axis=1), [0])
