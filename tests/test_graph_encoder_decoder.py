@@ -54,7 +54,7 @@ BART = dict(
     forced_eos_token_id=None,
 )
 GEMMA = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
-PLAIN = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True, sliding_window=None)
+PLAIN = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True)
 
 
 def gemma(layers: int, heads: int, key_value: int, **options: Any) -> T5GemmaModuleConfig:
@@ -76,7 +76,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "pegasus": PegasusConfig(**{**BART, "max_position_embeddings": 600}, scale_embedding=True),  # long inputs
     "t5gemma": T5GemmaConfig(encoder=gemma(2, 3, 1), decoder=gemma(3, 4, 2), vocab_size=VOCABULARY, **GEMMA),
     "t5gemma-plain": T5GemmaConfig(
-        encoder=gemma(3, 2, 2, **PLAIN), decoder=gemma(2, 3, 3, **PLAIN), tie_word_embeddings=False, **GEMMA
+        encoder=gemma(3, 2, 2, **PLAIN, layer_types=["full_attention"] * 3),
+        decoder=gemma(2, 3, 3, **PLAIN, layer_types=["full_attention"] * 2),
+        tie_word_embeddings=False,
+        **GEMMA,
     ),
 }
 
