@@ -65,13 +65,13 @@ class PathEngine:
         return self._known[path]
 
 
-def hashed(vocab: int, eos: int | None, seed: int = 0) -> Callable[[tuple[int, ...]], np.ndarray]:
+def hashed(vocab: int, eos: int | None, seed: int = 0, patience: int = 12) -> Callable[[tuple[int, ...]], np.ndarray]:
     """A model of random logits that depend on every token of the path and its place; it ends after a while, if ever."""
 
     def next_logits(path: tuple[int, ...]) -> np.ndarray:
         logits = np.random.default_rng([seed, *path]).standard_normal(vocab) * 3
         if eos is not None:
-            logits[eos] += len(path) / 4 - 3
+            logits[eos] += (len(path) - patience) / 4
         return logits.astype(np.float32)
 
     return next_logits

@@ -116,8 +116,8 @@ def translated(settings: dict) -> tuple[list[Processor], tuple[int, ...], tuple[
 def test_diverse_texts_are_those_of_the_published_procedure(
     beams: int, groups: int, early_stopping: beam.EarlyStopping, seed: int
 ) -> None:
-    next_logits = hashed(30, EOS, seed)
-    penalty = (2.0, 0.1, -1.0)[seed % 3]
+    next_logits = hashed(8, EOS, seed, patience=-8)
+    penalty = (2.0, 1.0, -1.0)[seed % 3]
     options = BeamOptions(beams, groups, 1.5, penalty, early_stopping=early_stopping, n_best=beams, max_tokens=12)
     wanted = diverse_search(next_logits, options)
     texts = found(PathEngine(next_logits), options)
