@@ -116,7 +116,8 @@ def cross_keys_values(config: Any, weights: Weights, *, biased: tuple[str, ...] 
 
 def long_input(config: Any) -> bool:
     """Whether the encoder reads long inputs: documents, or audio."""
-    return bool(getattr(config, "max_source_positions", config.max_position_embeddings) > LONG)
+    frames = getattr(config, "max_source_positions", None)
+    return bool((frames or config.max_position_embeddings) > LONG)
 
 
 def sines(weights: Weights) -> tuple[Positions, Positions]:
