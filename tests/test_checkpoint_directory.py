@@ -17,8 +17,12 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    BartConfig,
+    BartForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
+    T5Config,
+    T5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -371,3 +375,42 @@ def test_an_encoder_decoders_configuration_stays_whole_and_its_generation_settin
     assert checkpoint.generation["decoder_start_token_id"] == 51
     (tmp_path / "generation_config.json").unlink()
     assert open_checkpoint(str(tmp_path)).generation == {}
+
+
+T5 = dict(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu")
+
+
+def test_a_t5_whose_head_is_its_own_keeps_it(tmp_path: Path) -> None:
+    """transformers calls every T5 tied, whatever its config.json says, and goes by the tensors."""
+    T5ForConditionalGeneration(T5Config(**T5)).save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", tie_word_embeddings=False, scale_decoder_outputs=None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["shared.weight"].clone()}, tmp_path / "model.safetensors")
+    tied = open_checkpoint(str(tmp_path))
+    assert ("lm_head.weight" in tied.names(), tied.config["tie_word_embeddings"]) == (False, True)
+    head = torch.randn(60, 32)
+    save_file({**tensors, "lm_head.weight": head}, tmp_path / "model.safetensors")
+    untied = open_checkpoint(str(tmp_path))
+    assert np.array_equal(untied.read("lm_head.weight"), head.numpy())
+    assert ("lm_head.weight" in untied.names(), untied.config["tie_word_embeddings"]) == (True, False)
+    assert AutoConfig.for_model(**untied.config).scale_decoder_outputs is False
+
+
+@pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "lm_head.weight"])
+def test_a_shared_embedding_is_found_under_any_of_its_names(tmp_path: Path, name: str) -> None:
+    T5ForConditionalGeneration(T5Config(**T5)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors.pop("shared.weight")
+    save_file({**tensors, name: embedding}, tmp_path / "model.safetensors")
+    assert np.array_equal(open_checkpoint(str(tmp_path)).read("shared.weight"), embedding.numpy())
+
+
+def test_a_base_models_files_are_read_as_the_whole_models(tmp_path: Path) -> None:
+    """As those of facebook/bart-base, whose names lack the model's prefix."""
+    sizes = dict(d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=48, decoder_ffn_dim=48)
+    config = BartConfig(vocab_size=60, encoder_attention_heads=4, decoder_attention_heads=4, **sizes)
+    model = BartForConditionalGeneration(config)
+    model.model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    for name, parameter in model.named_parameters():
+        assert np.array_equal(checkpoint.read(name), parameter.detach().numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,13 +56,30 @@ class DirectoryCheckpoint:
         model = model_config.skeleton(self.config)
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
-            self._names = list(parameters)
+            tied = model_config.tied_names(model)
+            _rename(found, parameters, model.base_model_prefix, tied)
+            own_heads = self._untie(found, parameters, tied)
+            self._names = [*parameters, *own_heads]
             self._made = {name: made for name, made in optional.items() if name not in found}
             wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
             shapes = {name: found[name][0].shape(found[name][1]) for name in wanted if name in found}
             model_config.check_tensors(wanted, shapes, str(root))
         self._found = found
+
+    def _untie(self, found: _Found, parameters: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]) -> list[str]:
+        """Output heads that the configuration calls tied while the files hold them with values of their own, as those
+        of T5 v1.1 and Flan-T5 do; transformers does not tie them either."""
+        heads = [name for name in tied if name in found and name.startswith(("lm_head.", "proj_out."))]
+        own = []
+        for head in heads:
+            shape = found[head][0].shape(found[head][1])
+            if shape != parameters[tied[head]] or tied[head] not in found:
+                continue
+            if not torch.equal(*(found[name][0].tensor(found[name][1]) for name in (head, tied[head]))):
+                own.append(head)
+                self.config["tie_word_embeddings"] = False
+        return own
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
@@ -152,6 +169,19 @@ class _TorchFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name].detach()
+
+
+_Found = dict[str, tuple[_WeightFile, str]]  # by the model's name: the file, and the name in it
+
+
+def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: str, tied: Mapping[str, str]) -> None:
+    """Give parameters the names that transformers looks for too: a base model's, without the prefix, and those of
+    parameters that are the same one."""
+    for name in parameters:
+        others = [name.removeprefix(f"{prefix}."), *(other for other, own in tied.items() if own == name)]
+        others += [other.removeprefix(f"{prefix}.") for other in others]
+        if name not in found and (other := next((o for o in others if o in found), None)) is not None:
+            found[name] = found[other]
 
 
 def _load_torch(path: Path) -> dict[str, torch.Tensor]:

@@ -95,6 +95,16 @@ def optional_tensors(model: Any) -> dict[str, Made]:
     return made
 
 
+def tied_names(model: Any) -> dict[str, str]:
+    """The parameters that a model holds under several names: each other name -> the one in `parameter_shapes`."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (own := first.setdefault(id(parameter), name)) != name:
+            tied[name] = own
+    return tied
+
+
 def auto_class(config: Mapping[str, Any]) -> Any:
     """The transformers class that makes the generating model of a configuration."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
