@@ -27,9 +27,15 @@ if TYPE_CHECKING:
     from edge.runtime.answer import Result as Result
     from edge.runtime.answer import Timings as Timings
     from edge.runtime.chat import Chat as Chat
+    from edge.runtime.load import load as load
     from edge.runtime.model import Model as Model
-    from edge.runtime.model import load as load
+    from edge.runtime.speech.transcribe import Segment as Segment
+    from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
+    from edge.runtime.speech.transcribe import Transcriber as Transcriber
+    from edge.runtime.speech.transcribe import Transcript as Transcript
     from edge.runtime.template import Message as Message
+    from edge.runtime.text2text import Text2Text as Text2Text
+    from edge.runtime.text2text import Text2TextOptions as Text2TextOptions
 
 _HOMES = {
     "edge.bundle": ("Bundle", "open_bundle"),
@@ -39,8 +45,11 @@ _HOMES = {
     ),
     "edge.runtime.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
     "edge.runtime.chat": ("Chat",),
-    "edge.runtime.model": ("Model", "load"),
+    "edge.runtime.load": ("load",),
+    "edge.runtime.model": ("Model",),
+    "edge.runtime.speech.transcribe": ("Segment", "TranscribeOptions", "Transcriber", "Transcript"),
     "edge.runtime.template": ("Message",),
+    "edge.runtime.text2text": ("Text2Text", "Text2TextOptions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["export", *_HOME]

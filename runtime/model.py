@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
 from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
-from edge.runtime.loading import Background, start
+from edge.runtime.loading import Background
 from edge.runtime.memory import release_freed
 from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text import Text
 
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
-HEAD_START_S = 0.005  # enough for the Python code between starting the engine's thread and ONNX Runtime's own
 Prompt = str | Sequence[Message]
 
 
@@ -113,28 +111,3 @@ class Model:
     def chat(self, *, system: str | None = None) -> Chat:
         """A conversation that keeps its KV cache from turn to turn."""
         return Chat(self, system=system)
-
-
-def load(
-    path: str | Path, *, context: int | None = None, threads: int | None = None, prefill_chunk: int = PREFILL_CHUNK
-) -> Model:
-    """Open a bundle, check its files and load it.
-
-    Args:
-        path: the bundle's folder.
-        context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
-        threads: threads to compute with, shared by all models of this process; default: one per core.
-        prefill_chunk: most prompt tokens to run in one step; smaller ones need less memory.
-
-    Raises:
-        BundleError: the bundle is missing, damaged or of another version.
-        InputError: an option out of its range.
-    """
-    loading = start(path, context=context, threads=threads)
-    # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
-    # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
-    time.sleep(HEAD_START_S)
-    try:
-        return Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=prefill_chunk)
-    finally:
-        loading.engine.result()  # damage that the sha256s show explains more than what else may have failed

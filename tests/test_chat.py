@@ -11,7 +11,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.answer import GenerateOptions, answer, collect
 from edge.runtime.chat import Chat
-from edge.runtime.model import load
+from edge.runtime.load import load
 
 
 def chat_that_says(

@@ -13,8 +13,9 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.answer import GenerateOptions, Piece, collect
 from edge.runtime.generate import generate
+from edge.runtime.load import load
 from edge.runtime.loading import start
-from edge.runtime.model import Model, load
+from edge.runtime.model import Model
 from edge.runtime.sampling import greedy
 from edge.runtime.text import Text
 

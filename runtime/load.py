@@ -1,0 +1,59 @@
+"""`edge.load`: whatever a bundle holds, ready to be used."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.runtime.loading import Loading, start
+from edge.runtime.model import PREFILL_CHUNK, Model
+from edge.runtime.text import Text
+
+if TYPE_CHECKING:
+    from edge.runtime.speech.transcribe import Transcriber
+    from edge.runtime.text2text import Text2Text
+
+HEAD_START_S = 0.005  # enough for the Python code between starting the engine's thread and ONNX Runtime's own
+
+
+def load(
+    path: str | Path, *, context: int | None = None, threads: int | None = None, prefill_chunk: int = PREFILL_CHUNK
+) -> Model | Text2Text | Transcriber:
+    """Open a bundle, check its files and load it.
+
+    Args:
+        path: the bundle's folder.
+        context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
+        threads: threads to compute with, shared by all models of this process; default: one per core.
+        prefill_chunk: most prompt tokens of a decoder to run in one step; smaller ones need less memory.
+
+    Returns:
+        A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
+
+    Raises:
+        BundleError: the bundle is missing, damaged or of another version.
+        InputError: an option out of its range.
+    """
+    loading = start(path, context=context, threads=threads)
+    # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
+    # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
+    time.sleep(HEAD_START_S)
+    try:
+        return _model(loading, prefill_chunk)
+    finally:
+        loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
+
+
+def _model(loading: Loading, prefill_chunk: int) -> Model | Text2Text | Transcriber:
+    bundle, engine = loading.bundle, loading.engine
+    text = Text(bundle)
+    if bundle.manifest.speech is not None:
+        from edge.runtime.speech.transcribe import Transcriber
+
+        return Transcriber(bundle, engine, text)
+    if bundle.manifest.text is not None:
+        from edge.runtime.text2text import Text2Text
+
+        return Text2Text(bundle, engine, text)
+    return Model(bundle, engine, text, prefill_chunk=prefill_chunk)
