@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError
+from edge.export.checkpoint import sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.manifest import Tokens
 
@@ -26,7 +27,7 @@ def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
         tokenizer = Tokenizer.from_str(text)
     except Exception as e:  # tokenizers raises bare Exceptions
         raise CheckpointError(f"{root / 'tokenizer.json'} is not a tokenizer that can be read: {e}.") from None
-    settings = read_json(root / "tokenizer_config.json") if (root / "tokenizer_config.json").is_file() else {}
+    settings = _settings(root)
     return TokenizerFiles(
         json=text,
         chat_template=_chat_template(root, settings),
@@ -47,6 +48,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _settings(root: Path) -> dict[str, Any]:
+    path = root / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def _tokenizer_json(root: Path) -> str:
     path = root / "tokenizer.json"
     if path.is_file():
@@ -54,6 +60,9 @@ def _tokenizer_json(root: Path) -> str:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise CheckpointError(f"{path} cannot be read: {e}.") from None
+    if model := sentencepiece_vocabulary.find(root):
+        vocabulary = read_json(root / sentencepiece_vocabulary.VOCABULARY)
+        return sentencepiece_vocabulary.convert(model, vocabulary, _settings(root))
     if not any((root / name).is_file() for name in _SLOW_FILES):
         raise CheckpointError(
             f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}."

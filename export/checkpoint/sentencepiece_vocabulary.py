@@ -1,0 +1,154 @@
+"""Tokenizers of a SentencePiece model whose pieces have their ids in vocab.json: Marian's and M2M100's.
+
+transformers runs them in Python over the `sentencepiece` library; here they become a tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from edge.errors import CheckpointError
+
+MARIAN, M2M100 = "source.spm", "sentencepiece.bpe.model"
+VOCABULARY = "vocab.json"
+EOS, UNKNOWN = "</s>", "<unk>"
+
+_TARGET = re.compile(">>.*<<")
+_UNIGRAM, _BPE = 1, 2  # SentencePiece's models
+_UNKNOWN_PENALTY = 10.0  # what an unknown character scores below the least of its pieces
+_NORMAL = 1  # its type of a piece that text is made of
+_SPACE = "\u2581"  # its mark for a space
+
+# Stands before tokens that are written but never read, such as those of Marian's target language alone: in text it
+# becomes a character of no vocabulary, so that they match nothing; the decoder takes it away.
+_UNREAD, _NOTHING = "\U000f0000", "\U000f0001"
+
+
+def find(root: Path) -> Path | None:
+    """The SentencePiece model in the directory `root` that goes with its vocab.json."""
+    if not (root / VOCABULARY).is_file():
+        return None
+    return next((root / name for name in (MARIAN, M2M100) if (root / name).is_file()), None)
+
+
+def convert(model: Path, vocabulary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The text of a tokenizer.json.
+
+    model: what `find` gave. vocabulary: vocab.json's content. settings: tokenizer_config.json's.
+
+    Raises:
+        CheckpointError: the files cannot be read or do not belong together, or source and target have vocabularies of
+            their own.
+    """
+    if settings.get("separate_vocabs"):
+        raise CheckpointError(
+            f"{model.parent} has one vocabulary for the source and another for the target; only models with a common "
+            "one can be exported."
+        )
+    pieces = _read(model)
+    ids = _ids(model, vocabulary)
+    if model.name == MARIAN:
+        # The token >>fra<< in front of a text asks for the target language; what wrote it there is the user.
+        texts = [AddedToken(token, normalized=False) for token in ids if _TARGET.fullmatch(token)]
+        template = f"$A {EOS}"
+        languages: dict[str, int] = {}
+    else:
+        from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+        codes = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
+        languages = {f"__{code}__": len(ids) + i for i, code in enumerate(codes)}
+        texts = []
+        template = f"__{settings.get('src_lang') or 'en'}__ $A {EOS}"
+    special = [token for token in ("<s>", "<pad>", EOS, UNKNOWN) if token in ids] + list(languages)
+    ids |= languages
+    tokenizer = _tokenizer(pieces, ids, keep=[*special, *(token.content for token in texts)])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens(texts)
+    used = [(token, ids[token]) for token in template.split() if token in ids]
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    return str(tokenizer.to_str())
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What of a SentencePiece model a tokenizer needs."""
+
+    kind: int
+    scores: dict[str, float]  # of the pieces that text is made of, in the model's order
+    charsmap: bytes  # how characters are normalized
+    prefix: bool  # whether a text begins with a space
+    split: bool  # whether no piece goes over a space
+
+
+def _read(path: Path) -> _Pieces:
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except Exception as e:  # protobuf's errors differ between its implementations
+        raise CheckpointError(f"{path} is not a SentencePiece model that can be read ({e}).") from None
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    if not scores or proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+        raise CheckpointError(f"{path} is no SentencePiece model of the kinds that are known: unigram and BPE.")
+    text, training = proto.normalizer_spec, proto.trainer_spec
+    return _Pieces(
+        training.model_type, scores, text.precompiled_charsmap, text.add_dummy_prefix, training.split_by_whitespace
+    )
+
+
+def _ids(model: Path, vocabulary: Mapping[str, Any]) -> dict[str, int]:
+    ids = {token: i for token, i in vocabulary.items() if isinstance(i, int) and i >= 0}
+    if len(ids) != len(vocabulary) or len(set(ids.values())) != len(ids):
+        raise CheckpointError(f"{model.with_name(VOCABULARY)} must give each token an id of its own.")
+    for token in (EOS, UNKNOWN):
+        if token not in ids:
+            raise CheckpointError(f"{model.with_name(VOCABULARY)} lacks the token {token}.")
+    return ids
+
+
+def _tokenizer(pieces: _Pieces, ids: dict[str, int], keep: Sequence[str]) -> Tokenizer:
+    """A tokenizer that cuts text into `pieces` as SentencePiece does, and knows tokens by `ids`.
+
+    keep: the tokens that are matched whole, before the text is cut. Pieces without an id are left out: what they would
+    match falls apart into others. A character that is no piece but has an id is cut out as an unknown one would be.
+    """
+    known = {*pieces.scores, *keep}
+    named = {i: token if token in known or len(token) == 1 else f"{_UNREAD}{token}" for token, i in ids.items()}
+    if pieces.kind == _UNIGRAM:
+        tokens = [named.get(i, f"{_UNREAD}{i}") for i in range(max(named) + 1)]
+        scores = {token: min(pieces.scores.values()) - _UNKNOWN_PENALTY for token in tokens if len(token) == 1}
+        scores |= pieces.scores
+        scored = [(token, scores.get(token, 0.0)) for token in tokens]  # the others are never matched by their scores
+        tokenizer = Tokenizer(models.Unigram(scored, unk_id=ids[UNKNOWN], byte_fallback=False))
+    else:
+        from transformers.tokenization_utils_base import generate_merges
+
+        ranks = {piece: rank for rank, piece in enumerate(piece for piece in pieces.scores if piece in ids)}
+        vocabulary = {token: i for i, token in named.items()}
+        merges = generate_merges(ranks)
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN, fuse_unk=True))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(_UNREAD, _NOTHING)]
+    if pieces.charsmap:
+        steps.append(normalizers.Precompiled(pieces.charsmap))
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    form: dict[str, Any] = dict(replacement=_SPACE, prepend_scheme="always" if pieces.prefix else "never")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**form, split=pieces.split)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_UNREAD, ""), decoders.Metaspace(**form)])
+    return tokenizer

@@ -1,0 +1,134 @@
+"""Tokenizers that transformers runs in Python over SentencePiece give the same tokens as one tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+from transformers import M2M100Tokenizer, MarianTokenizer
+
+from edge.errors import CheckpointError
+from edge.export.checkpoint.tokenizer_files import read_tokenizer
+
+WORDS = "the a red old young dog cat man woman house river bridge runs sleeps sees crosses under and two"
+WORTE = "der ein rote alte junge Hund Katze Mann Frau Haus Fluss Brücke läuft schläft sieht über unter und"
+TEXTS = [
+    "The old man sees two dogs.",
+    "  a  red\thouse \n under the bridge  ",
+    "Über die Brücke läuft ein ﬁsch №5 … ☃☃ 日本",
+    "",
+    " ",
+    "a▁b",
+    "\U000f0000house\U000f0000Hund",
+    ">>fra<< the dog",
+    ">>xyz<< the dog",
+    "cats</s>dogs <pad> <unk>",
+]
+
+
+def train(path: Path, words: str, kind: str) -> list[str]:
+    """A small SentencePiece model over sentences of `words`; returns its pieces."""
+    rng = random.Random(0)
+    texts = [" ".join(rng.choices(words.split(), k=rng.randint(3, 9))) for _ in range(400)]
+    lines = [text.capitalize() + rng.choice(".!?") for text in texts]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=file, vocab_size=70, model_type=kind, minloglevel=2
+        )
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return [model.id_to_piece(i) for i in range(model.get_piece_size())]
+
+
+def write(root: Path, vocabulary: list[str], **settings: Any) -> None:
+    (root / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocabulary)}))
+    (root / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Opus-MT has it: one list of ids for both languages, of which some pieces have none."""
+    root = tmp_path_factory.mktemp("marian")
+    source, target = train(root / "source.spm", WORDS, "unigram"), train(root / "target.spm", WORTE, "unigram")
+    common = dict.fromkeys([*source[3:-2], *target[3:]])
+    write(root, ["</s>", "<unk>", ">>fra<<", ">>deu<<", *sorted(common), "<pad>"], source_lang="eng", target_lang="deu")
+    return root
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def m2m100(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("m2m100")
+    pieces = train(root / "sentencepiece.bpe.model", f"{WORDS} {WORTE}", request.param)
+    write(root, ["<s>", "<pad>", "</s>", "<unk>", *pieces[3:]], src_lang="de", language_codes="m2m100")
+    return root
+
+
+def converted(root: Path) -> Tokenizer:
+    return Tokenizer.from_str(read_tokenizer(root, {}).json)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_marian_is_cut_into_the_same_tokens(marian: Path, text: str) -> None:
+    slow = MarianTokenizer.from_pretrained(marian)
+    if text == ">>xyz<< the dog":  # of a language that the model does not have: text like any other
+        assert slow.unk_token_id in slow(text).input_ids
+        return
+    assert converted(marian).encode(text).ids == slow(text).input_ids
+
+
+def test_marians_answers_are_written_with_the_target_languages_tokens(marian: Path) -> None:
+    slow, tokenizer = MarianTokenizer.from_pretrained(marian), converted(marian)
+    for text in ("Der alte Mann läuft über die Brücke.", "Katze!"):
+        ids = slow(text_target=text).input_ids
+        assert len(ids) > len(slow(text).input_ids) // 2
+        assert tokenizer.decode(ids) == slow.decode(ids, skip_special_tokens=True) == text
+    everything = list(range(len(slow.encoder)))
+    assert tokenizer.decode(everything) == slow.decode(everything, skip_special_tokens=True).replace(" >>", ">>")
+
+
+def test_marians_special_tokens_are_known(marian: Path) -> None:
+    files = read_tokenizer(marian, {"eos_token_id": 0, "pad_token_id": converted(marian).token_to_id("<pad>")})
+    assert (files.tokens.bos, files.tokens.eos, files.tokens.add_bos) == (None, [0], False)
+    assert files.tokens.pad == converted(marian).token_to_id("<pad>")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_m2m100_is_cut_into_the_same_tokens(m2m100: Path, text: str) -> None:
+    slow, tokenizer = M2M100Tokenizer.from_pretrained(m2m100), converted(m2m100)
+    ids = slow(text).input_ids
+    assert tokenizer.encode(text).ids == ids
+    assert ids[0] == slow.get_lang_id("de") == tokenizer.token_to_id("__de__")
+    wanted = slow.decode(ids[1:], skip_special_tokens=True)  # transformers 5 would write the language
+    assert tokenizer.decode(ids).rstrip() == wanted
+
+
+def test_apart_vocabularies_are_refused(marian: Path, tmp_path: Path) -> None:
+    for name in ("source.spm", "vocab.json"):
+        (tmp_path / name).symlink_to(marian / name)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
+    with pytest.raises(CheckpointError, match="one vocabulary for the source and another for the target"):
+        read_tokenizer(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "name,content,sentence",
+    [
+        ("source.spm", b"\xff\xff not a model", "is not a SentencePiece model"),
+        ("source.spm", b"", "is no SentencePiece model"),
+        ("vocab.json", b'{"a": 0, "b": 0}', "each token an id of its own"),
+        ("vocab.json", b'{"a": 0}', "lacks the token </s>"),
+        ("vocab.json", b"[]", "must hold a JSON object"),
+    ],
+)
+def test_damaged_files_are_named(marian: Path, tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+    for other in ("source.spm", "vocab.json"):
+        (tmp_path / other).symlink_to(marian / other)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_tokenizer(tmp_path, {})
