@@ -11,8 +11,8 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint.base import Checkpoint
 from edge.manifest import Generation, TextFormat
 
-# A text that no tokenizer takes for nothing at all.
-SAMPLE = "a text"
+SAMPLE = "a text"  # that a tokenizer is shown
+MULTILINGUAL = ("mbart", "m2m_100")  # in other vocabularies a token that looks like a language is a piece of text
 # Tokens that name a language, and the code in them: en_XX of mBART, eng_Latn of NLLB, __en__ of M2M100.
 _LANGUAGE = re.compile(r"([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})|__([a-z]{2,3})__")
 
@@ -25,26 +25,35 @@ def text_format(checkpoint: Checkpoint) -> TextFormat:
     """
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
     prefix, suffix = _around(tokenizer)
-    languages = _languages(tokenizer)
+    languages = _languages(checkpoint, tokenizer)
     start = _setting(checkpoint, "decoder_start_token_id")
+    if languages:
+        return _multilingual(prefix, suffix, start, checkpoint.generation.get("forced_bos_token_id"), languages)
     if start is None:
         start = _setting(checkpoint, "bos_token_id")
-    forced = _setting(checkpoint, "forced_bos_token_id")
+    if start is None:
+        raise CheckpointError(
+            f"{checkpoint.name} does not say what its decoder begins with: neither config.json nor "
+            "generation_config.json has a decoder_start_token_id."
+        )
+    return TextFormat(prefix, suffix, [start])
+
+
+def _multilingual(
+    prefix: list[int], suffix: list[int], start: int | None, forced: int | None, languages: dict[str, int]
+) -> TextFormat:
+    """The format of a model that is told both languages by tokens.
+
+    start: the decoder's first token, or None; where it names a language it is the target's. forced: the token that
+    follows it, where the checkpoint has the answer's language as a default.
+    """
     codes = {token: code for code, token in languages.items()}
-    if not languages:
-        if start is None:
-            raise CheckpointError(
-                f"{checkpoint.name} does not say what its decoder begins with: neither config.json nor "
-                "generation_config.json has a decoder_start_token_id."
-            )
-        return TextFormat(prefix, suffix, [start])
-    # A model with languages is told the target's by the first token, or by the one that follows the start.
-    target = codes.get(start if start in codes else forced)
     source, at = None, ""
     if prefix and prefix[0] in codes:
         source, at, prefix = codes[prefix[0]], "prefix", prefix[1:]
     elif suffix and suffix[-1] in codes:
         source, at, suffix = codes[suffix[-1]], "suffix", suffix[:-1]
+    targets = [codes[token] for token in (start, forced) if token in codes]
     return TextFormat(
         prefix=prefix,
         suffix=suffix,
@@ -53,36 +62,37 @@ def text_format(checkpoint: Checkpoint) -> TextFormat:
         source_at=at,
         target_at_start=True,
         source=source,
-        target=target,
+        target=targets[0] if targets else None,
     )
 
 
 def generation(checkpoint: Checkpoint) -> Generation:
     """The checkpoint's own defaults for generating.
 
-    A forced first token that names a language is no part of them: the text's format has it. Of the forbidden words
-    those of one token are kept.
+    A forced first token that names a language is no part of them: the text's format has it. Of the words that are
+    never generated those of one token are kept.
     """
-    defaults = Generation()
-    forced = _setting(checkpoint, "forced_bos_token_id")
-    languages = _languages(Tokenizer.from_str(checkpoint.tokenizer.json)).values()
-    words = _setting(checkpoint, "bad_words_ids") or []
-    suppress = [word[0] for word in words if len(word) == 1] + list(_setting(checkpoint, "suppress_tokens") or [])
-    penalty = _setting(checkpoint, "length_penalty")
+    settings = {key: value for key, value in checkpoint.generation.items() if value is not None}
+    forced = settings.get("forced_bos_token_id")
+    if forced is not None:
+        languages = _languages(checkpoint, Tokenizer.from_str(checkpoint.tokenizer.json))
+        forced = None if forced in languages.values() else forced
+    end = settings.get("forced_eos_token_id")
+    words = [word[0] for word in settings.get("bad_words_ids", []) if len(word) == 1]
     return Generation(
-        max_length=_setting(checkpoint, "max_length"),
-        num_beams=_setting(checkpoint, "num_beams") or defaults.num_beams,
-        length_penalty=defaults.length_penalty if penalty is None else float(penalty),
-        early_stopping=_setting(checkpoint, "early_stopping") is True,
-        no_repeat_ngram_size=_setting(checkpoint, "no_repeat_ngram_size") or 0,
-        forced_bos=None if forced in languages else forced,
-        forced_eos=_setting(checkpoint, "forced_eos_token_id"),
-        suppress=list(dict.fromkeys(suppress)),
+        max_length=settings.get("max_length"),
+        num_beams=settings.get("num_beams", 1),
+        length_penalty=float(settings.get("length_penalty", 1)),
+        early_stopping=settings.get("early_stopping", False) is True,
+        no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
+        forced_bos=forced,
+        forced_eos=end[0] if isinstance(end, list) else end,
+        suppress=list(dict.fromkeys([*words, *settings.get("suppress_tokens", [])])),
     )
 
 
 def _setting(checkpoint: Checkpoint, name: str) -> Any:
-    """A setting of generation_config.json or, in older checkpoints, of config.json."""
+    """A token that generation_config.json names, or else config.json."""
     value = checkpoint.generation.get(name)
     return checkpoint.config.get(name) if value is None else value
 
@@ -97,10 +107,10 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     raise CheckpointError("The tokenizer changes a text when it adds special tokens to it; this is not supported.")
 
 
-def _languages(tokenizer: Tokenizer) -> dict[str, int]:
+def _languages(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, int]:
     """The ids of tokens that name languages, by the code that a person writes."""
-    found = {}
-    for token, added in sorted(tokenizer.get_added_tokens_decoder().items()):
-        if match := _LANGUAGE.fullmatch(added.content):
-            found[match[1] or match[2]] = token
-    return found
+    if checkpoint.config.get("model_type") not in MULTILINGUAL:
+        return {}
+    tokens = tokenizer.get_vocab(with_added_tokens=True)
+    found = {match[1] or match[2]: i for token, i in tokens.items() if (match := _LANGUAGE.fullmatch(token))}
+    return dict(sorted(found.items(), key=lambda item: item[1]))

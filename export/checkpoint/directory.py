@@ -48,7 +48,9 @@ class DirectoryCheckpoint:
         self._raw_config = {**raw, **(raw.get("text_config") or {})}
         self.config: dict[str, Any] = model_config.complete(raw, str(path))
         generation = root / "generation_config.json"
-        self.generation: dict[str, Any] = read_json(generation) if generation.is_file() else {}
+        self.generation: dict[str, Any] = (
+            read_json(generation) if generation.is_file() else model_config.generation_settings(raw)
+        )
         self._files = _weight_files(root)
         found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
         self._names = list(found)

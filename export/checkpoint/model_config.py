@@ -46,6 +46,13 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
     return complete_config
 
 
+def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
+    """What an older config.json says about generating; `complete` leaves it out, as transformers 5 does."""
+    from transformers import GenerationConfig
+
+    return {key: raw[key] for key in vars(GenerationConfig()) if raw.get(key) is not None}
+
+
 def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes of all parameters of the transformers model that `config` describes, or None where this
     project has no graph for the family (it is refused later, with the list of known ones)."""
