@@ -1,0 +1,204 @@
+"""Sound as a stream: a file, an array or a pipe becomes blocks of mono float32 at the rate that a model hears.
+
+Blocks are read as they are asked for, so that a file of any length needs the memory of one block. WAV files of plain
+PCM are read by the standard library where soundfile is not installed; everything else needs the extra `audio`.
+"""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError, MissingExtraError
+
+BLOCK_S = 1  # seconds read at once
+LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
+EXTRA = "pip install 'edge[audio]'"
+UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
+
+
+@dataclass(frozen=True)
+class Audio:
+    """Mono sound in blocks [N] float32. `duration` is in seconds; None where it is not known before the end."""
+
+    blocks: Iterator[NDArray[np.float32]]
+    duration: float | None
+
+
+def open_audio(path: str | Path, rate: int) -> Audio:
+    """Open a sound file of any sample rate and channel count, to be heard at `rate` samples a second.
+
+    Raises:
+        InputError: no such file, no sound in it, or a format that cannot be read; while reading, a place that is
+            damaged or that holds no numbers.
+        MissingExtraError: the file's format or rate needs soundfile or soxr, which are not installed.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a sound file.")
+    try:
+        if path.stat().st_size == 0:
+            raise InputError(f"{path} is an empty file; there is nothing to hear in it.")
+    except OSError as e:
+        raise InputError(f"The sound file {path} cannot be read: {e.strerror}.") from None
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: its library libsndfile is not there
+        sound: _Sound = _WaveFile(path)
+    else:
+        sound = _SoundFile(soundfile, path)
+    if sound.frames == 0:
+        raise InputError(f"{path} holds no samples; there is nothing to hear in it.")
+    duration = None if sound.frames is None else sound.frames / sound.rate
+    blocks = _mono(sound.read(), sound.rate, str(path))
+    return Audio(blocks if sound.rate == rate else _resampled(blocks, sound.rate, rate, path), duration)
+
+
+def from_samples(samples: NDArray[Any], rate: int) -> Audio:
+    """Sound that is in memory: mono samples [N] of a float type at `rate`, full scale 1.
+
+    Raises:
+        InputError: another shape or type, or no samples; while reading, a sample that is no number.
+    """
+    if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+        raise InputError(
+            f"Samples must be one channel of floats at {rate:,} Hz between -1 and 1, "
+            f"not {samples.dtype} of shape {list(samples.shape)}."
+        )
+    if not len(samples):
+        raise InputError("There are no samples; there is nothing to hear.")
+    size = BLOCK_S * rate
+    blocks = (samples[start : start + size, None] for start in range(0, len(samples), size))
+    return Audio(_mono(blocks, rate, "The audio"), len(samples) / rate)
+
+
+def from_pcm(stream: BinaryIO, rate: int) -> Audio:
+    """Raw 16-bit little-endian mono samples at `rate` from a pipe, as they come. Reading waits for the pipe."""
+    return Audio(_pcm(stream), None)
+
+
+def _pcm(stream: BinaryIO) -> Iterator[NDArray[np.float32]]:
+    read = getattr(stream, "read1", stream.read)  # what is there, and not only a full block
+    half = b""
+    while data := read(1 << 16):
+        data = half + data
+        whole = len(data) & ~1
+        half = data[whole:]
+        yield np.frombuffer(data[:whole], "<i2").astype(np.float32) / np.float32(2**15)
+
+
+def _mono(blocks: Iterable[NDArray[Any]], rate: int, name: str) -> Iterator[NDArray[np.float32]]:
+    """The mean of the channels of blocks [N, channels]; InputError at a sample that is no number."""
+    position = 0
+    for block in blocks:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is told below
+            block = block.astype(np.float32, copy=False)
+        valid = np.abs(block) < LOUDEST  # also False for NaN
+        if not valid.all():
+            frame = int(np.argmin(valid.all(axis=1)))
+            raise InputError(
+                f"{name} is damaged: sample {position + frame:,}, at {(position + frame) / rate:.2f} s, "
+                f"is {block[frame][~valid[frame]][0]} and no loudness."
+            )
+        position += len(block)
+        yield block.mean(axis=1, dtype=np.float32)
+
+
+def _resampled(
+    blocks: Iterator[NDArray[np.float32]], rate: int, wanted: int, path: Path
+) -> Iterator[NDArray[np.float32]]:
+    try:
+        import soxr
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} has {rate:,} samples a second and this model hears {wanted:,}; to convert them run: {EXTRA}"
+        ) from None
+
+    def resample() -> Iterator[NDArray[np.float32]]:
+        stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+        for block in blocks:
+            yield stream.resample_chunk(block)
+        yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
+
+    return resample()
+
+
+class _Sound:
+    """An open sound file: `rate` in samples a second, `frames` in all (None: unknown), blocks [N, channels]."""
+
+    rate: int
+    frames: int | None
+
+    def read(self) -> Iterator[NDArray[Any]]:
+        raise NotImplementedError
+
+
+class _SoundFile(_Sound):
+    """Whatever libsndfile reads."""
+
+    def __init__(self, soundfile: Any, path: Path) -> None:
+        self._error, self._path = soundfile.SoundFileError, path
+        try:
+            self._file = soundfile.SoundFile(str(path))
+        except (soundfile.SoundFileError, TypeError) as e:  # TypeError: a name that ends in .raw
+            raise InputError(
+                f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg makes one: "
+                f"ffmpeg -i {path.name} {path.stem}.wav"
+            ) from None
+        self.rate = self._file.samplerate
+        self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
+
+    def read(self) -> Iterator[NDArray[Any]]:
+        with self._file as file:
+            position = 0
+            while True:
+                try:
+                    block = file.read(BLOCK_S * self.rate, dtype="float32", always_2d=True)
+                except self._error as e:
+                    at = position / self.rate
+                    raise InputError(f"{self._path} is damaged after {at:.0f} s ({_reason(e)}).") from None
+                if not len(block):
+                    return
+                position += len(block)
+                yield block
+
+
+class _WaveFile(_Sound):
+    """A WAV file of plain PCM, with nothing but the standard library."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = wave.open(str(path), "rb")  # noqa: SIM115 (`read` closes it)
+        except (wave.Error, EOFError) as e:
+            raise MissingExtraError(
+                f"{path} is not a WAV file of plain PCM ({_reason(e)}); for other formats run: {EXTRA}"
+            ) from None
+        self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
+        self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
+
+    def read(self) -> Iterator[NDArray[Any]]:
+        with self._file as file:
+            while data := file.readframes(BLOCK_S * self.rate):
+                whole = len(data) // (self._width * self._channels) * self._width * self._channels
+                yield _scaled(data[:whole], self._width).reshape(-1, self._channels)
+
+
+def _scaled(data: bytes, width: int) -> NDArray[np.float32]:
+    """Samples of `width` bytes each, as WAV files hold them, as floats of full scale 1."""
+    if width == 1:  # the only unsigned one
+        return (np.frombuffer(data, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(128)
+    wide = np.zeros((len(data) // width, 4), np.uint8)
+    wide[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)  # as the upper bytes of 32 bits
+    samples: NDArray[np.float32] = wide.view("<i4")[:, 0].astype(np.float32) / np.float32(2**31)
+    return samples
+
+
+def _reason(error: Exception) -> str:
+    """What a library says is wrong, without its own introduction and full stop."""
+    return str(error).rpartition(": ")[2].rstrip(".") or type(error).__name__
