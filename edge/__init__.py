@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.runtime.chat import Chat as Chat
     from edge.runtime.load import load as load
     from edge.runtime.model import Model as Model
-    from edge.runtime.speech.transcribe import Segment as Segment
+    from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
     from edge.runtime.speech.transcribe import Transcriber as Transcriber
     from edge.runtime.speech.transcribe import Transcript as Transcript
@@ -47,7 +47,8 @@ _HOMES = {
     "edge.runtime.chat": ("Chat",),
     "edge.runtime.load": ("load",),
     "edge.runtime.model": ("Model",),
-    "edge.runtime.speech.transcribe": ("Segment", "TranscribeOptions", "Transcriber", "Transcript"),
+    "edge.runtime.speech.segments": ("Segment",),
+    "edge.runtime.speech.transcribe": ("TranscribeOptions", "Transcriber", "Transcript"),
     "edge.runtime.template": ("Message",),
     "edge.runtime.text2text": ("Text2Text", "Text2TextOptions"),
 }

@@ -1,0 +1,225 @@
+"""One window of sound becomes tokens: what the encoder heard, the language, one decoding, and when to try again.
+
+The rules are those of the reference implementation (openai/whisper, decoding.py and decode_with_fallback in
+transcribe.py; Radford et al. 2022, section 4.5).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.runtime.beam import BeamOptions, beam_search, never, new_cache
+from edge.runtime.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.speech.rules import speech_rules
+
+if TYPE_CHECKING:
+    from edge.runtime.cache import KVCache
+    from edge.runtime.encoder import Cross
+    from edge.runtime.engine import Engine
+    from edge.runtime.text import Text
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How one window is decoded.
+
+    Args:
+        temperatures: tried one after the other until a result is good enough; 0 takes the likeliest tokens, above 0
+            they are drawn.
+        beams: texts pursued at a time at temperature 0; 1 is greedy.
+        compression_ratio_threshold: a text that zlib makes smaller by more than this repeats itself: try again.
+        logprob_threshold: a text whose tokens' mean log probability is below this is unsure: try again.
+        no_speech_threshold: a window that is unsure, and whose chance of holding no speech is above this, is skipped.
+        seed: of the draws; the same sound gives the same text.
+        interrupted: asked before every step; the window is given up once it says True.
+
+    A threshold that is None is not looked at.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    temperatures: Sequence[float] = TEMPERATURES
+    beams: int = 1
+    compression_ratio_threshold: float | None = 2.4
+    logprob_threshold: float | None = -1.0
+    no_speech_threshold: float | None = 0.6
+    seed: int = 0
+    interrupted: Callable[[], bool] = never
+
+    def __post_init__(self) -> None:
+        if not self.temperatures:
+            raise InputError("There is no temperature to decode at; name at least one, such as 0.")
+        for temperature in self.temperatures:
+            SamplingOptions(temperature=temperature, seed=self.seed)
+        BeamOptions(beams=self.beams)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one window says. `text` is without timestamps and outer spaces; the measures judge it."""
+
+    tokens: list[int]
+    text: str
+    avg_logprob: float
+    no_speech_prob: float | None
+    temperature: float
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the text over bytes of what zlib makes of it."""
+        data = self.text.encode()
+        return len(data) / len(zlib.compress(data))
+
+
+class Decoder:
+    """Decodes one window after the other: `hear` it, then `decode` it.
+
+    Args:
+        engine: of a bundle whose manifest has `speech`.
+        text: its tokenizer.
+    """
+
+    def __init__(self, engine: Engine, text: Text, options: DecodingOptions) -> None:
+        manifest = engine.bundle.manifest
+        assert manifest.speech is not None
+        self._engine, self._text, self._options = engine, text, options
+        self._speech, self._end, self._context = manifest.speech, manifest.tokens.eos[0], engine.context
+        self._cross: Cross | None = None
+        self._cache: KVCache | None = None
+        self._choosers: dict[float, Sampler] = {
+            t: greedy if t == 0 else Categorical(SamplingOptions(temperature=t, seed=options.seed))
+            for t in options.temperatures
+        }
+        vocab = manifest.dims.vocab_size
+        self._first = np.empty(vocab, np.float32)  # logits behind the prompt
+        self._scores = np.empty((1, vocab), np.float32)
+        self._work = np.empty(vocab, np.float32)
+        self._text_so_far = np.empty((1, self._context + 1), np.int64)  # the last token is not run
+
+    def hear(self, samples: NDArray[np.float32]) -> None:
+        """Encode a window of up to `window_samples` samples [N]; what follows is about this window."""
+        assert self._engine.encoder is not None
+        self._cross = self._engine.encoder.encode_audio(samples, into=self._cross)
+        if self._cache is None:
+            self._cache = self._new_cache(self._cross)
+        self._cache.reset(self._cross)
+
+    def _new_cache(self, cross: Cross) -> KVCache:
+        if self._options.beams == 1:
+            return self._engine.new_cache(self._context, cross)
+        longest = self._context // 2
+        return new_cache(self._engine, longest, BeamOptions(self._options.beams, max_tokens=longest), cross)
+
+    def detect_language(self) -> str:
+        """The likeliest language of the window, from one step behind the start token."""
+        cache = self._heard()
+        cache.reset()
+        logits = self._engine.step(cache, np.array([self._speech.start], np.int64))[-1]
+        return max(self._speech.languages, key=lambda code: float(logits[self._speech.languages[code]]))
+
+    def decode(self, prompt: Sequence[int]) -> Decoded | None:
+        """The text behind `prompt`, at the first temperature whose result is good enough, or else the last one; None
+        where it was interrupted."""
+        no_speech_prob = self._prefill(prompt)
+        decoded = None
+        for temperature in self._options.temperatures:
+            beams = temperature == 0 and self._options.beams > 1
+            generated = self._search(prompt) if beams else self._sample(prompt, self._choosers[temperature])
+            if generated is None:
+                return None
+            tokens, logprob = generated
+            text = self._text.decode([token for token in tokens if token < self._end]).strip()
+            decoded = Decoded(tokens, text, logprob / (len(tokens) + 1), no_speech_prob, temperature)
+            if not self._failed(decoded):
+                break
+        return decoded
+
+    def is_silence(self, decoded: Decoded) -> bool:
+        """Whether a window holds no speech: the model says so, and is not sure of the text it gave all the same."""
+        threshold, sure = self._options.no_speech_threshold, self._options.logprob_threshold
+        if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold:
+            return False
+        return sure is None or decoded.avg_logprob <= sure
+
+    def _failed(self, decoded: Decoded) -> bool:
+        """Whether another temperature may do better."""
+        options = self._options
+        unsure = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
+        if unsure and self.is_silence(decoded):
+            return False
+        limit = options.compression_ratio_threshold
+        return unsure or (limit is not None and decoded.compression_ratio > limit)
+
+    def _heard(self) -> KVCache:
+        assert self._cache is not None, "nothing was heard yet"
+        return self._cache
+
+    def _prefill(self, prompt: Sequence[int]) -> float | None:
+        """Run the prompt; returns the chance that there is no speech, which the model gives behind its start token."""
+        cache = self._heard()
+        cache.reset()
+        start = list(prompt).index(self._speech.start)
+        logits = self._engine.step(cache, np.array(prompt, np.int64), np.array([start, len(prompt) - 1], np.int64))
+        self._first[:] = logits[1]
+        token = self._speech.no_speech
+        return None if token is None else math.exp(_log_probability(logits[0], token, self._work))
+
+    def _most(self, prompt: Sequence[int]) -> int:
+        """How many tokens are generated at most; the last one need not have a position, as it is not run."""
+        return min(self._context // 2, self._context - len(prompt) + 1)
+
+    def _sample(self, prompt: Sequence[int], choose: Sampler) -> tuple[list[int], float] | None:
+        """Tokens behind the prompt that was run, one by one, without the end token, and the sum of their log
+        probabilities, the end token's included; None where it was interrupted."""
+        engine, cache, interrupted = self._engine, self._heard(), self._options.interrupted
+        begin, most = len(prompt), self._most(prompt)
+        rules = speech_rules(self._speech, self._end, begin)
+        text = self._text_so_far
+        text[0, :begin] = prompt
+        cache.truncate(begin)
+        logprob, logits, scores = 0.0, self._first, self._scores[0]
+        for length in range(begin, begin + most):
+            if length > begin:
+                logits = engine.step(cache, text[0, length - 1 : length])[-1]
+            scores[:] = logits
+            for rule in rules:
+                rule(text[:, :length], self._scores)
+            token = choose(scores)
+            logprob += _log_probability(scores, token, self._work)
+            if token == self._end:
+                return text[0, begin:length].tolist(), logprob
+            text[0, length] = token
+            if interrupted():
+                return None
+        return text[0, begin : begin + most].tolist(), logprob
+
+    def _search(self, prompt: Sequence[int]) -> tuple[list[int], float] | None:
+        """What `_sample` gives, by beam search."""
+        cache, options = self._heard(), self._options
+        cache.truncate(len(prompt) - 1)  # the search runs the last token itself, and is shown none before it
+        wanted = BeamOptions(options.beams, max_tokens=self._most(prompt), interrupted=options.interrupted)
+        rules = speech_rules(self._speech, self._end, 1)
+        found = beam_search(self._engine, cache, prompt[-1:], wanted, eos=[self._end], processors=rules)[0]
+        if found.finish_reason == "interrupted":
+            return None
+        tokens = found.token_ids
+        return (tokens[:-1] if tokens[-1] == self._end else tokens), found.log_probability
+
+
+def _log_probability(scores: NDArray[np.float32], token: int, work: NDArray[np.float32]) -> float:
+    """The log-softmax of `scores` [V] at `token`; `work` [V] is overwritten."""
+    largest = scores.max()
+    np.subtract(scores, largest, out=work)
+    np.exp(work, out=work)
+    return float(scores[token] - largest) - math.log(float(work.sum()))

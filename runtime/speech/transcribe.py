@@ -1,0 +1,254 @@
+"""`Transcriber`: a loaded speech bundle that turns sound into segments of text, window by window.
+
+Sound longer than a window is heard by the reference's sequential rules (openai/whisper, transcribe.py): each window
+begins where the last finished segment of the one before ended, and is given that one's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.manifest import Speech
+from edge.runtime.engine import Engine
+from edge.runtime.loading import Background
+from edge.runtime.speech.audio import Audio, from_samples, open_audio
+from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
+from edge.runtime.speech.live import Recording
+from edge.runtime.speech.segments import Segment, split
+from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, until_full
+from edge.runtime.text import Text
+
+FRAMES_PER_SECOND = 100  # of the spectrogram: less than one of them is nothing to hear
+KNOWN_SHOWN = 12  # languages named in an error
+RESET_TEMPERATURE = 0.5  # above it a text is too unsure to lead the next window's
+
+Sound = str | Path | NDArray[Any] | Audio
+
+
+@dataclass(frozen=True)
+class TranscribeOptions(DecodingOptions):
+    """How sound is transcribed; see `DecodingOptions` for how each window is decoded.
+
+    Args:
+        language: the code of the language that is spoken, such as "de"; default: heard in the first window.
+        task: "transcribe", or "translate" into English.
+        previous_text: give the model the text so far when it hears the next window. Without it, names may change
+            their spelling, and a window that went wrong misleads no other.
+        skip_silence: leave out stretches of a second and more in which nothing was recorded.
+        progress: called with the seconds that were heard so far.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    language: str | None = None
+    task: str = "transcribe"
+    previous_text: bool = True
+    skip_silence: bool = True
+    progress: Callable[[float], None] | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A whole transcription. `language` is None where nothing was heard that it could be told from; `duration` is in
+    seconds; `complete` is False where it was interrupted."""
+
+    text: str
+    segments: list[Segment] = field(repr=False)
+    language: str | None
+    duration: float
+    complete: bool
+
+
+class Transcriber:
+    """A speech bundle in memory. `edge.load` makes one.
+
+    Args:
+        bundle: the opened bundle, whose manifest has `speech`.
+        engine: the engine over it, which may still be loading.
+        text: its tokenizer.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Text) -> None:
+        self.bundle = bundle
+        self.text = text
+        self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, as soon as it has loaded."""
+        if isinstance(self._engine, Background):
+            self._engine = self._engine.result()
+        return self._engine
+
+    @property
+    def speech(self) -> Speech:
+        """What the manifest says about sound."""
+        speech = self.bundle.manifest.speech
+        assert speech is not None
+        return speech
+
+    def transcribe(self, sound: Sound, options: TranscribeOptions | None = None) -> Transcript:
+        """Transcribe a whole file, or samples; see `transcribe_stream`."""
+        running = self.transcribe_stream(sound, options)
+        segments = list(running)
+        return running.transcript(segments)
+
+    def transcribe_stream(self, sound: Sound, options: TranscribeOptions | None = None) -> Transcription:
+        """Transcribe segment by segment as they are understood.
+
+        Args:
+            sound: a file of any sample rate and channel count; mono samples [N] of a float type at the bundle's rate
+                (16 kHz), full scale 1; or an `Audio`.
+            options: default: the language is detected, the reference's settings.
+
+        Raises:
+            InputError: no sound to read, or an option that the bundle cannot follow. While segments come: damage in
+                the file, after everything before it was transcribed.
+            MissingExtraError: the file's format or rate needs a library that is not installed.
+        """
+        options = options or TranscribeOptions()
+        check_speech_options(self.speech, options)
+        if isinstance(sound, np.ndarray):
+            sound = from_samples(sound, self.speech.sample_rate)
+        elif not isinstance(sound, Audio):
+            sound = open_audio(sound, self.speech.sample_rate)
+        return Transcription(self, sound, options)
+
+
+class Transcription(Iterator[Segment]):
+    """A transcription that is under way: an iterator of its segments.
+
+    `language` is the code of the language once it is known, `position` how much was heard, in seconds, `complete`
+    whether the sound was heard to its end.
+    """
+
+    def __init__(self, model: Transcriber, audio: Audio, options: TranscribeOptions) -> None:
+        self.duration = audio.duration  # in seconds; None until the end where the sound does not tell
+        self.complete = False
+        self._model, self._speech, self._options = model, model.speech, options
+        self.language = options.language if self._speech.languages else "en"
+        enough: Callable[[NDArray[np.float32]], bool] = until_full
+        if isinstance(audio, Recording):
+            recording, rate = audio, self._speech.sample_rate
+
+            def enough(held: NDArray[np.float32]) -> bool:  # what waits already is heard at once
+                return not recording.waiting() and ends_in_pause(held, rate)
+
+        self._windows = Windows(audio.blocks, self._speech.window_samples, enough)
+        self._segments = self._run()
+
+    @property
+    def position(self) -> float:
+        """Seconds that were heard so far."""
+        return self._windows.position / self._speech.sample_rate
+
+    def __next__(self) -> Segment:
+        return next(self._segments)
+
+    def transcript(self, segments: Sequence[Segment]) -> Transcript:
+        """The segments that came, and what is known about them all."""
+        text = "".join(segment.text for segment in segments).strip()
+        duration = self.position if self.duration is None or self.complete else self.duration
+        return Transcript(text, list(segments), self.language, duration, self.complete)
+
+    def _run(self) -> Iterator[Segment]:
+        options, speech, windows = self._options, self._speech, self._windows
+        decoder = Decoder(self._model.engine, self._model.text, options)
+        tick = speech.sample_rate // speech.frames_per_second
+        said: list[int] = []  # tokens of earlier windows, for the next one's prompt
+        while not options.interrupted():
+            window = windows.peek()
+            if len(window) < speech.sample_rate // FRAMES_PER_SECOND:
+                windows.advance(len(window))
+                windows.close()
+                self.complete = True
+                return
+            quiet = silence_to_skip(window, speech.sample_rate, tick) if options.skip_silence else 0
+            if quiet:
+                self._advance(quiet)
+                continue
+            decoder.hear(window)
+            if self.language is None:
+                self.language = decoder.detect_language()
+            decoded = decoder.decode(self._prompt(said))
+            if decoded is None:
+                return
+            if decoder.is_silence(decoded):
+                self._advance(len(window))
+                continue
+            segments, heard = self._place(decoded, len(window))
+            self._advance(heard)
+            if not options.previous_text or decoded.temperature > RESET_TEMPERATURE:
+                said = []
+            else:
+                said = [*said, *(token for segment in segments for token in segment.tokens)][-self._most_said :]
+            yield from segments
+
+    @property
+    def _most_said(self) -> int:
+        """Tokens of earlier text that fit into a prompt, beside the token that announces them."""
+        return self._model.engine.context // 2 - 1
+
+    def _prompt(self, said: Sequence[int]) -> list[int]:
+        speech = self._speech
+        prompt = [speech.start]
+        if speech.languages and self.language is not None:
+            prompt.append(speech.languages[self.language])
+        if speech.tasks:
+            prompt.append(speech.tasks[self._options.task])
+        if said and speech.previous is not None:
+            prompt = [speech.previous, *said, *prompt]
+        return prompt
+
+    def _place(self, decoded: Decoded, window: int) -> tuple[list[Segment], int]:
+        """The segments of a window of `window` samples that have text and a length, and how much of it was heard."""
+        speech, text, rate = self._speech, self._model.text, self._speech.sample_rate
+        end_token, begin = self._model.bundle.manifest.tokens.eos[0], self._windows.position
+        spans, heard = split(decoded.tokens, speech, window)
+        segments = []
+        for span in spans:
+            words = text.decode([token for token in span.tokens if token < end_token])
+            end = span.end if self._windows.ended else min(span.end, window)  # nothing reaches into the next window
+            if words.strip() and end > span.start:
+                segments.append(
+                    Segment(
+                        start=(begin + span.start) / rate,
+                        end=(begin + end) / rate,
+                        text=words,
+                        tokens=span.tokens,
+                        avg_logprob=decoded.avg_logprob,
+                        compression_ratio=decoded.compression_ratio,
+                        no_speech_prob=decoded.no_speech_prob,
+                        temperature=decoded.temperature,
+                    )
+                )
+        return segments, heard
+
+    def _advance(self, samples: int) -> None:
+        self._windows.advance(samples)
+        if self._options.progress is not None:
+            self._options.progress(self.position)
+
+
+def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:
+    """Raise InputError where a model does not know the language or the task that is asked for."""
+    language = options.language
+    if language is not None and language not in (speech.languages or ("en",)):
+        if not speech.languages:
+            raise InputError(f"This model understands English alone, not {language!r}; leave the language out.")
+        known = list(speech.languages)  # Whisper's order: those it heard most of come first
+        some = ", ".join(known[:KNOWN_SHOWN])
+        more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
+        raise InputError(f"{language!r} is no code of a language that this model knows; it knows {some}{more}.")
+    tasks = speech.tasks or {"transcribe": 0}
+    if options.task not in tasks:
+        raise InputError(f"The task must be one of {', '.join(tasks)} for this model, not {options.task!r}.")

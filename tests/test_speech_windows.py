@@ -1,0 +1,177 @@
+"""Windows over a stream of sound, pauses, silence, and sound that is being recorded."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_speech import RATE, Script, fake_transcriber, noise, said
+
+from edge.errors import InputError
+from edge.runtime.speech.audio import Audio, from_pcm
+from edge.runtime.speech.live import recording
+from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip
+
+
+def blocks(*sizes: int) -> Iterator[np.ndarray]:
+    """Blocks that count on: the value of each sample is its place."""
+    start = 0
+    for size in sizes:
+        yield np.arange(start, start + size, dtype=np.float32)
+        start += size
+
+
+def test_a_window_moves_over_blocks_of_any_size() -> None:
+    random = np.random.default_rng(1)
+    windows = Windows(blocks(*random.integers(0, 70, 200).tolist()), 50)
+    total = int(np.random.default_rng(1).integers(0, 70, 200).sum())
+    while len(window := windows.peek()):
+        assert window[0] == windows.position
+        assert np.array_equal(window, np.arange(windows.position, windows.position + len(window)))
+        assert len(window) == min(50, total - windows.position)
+        windows.advance(int(random.integers(1, 51)))
+    assert windows.position == total and windows.ended
+
+
+def test_a_window_moves_no_further_than_it_has_heard() -> None:
+    windows = Windows(blocks(30), 50)
+    windows.peek()
+    windows.advance(1000)
+    assert windows.position == 30
+
+
+def test_no_block_is_read_before_it_is_needed() -> None:
+    read = []
+
+    def reading() -> Iterator[np.ndarray]:
+        for block in blocks(50, 50, 50):
+            read.append(len(block))
+            yield block
+
+    windows = Windows(reading(), 50)
+    windows.peek()
+    windows.peek()
+    assert read == [50]
+
+
+def test_damage_ends_the_sound_and_is_raised_when_all_before_it_was_used() -> None:
+    def damaged() -> Iterator[np.ndarray]:
+        yield np.ones(30, np.float32)
+        raise InputError("damaged")
+
+    windows = Windows(damaged(), 50)
+    assert len(windows.peek()) == 30 and windows.ended
+    with pytest.raises(InputError, match="damaged"):
+        windows.close()
+
+
+def test_long_silence_is_skipped_up_to_shortly_before_a_sound() -> None:
+    def skipped(silence: float, level: float = 0.0) -> float:
+        quiet = noise(silence, level) if level else np.zeros(round(silence * RATE), np.float32)
+        return silence_to_skip(np.concatenate([quiet, noise(1)]), RATE, 320) / RATE
+
+    assert skipped(5.0) == 4.8
+    assert skipped(5.0, level=1e-5) == 4.8
+    assert skipped(5.0, level=1e-3) == 0, "a quiet room is not silence"
+    assert skipped(0.9) == 0
+    assert silence_to_skip(np.zeros(700, np.float32), RATE, 320) == 700
+    assert silence_to_skip(noise(1), RATE, 320) == 0
+
+
+def test_a_pause_is_heard_after_speech_and_in_noise_that_is_much_quieter() -> None:
+    speech, room = noise(3), noise(1, 0.003)
+    assert ends_in_pause(np.concatenate([speech, room]), RATE)
+    assert not ends_in_pause(np.concatenate([speech, room[: RATE // 2]]), RATE), "too short a pause"
+    assert not ends_in_pause(np.concatenate([speech, noise(1, 0.03)]), RATE), "the room is too loud to tell"
+    assert not ends_in_pause(speech, RATE) and not ends_in_pause(noise(5, 0.003), RATE), "nobody paused"
+    assert not ends_in_pause(np.concatenate([speech[: RATE // 2], room]), RATE), "too little was said"
+    assert not ends_in_pause(np.zeros(5 * RATE, np.float32), RATE)
+
+
+def test_a_recording_is_transcribed_at_its_pauses_and_each_sound_once(tmp_path: Path) -> None:
+    sound = [noise(3), noise(1, 0.003), noise(4), noise(1, 0.003), noise(2)]
+    heard = threading.Semaphore(0)
+
+    def speaking() -> Iterator[np.ndarray]:
+        for i, part in enumerate(sound):
+            yield part
+            if i in (1, 3):
+                heard.acquire(timeout=20)  # nothing more is said before the pause was noticed
+
+    model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 3.0)))
+    texts = []
+    for segment in model.transcribe_stream(recording(Audio(speaking(), None), lambda: False)):
+        texts.append((segment.start, segment.end))
+        heard.release()
+    assert texts == [(0.0, 3.0), (4.0, 7.0), (9.0, 12.0)]
+    assert [len(window) / RATE for window in engine.windows] == [4.0, 5.0, 2.0]
+
+
+def test_nothing_of_a_recording_reaches_into_the_next_window(tmp_path: Path) -> None:
+    said_on = threading.Event()
+
+    def speaking() -> Iterator[np.ndarray]:
+        yield np.concatenate([noise(3), noise(1, 0.003)])
+        said_on.wait(20)
+        yield noise(3)
+
+    model, _ = fake_transcriber(tmp_path, Script(said(0.0, " One.", 9.0)), Script(said(0.0, " Two.", 1.0)))
+    ends = []
+    for segment in model.transcribe_stream(recording(Audio(speaking(), None), lambda: False)):
+        ends.append(segment.end)
+        said_on.set()
+    assert ends == [4.0, 5.0]
+
+
+def test_sound_that_waits_already_fills_whole_windows(tmp_path: Path) -> None:
+    sound = np.concatenate([noise(3), noise(1, 0.003)] * 10)
+    pipe = io.BytesIO((sound * 32767).astype("<i2").tobytes())
+    model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 30.0, 30.0)))
+    audio = recording(from_pcm(pipe, RATE), lambda: False)
+    next(audio.blocks)
+    time.sleep(0.2)  # all of it is there by now
+    list(model.transcribe_stream(audio))
+    assert len(engine.windows[0]) == 30 * RATE
+
+
+def test_a_recording_is_read_on_while_the_model_computes() -> None:
+    read = threading.Event()
+
+    def speaking() -> Iterator[np.ndarray]:
+        yield from (noise(1) for _ in range(20))
+        read.set()
+
+    audio = recording(Audio(speaking(), None), lambda: False)
+    next(audio.blocks)
+    assert read.wait(10), "a pipe that nobody reads loses sound"
+
+
+def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
+    stop, blocked = threading.Event(), threading.Event()
+
+    def speaking() -> Iterator[np.ndarray]:
+        yield from (noise(1) for _ in range(3))
+        blocked.wait(20)
+
+    audio = recording(Audio(speaking(), None), stop.is_set)
+    heard = [next(audio.blocks)]
+    stop.set()
+    heard += audio.blocks
+    assert len(heard) == 3
+    blocked.set()
+
+
+def test_what_goes_wrong_while_recording_is_raised() -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield noise(1)
+        raise InputError("The microphone broke.")
+
+    audio = recording(Audio(broken(), None), lambda: False)
+    next(audio.blocks)
+    with pytest.raises(InputError, match="microphone broke"):
+        next(audio.blocks)
