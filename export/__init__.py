@@ -53,12 +53,13 @@ def export(
     Args:
         source: a model directory, a .gguf file, a catalog name or a hub id.
         out: the bundle to write; default: NAME.edge in the current folder.
-        weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4.
+        weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4, or int8
+            for an encoder-decoder.
         block_size: weights that share one scale; default: the catalog's, else the method's own.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
-        encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says, else int8.
-        decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says, else int4.
+        encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
+        decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
@@ -86,7 +87,8 @@ def export(
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
     defaults = {} if entry is None else entry.export
-    weights = weights or str(defaults.get("weights", "int4"))
+    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
     block_size = defaults.get("block_size") if block_size is None else block_size
     max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
@@ -94,12 +96,12 @@ def export(
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     _describe(checkpoint, family, weights, tell)
     with BundleWriter(Path(f"{name}.edge") if out is None else out, force=force) as writer:
-        if checkpoint.config.get("is_encoder_decoder"):
+        if both:
             from edge.export.encoder_decoder import halves, write_encoder_decoder
 
-            both = halves(weights, encoder_weights, decoder_weights)
+            pair = halves(weights, encoder_weights, decoder_weights)
             written = write_encoder_decoder(
-                checkpoint, writer, name, both, context, block_size, compare=check, progress=advance, say=tell
+                checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
             )
         else:
             if encoder_weights or decoder_weights:

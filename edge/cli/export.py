@@ -29,7 +29,10 @@ def command(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="fp32, fp16, int8, int4 (the default), or keep: a GGUF's own precision."),
+        typer.Option(
+            metavar="KIND",
+            help="fp32, fp16, int8, int4, or keep: a GGUF's own precision; default: int4, for encoder-decoders int8.",
+        ),
     ] = None,
     block_size: Annotated[
         int | None, typer.Option(metavar="N", help="Weights that share one scale; default: the method's.")
@@ -43,10 +46,10 @@ def command(
         typer.Option(metavar="FILE", help="Text that calibrated methods run the model on; default: a built-in one."),
     ] = None,
     encoder_weights: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's encoder: fp32 or int8 (the default).")
+        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's encoder: fp32 or int8.")
     ] = None,
     decoder_weights: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of its decoder: fp32, int8 or int4 (the default).")
+        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's decoder: fp32, int8 or int4.")
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,

@@ -1,0 +1,119 @@
+"""Exporting an encoder-decoder: both halves' weights, the check against Torch, and a bundle that proves itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.bundle import Bundle, open_bundle
+from edge.errors import ExportError, InputError
+from edge.runtime.engine import Engine
+from edge.runtime.verify import noise, read_golden, replay_golden
+
+SENTENCES = ["A man rides a bicycle.", "Two children play with a ball.", "Ein Mann fährt Fahrrad.", "The old clock."]
+
+
+@pytest.fixture(scope="module")
+def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory as transformers writes it: a random T5 v1.1, and a Unigram tokenizer that ends texts."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-t5"
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A $B </s>", [("</s>", 1)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=len(fast),
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, parameter.shape[1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_t5: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return edge.export(tiny_t5, tmp_path_factory.mktemp("t5") / "t5.edge")
+
+
+def test_the_manifest_says_what_it_is(bundle: Bundle) -> None:
+    manifest = open_bundle(bundle.root).manifest
+    assert (manifest.kind, manifest.family, manifest.weights) == ("encoder-decoder", "t5", "int8")
+    assert {graph.role for graph in manifest.graphs} == {"encoder", "decoder"}
+    assert manifest.encoder is not None and manifest.encoder.input == "text"
+    assert manifest.text is not None and manifest.text.suffix == [1] and manifest.text.decoder_start == [0]
+    methods = {group.name: group.method for group in manifest.groups}
+    assert methods["encoder.attention"] == "rows" and methods["feed_forward"] == "rtn"
+
+
+def test_the_check_sees_what_quantization_costs(bundle: Bundle, tiny_t5: Path, tmp_path: Path) -> None:
+    exact = edge.export(tiny_t5, tmp_path / "f.edge", weights="fp32").manifest.quality
+    assert exact["top1_agreement"] == 1.0 and exact["kl_mean"] < 1e-6
+    assert 1e-6 < bundle.manifest.quality["kl_mean"] < 0.1
+
+
+def test_the_bundle_proves_itself_and_another_model_does_not(bundle: Bundle) -> None:
+    engine, golden = Engine(bundle), read_golden(bundle)
+    report = replay_golden(engine, golden)
+    assert report.ok and report.prompts == 3
+    assert all(case.source_ids[-1] == 1 for case in golden.cases)
+    golden.cases[0].source_ids[:] = golden.cases[1].source_ids  # another input than was recorded
+    assert not replay_golden(engine, golden).ok
+
+
+def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
+    made = edge.export(tiny_t5, tmp_path / "x.edge", encoder_weights="fp32", decoder_weights="int4", check=False)
+    bits = {group.name: group.bits for group in made.manifest.groups}
+    assert made.manifest.weights == "fp32+int4"
+    assert (bits["encoder.feed_forward"], bits["feed_forward"], bits["embedding"]) == (32, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "keep"}, "not for encoder-decoders"),
+        ({"encoder_weights": "int4"}, "--encoder-weights int4 is unknown"),
+        ({"decoder_weights": "int2"}, "--decoder-weights int2 is unknown"),
+    ],
+)
+def test_weights_that_do_not_exist_are_refused(
+    tiny_t5: Path, tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ExportError, match=message):
+        edge.export(tiny_t5, tmp_path / "x.edge", check=False, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_decoder_has_no_halves(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a decoder alone"):
+        edge.export(tiny_checkpoint, tmp_path / "x.edge", encoder_weights="int8")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_audio_for_golden_answers_is_the_same_on_every_host() -> None:
+    samples = noise(1, 4)
+    states = [1664525 + 1013904223]
+    for _ in range(3):
+        states.append((1664525 * states[-1] + 1013904223) % 2**32)
+    assert samples == pytest.approx([(s // 2**16 - 32768) * (0.1 / 32768) for s in states], rel=1e-6)
