@@ -102,8 +102,8 @@ class FakeSpeechEngine:
         del self._contents[cache.length :]
         assert len(self._contents) == cache.length
         self._contents.extend(tokens.tolist())
-        if cache.length == 0 and len(tokens) >= self.prompt_length:  # the language is asked for with one token
-            self.prompts.append(tokens.tolist())
+        if len(tokens) >= self.prompt_length and tokens[0] == START:  # the language is asked for with one token
+            self.prompts.append(self._contents.copy())
         first = cache.length
         cache.length += len(tokens)
         chosen = [len(tokens) - 1] if rows is None else rows.tolist()
@@ -112,6 +112,8 @@ class FakeSpeechEngine:
     def _logits(self, contents: list[int]) -> NDArray[np.float32]:
         logits = np.zeros(VOCABULARY, np.float32)
         logits[ZERO:] = -10  # or they would be preferred for their number
+        if START not in contents:  # nobody asks what follows earlier text
+            return logits
         if contents[-1] == START and self.prompt_length > 1:
             logits[self._now.language] = 5
             logits[NO_SPEECH] = self._now.no_speech

@@ -148,8 +148,8 @@ class _SoundFile(_Sound):
             self._file = soundfile.SoundFile(str(path))
         except (soundfile.SoundFileError, TypeError) as e:  # TypeError: a name that ends in .raw
             raise InputError(
-                f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg makes one: "
-                f"ffmpeg -i {path.name} {path.stem}.wav"
+                f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg turns most "
+                "other files into one of them."
             ) from None
         self.rate = self._file.samplerate
         self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
