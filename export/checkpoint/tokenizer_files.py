@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint import sentencepiece_vocabulary
+from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.manifest import Tokens
 
@@ -22,7 +22,7 @@ def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
     Raises:
         CheckpointError: no tokenizer, or one that `tokenizers` cannot read.
     """
-    text = _tokenizer_json(root)
+    text = _tokenizer_json(root, config)
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as e:  # tokenizers raises bare Exceptions
@@ -53,16 +53,19 @@ def _settings(root: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _tokenizer_json(root: Path) -> str:
+def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
     path = root / "tokenizer.json"
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise CheckpointError(f"{path} cannot be read: {e}.") from None
+    settings = _settings(root)
+    if byte_tokenizer.CLASS in (settings.get("tokenizer_class"), config.get("tokenizer_class")):
+        return byte_tokenizer.tokenizer_json(settings)
     if model := sentencepiece_vocabulary.find(root):
         vocabulary = read_json(root / sentencepiece_vocabulary.VOCABULARY)
-        return sentencepiece_vocabulary.convert(model, vocabulary, _settings(root))
+        return sentencepiece_vocabulary.convert(model, vocabulary, settings)
     if not any((root / name).is_file() for name in _SLOW_FILES):
         raise CheckpointError(
             f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}."
