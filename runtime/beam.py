@@ -145,8 +145,8 @@ def search(
     processors: Sequence[Processor] = (),
     forced: int = 0,
 ) -> Generator[list[int], None, list[Hypothesis]]:
-    """Search step by step: yields the tokens that became certain, because whatever is still possible begins with them,
-    and returns what `beam_search` does. Together the yielded tokens are those of the best hypothesis.
+    """Search step by step: yields the tokens that became certain, because whatever is still possible goes on with them,
+    and returns what `beam_search` does. The best hypothesis begins with what was yielded.
 
     Args:
         cache: `new_cache` makes one; what it already holds stands before the prompt.
@@ -197,7 +197,6 @@ def search(
         if not group.done:
             group.cut(reason)
     found = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
-    yield found[0].token_ids[certain:]
     return found[: options.n_best]
 
 
@@ -236,7 +235,7 @@ class _Group:
         if not len(values):  # every token is forbidden
             self.cut("length")
             return
-        ends = np.isin(tokens, self._eos)
+        ends = (tokens[:, None] == self._eos).any(axis=1)
         last = self.length + 1 == self._limit
         stays = ends | (last and not self._grouped)
         for i in np.flatnonzero(stays[: self._width]):
@@ -340,7 +339,10 @@ def _largest(
     else:
         places = np.arange(len(flat))
     values = flat[places]
-    order = np.argsort(-values, kind="stable")[:count]
+    if len(values) > count:
+        chosen = np.argpartition(values, len(values) - count)[len(values) - count :]
+        places, values = places[chosen], values[chosen]
+    order = np.argsort(-values)
     order = order[values[order] > -np.inf]
     rows, tokens = np.divmod(places[order], scores.shape[1])
     return values[order], rows, tokens

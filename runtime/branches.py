@@ -54,7 +54,7 @@ class Branches:
         bias = self._bias[:size, :total]
         bias[:, :length] = attended
         bias[:, length:] = BLOCKED
-        np.fill_diagonal(bias[:, length:], 0)
+        bias[self._rows[:size], length + self._rows[:size]] = 0
         positions = np.full(size, self._position, np.int64)
         self._position += 1
         return self._engine.step(cache, tokens, self._rows[:size], tree=Tree(positions, bias))
