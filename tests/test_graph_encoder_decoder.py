@@ -21,7 +21,7 @@ from transformers import (
     T5GemmaModuleConfig,
 )
 
-from edge.export.quantize.base import RowsTensor
+from edge.export.quantize.base import FloatTensor, RowsTensor
 from edge.runtime.engine import BLOCKED, Tree
 
 VOCABULARY = 97
@@ -186,6 +186,28 @@ def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> 
         model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
     source, target = texts(pair, 12, 6)
     assert relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.02
+
+
+def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
+    """BART's encoder int8 by rows, its decoder in 8-bit blocks, its embeddings and head in the same blocks."""
+    model = tiny_model(CONFIGS["bart"])
+    checkpoint = TinyCheckpoint(model)
+    weights: dict[str, Any] = dict(float_matrices(checkpoint))
+    for name, values in checkpoint.matrices().items():
+        if "encoder.layers" in name or "encoder_attn.k_proj" in name or "encoder_attn.v_proj" in name:
+            scales = np.abs(values).max(1) / 127
+            weights[name] = RowsTensor(np.rint(values / scales[:, None]).astype(np.int8), scales, "test")
+        elif "decoder.layers" in name or "shared" in name:
+            weights[name] = random_blocks(*values.shape, 8, 16, False, like=values)
+    pair = Pair(tmp_path / "q.edge", model, weights)
+    import torch
+
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if not isinstance(weight, FloatTensor):
+                model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
+    source, target = texts(pair, 12, 6)
+    assert 1e-5 < relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.03
 
 
 def test_a_cache_serves_one_input_after_another(pair: Pair) -> None:
