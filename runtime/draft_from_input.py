@@ -1,0 +1,161 @@
+"""Input-guided aggressive decoding: the input is the draft of an output that resembles it, verified many tokens a step.
+
+Ge et al. 2022, "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding", section 3: the output begins as
+the input does; where they part, the output's end is looked for in the input, and the draft goes on from there. Here a
+draft is as long as pays, by how often such drafts held so far and by what longer steps cost, so that little is lost
+where input and output do not resemble; the paper drafts all that is left of the input.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.sampling import Sampler
+
+if TYPE_CHECKING:
+    from edge.runtime.cache import KVCache
+    from edge.runtime.engine import Engine
+
+DRAFTS = (1, 3, 7, 15)  # tokens of a draft: few sizes, because the engine keeps bound buffers for each
+LONGEST_RUN = 4  # equal tokens in a row after which it no longer matters how many there were
+MEMORY = 0.98  # what older observations weigh with each new one
+GUESSED_COST = 0.2  # of one more token in a step, in steps of one token, before it was measured
+
+
+class Experience:
+    """How often the input told the next token, and how long steps take. One for all inputs of a model."""
+
+    def __init__(self) -> None:
+        # For each number of tokens in a row that agreed: how many then agreed too, and how many did not. To begin with
+        # an output is taken to resemble its input, but a single equal token says little.
+        self._agreed = [2.0, 1.0, 2.0, 3.0, 4.0]
+        self._failed = [1.0, 1.0, 1.0, 1.0, 1.0]
+        self._seconds: dict[int, float] = {}  # of a step of that many tokens
+
+    def observe(self, run: int, agreed: bool) -> None:
+        """After `run` tokens that agreed with the input, the next one did or did not."""
+        run = min(run, LONGEST_RUN)
+        self._agreed[run] = self._agreed[run] * MEMORY + agreed
+        self._failed[run] = self._failed[run] * MEMORY + (not agreed)
+
+    def chance(self, run: int) -> float:
+        """That the next token agrees with the input, after `run` that did."""
+        run = min(run, LONGEST_RUN)
+        return self._agreed[run] / (self._agreed[run] + self._failed[run])
+
+    def took(self, size: int, seconds: float) -> None:
+        """A step of `size` tokens took so long."""
+        self._seconds[size] = 0.8 * self._seconds.get(size, seconds) + 0.2 * seconds
+
+    def cost(self, size: int) -> float:
+        """Of a step of `size` tokens, in steps of one."""
+        single = self._seconds.get(1)
+        if single is None or size not in self._seconds:
+            return 1 + GUESSED_COST * (size - 1)
+        return self._seconds[size] / single
+
+    def best_length(self, run: int, most: int) -> int:
+        """How many tokens to draft, up to `most`, for the most tokens per time; 0 where drafting would lose."""
+        best, best_rate = 0, 1.0
+        expected = holds = 1.0  # tokens that the step brings; the chance that the draft holds so far
+        for length in range(1, most + 1):
+            holds *= self.chance(run + length - 1)
+            expected += holds
+            if length in DRAFTS or length == most:
+                rate = expected / self.cost(1 + length)
+                if rate > best_rate:
+                    best, best_rate = length, rate
+        return best
+
+
+class InputDraft:
+    """Where the output stands in the input.
+
+    Args:
+        source: the input's tokens, without what the model's format puts around them.
+        experience: what earlier inputs taught; is added to.
+    """
+
+    def __init__(self, source: Sequence[int], experience: Experience) -> None:
+        self._source = list(source)
+        self._experience = experience
+        self._places: dict[int, list[int]] = defaultdict(list)
+        for place, token in enumerate(source):
+            self._places[token].append(place)
+        self._said: list[int] = []
+        self._at = 0  # the place in the source of the token that is expected next
+        self._run = 0  # tokens before it that agreed
+
+    def propose(self, most: int) -> list[int]:
+        """The draft of what follows, up to `most` tokens; often none."""
+        left = len(self._source) - self._at
+        length = self._experience.best_length(self._run, min(most, left)) if left > 0 else 0
+        return self._source[self._at : self._at + length]
+
+    def saw(self, token: int) -> None:
+        """The output goes on with `token`, which was drafted or not."""
+        self._said.append(token)
+        if self._at < len(self._source):
+            agrees = token == self._source[self._at]
+            self._experience.observe(self._run, agrees)
+            if agrees:
+                self._at += 1
+                self._run += 1
+                return
+        self._at, self._run = self._find()
+
+    def _find(self) -> tuple[int, int]:
+        """Where the longest end of the output stands in the input, of equals the place nearest to the last; where
+        there is none, one token is taken to have been replaced by another."""
+        best, longest = self._at + 1, 0
+        for place in self._places.get(self._said[-1], ()):
+            run = 1
+            while run < min(LONGEST_RUN, place + 1, len(self._said)) and (
+                self._said[-1 - run] == self._source[place - run]
+            ):
+                run += 1
+            if (run, -abs(place + 1 - self._at)) > (longest, -abs(best - self._at)):
+                best, longest = place + 1, run
+        return best, longest
+
+
+def generate_from_draft(
+    engine: Engine,
+    cache: KVCache,
+    prompt: NDArray[np.int64],
+    sampler: Sampler,
+    draft: InputDraft,
+    experience: Experience,
+    *,
+    interrupted: Callable[[], bool],
+) -> Iterator[int]:
+    """What `edge.runtime.generate.generate` yields, with several tokens per step where drafts hold.
+
+    The sampler is asked for every token in turn, as it would be without drafts, so that the answer is that of the same
+    logits. Those of a step of one token may differ in their last bits from those of more (other kernels compute them).
+    """
+    waiting = prompt  # tokens of the answer that are not in the cache
+    while not interrupted():
+        drafted = draft.propose(min(DRAFTS[-1], cache.room - len(waiting)))
+        tokens = np.concatenate([waiting, np.array(drafted, np.int64)])
+        started = time.perf_counter()
+        logits = engine.step(cache, tokens, np.arange(-1 - len(drafted), 0))  # [1 + drafted, V]
+        if len(waiting) == 1:
+            experience.took(len(tokens), time.perf_counter() - started)
+        sampled: list[int] = []
+        for row in range(len(logits)):
+            sampled.append(sampler(logits[row]))
+            draft.saw(sampled[-1])
+            if sampled[-1:] != drafted[row : row + 1]:
+                break
+        cache.truncate(cache.length - len(drafted) + len(sampled) - 1)
+        yield from sampled
+        if cache.room == 0:
+            return
+        waiting = np.array(sampled[-1:], np.int64)

@@ -1,0 +1,368 @@
+"""`Text2Text`: a loaded encoder-decoder that turns a text into another, greedily, drawn, or by beams."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.manifest import Generation, TextFormat
+from edge.runtime import beam
+from edge.runtime.answer import Ends, GenerateOptions, Piece, Result, Timings, collect, never, pieces
+from edge.runtime.beam import BeamOptions, EarlyStopping, Hypothesis
+from edge.runtime.cache import KVCache
+from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
+from edge.runtime.encoder import Cross
+from edge.runtime.engine import Engine
+from edge.runtime.generate import generate
+from edge.runtime.loading import Background
+from edge.runtime.memory import release_freed
+from edge.runtime.processors import (
+    ForcedEnd,
+    MinLength,
+    NoRepeatNgrams,
+    ProcessedSampler,
+    Processor,
+    RepetitionPenalty,
+    Suppress,
+)
+from edge.runtime.sampling import Sampler, SamplingOptions, make_sampler
+from edge.runtime.text import Text
+
+DEFAULT_TOKENS = 512  # most tokens of an answer where neither the caller nor the bundle sets a limit
+SHOWN_LANGUAGES = 8  # named in the error about a language that there is none of
+
+
+@dataclass(frozen=True)
+class Text2TextOptions(SamplingOptions):
+    """What shapes one output. None stands for what the bundle sets, from the checkpoint's own settings.
+
+    Args:
+        max_tokens: most tokens to generate; where nothing is set 512.
+        min_tokens: fewest tokens before the output may end.
+        stop: strings that end the output and are left out of it.
+        beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
+        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.beam.BeamOptions`.
+        no_repeat_ngram: no run of so many tokens occurs twice; 0: no such rule.
+        draft_from_input: verify the input as a draft of the output: the same output, sooner where the two resemble.
+        source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
+        interrupted: asked before every step; the output ends once it says True.
+
+    Raises:
+        InputError: a value out of its range, or values that do not go together.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    beams: int | None = None
+    groups: int = 1
+    diversity: float = 0.0
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping | None = None
+    n_best: int = 1
+    no_repeat_ngram: int | None = None
+    draft_from_input: bool = False
+    source_language: str | None = None
+    target_language: str | None = None
+    interrupted: Callable[[], bool] = never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", stop)
+        GenerateOptions(max_tokens=1 if self.max_tokens is None else self.max_tokens, stop=stop)
+        for name, value in (("fewest tokens", self.min_tokens), ("n-gram size", self.no_repeat_ngram or 0)):
+            if value < 0:
+                raise InputError(f"The {name} must be 0 or more, not {value}.")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InputError(f"At least {self.min_tokens} and at most {self.max_tokens} tokens cannot both hold.")
+        if self.beams is not None:
+            self.beam_options(Generation(), 1)
+        one = "are drawn" if self.temperature > 0 else "are taken from a draft" if self.draft_from_input else ""
+        if one and max(self.beams or 1, self.groups, self.n_best) > 1:
+            raise InputError(
+                f"Tokens {one} for one text at a time, so that there are no beams, groups or n best texts."
+            )
+
+    def beam_options(self, defaults: Generation, max_tokens: int) -> BeamOptions:
+        """How beams are searched, with the bundle's defaults in the place of what is not set."""
+        one = self.temperature > 0 or self.draft_from_input
+        return BeamOptions(
+            beams=self.beams if self.beams is not None else 1 if one else defaults.num_beams,
+            groups=self.groups,
+            diversity=self.diversity,
+            length_penalty=defaults.length_penalty if self.length_penalty is None else self.length_penalty,
+            early_stopping=defaults.early_stopping if self.early_stopping is None else self.early_stopping,
+            n_best=self.n_best,
+            max_tokens=max_tokens,
+            interrupted=self.interrupted,
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the n best outputs.
+
+    score ranks them: the log probability over the length to the power of the length penalty.
+    """
+
+    text: str
+    score: float
+    log_probability: float
+    token_ids: list[int] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One input, ready to run: everything that options and bundle decide about it."""
+
+    source: list[int]  # the input's tokens as the encoder takes them
+    bare: list[int]  # those of its text alone
+    prompt: list[int]  # what the decoder begins with
+    options: Text2TextOptions
+    beam: BeamOptions
+    ends: Ends
+    processors: list[Processor]
+
+
+class Text2Text:
+    """An encoder-decoder for text in memory. `edge.load` makes one.
+
+    Args:
+        bundle: the opened bundle.
+        engine: the engine over it, which may still be loading.
+        text: its tokenizer.
+
+    Raises:
+        InputError: the bundle's model is not one from text to text.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Text) -> None:
+        if bundle.manifest.text is None:
+            raise InputError(f"{bundle.manifest.name} is not a model from text to text.")
+        self.bundle = bundle
+        self.text = text
+        self._format: TextFormat = bundle.manifest.text
+        self._defaults = bundle.manifest.generation or Generation()
+        self._engine = engine
+        self._spare: list[KVCache] = []  # of inputs that are done
+        self._experience = Experience()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, as soon as it has loaded."""
+        if isinstance(self._engine, Background):
+            self._engine = self._engine.result()
+            release_freed()  # what reading the tokenizer and the graph took
+        return self._engine
+
+    @property
+    def languages(self) -> list[str]:
+        """The codes of a multilingual model's languages."""
+        return sorted(self._format.languages)
+
+    def prompt_ids(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[int]:
+        """The token ids that the encoder would get for this text.
+
+        Raises:
+            InputError: the text is empty or too long, or a language that the model does not have.
+        """
+        return self._source(text, _own(options))[0]
+
+    def stream(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Iterator[Piece]:
+        """Turn a text into another, piece by piece as its tokens come; with beams, as they become certain.
+
+        Raises:
+            InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
+        """
+        return self._stream(text, options, [])
+
+    def generate(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Result:
+        """Turn a text into another; see `stream`."""
+        return collect(self.stream(text, options))
+
+    def candidates(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[Candidate]:
+        """The `options.n_best` best outputs, the best first. Where there is one beam, one text and no score.
+
+        Raises:
+            InputError: see `stream`.
+        """
+        own, found = _own(options), list[Hypothesis]()
+        whole = dataclasses.replace(own, stop=())
+        result = collect(self._stream(text, whole, found))
+        if not found:
+            found = [Hypothesis(result.token_ids, math.nan, math.nan, result.finish_reason)]
+        return [
+            Candidate(
+                _before(self.text.decode(each.token_ids), own.stop), each.score, each.log_probability, each.token_ids
+            )
+            for each in found
+        ]
+
+    def _stream(
+        self, text: str, options: Text2TextOptions | GenerateOptions | None, found: list[Hypothesis]
+    ) -> Iterator[Piece]:
+        """`stream`, which also leaves the texts that a beam search found in `found`."""
+        asked = time.perf_counter_ns()
+        own = _own(options)
+        source, bare = self._source(text, own)
+        encoded = time.perf_counter_ns()
+        engine = self.engine
+        started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
+        task = self._task(source, bare, own, engine)
+        tokens = self._tokens(engine, task, found)
+        return pieces(tokens, self.text, Timings(len(source)), task.ends, started_ns=started)
+
+    def _tokens(self, engine: Engine, task: _Task, found: list[Hypothesis]) -> Iterator[int]:
+        """The output's tokens as they come; the cache is used again when they are done."""
+        assert engine.encoder is not None
+        cross = engine.encoder.encode_text(np.array(task.source, np.int64))
+        cache = self._cache(engine, task, cross)
+        try:
+            if task.beam.beams > 1:
+                yield from self._searched(engine, cache, task, found)
+                return
+            prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
+            sampler = self._sampler(task)
+            if task.options.draft_from_input:
+                draft = InputDraft(task.bare, self._experience)
+                yield from generate_from_draft(
+                    engine, cache, prompt, sampler, draft, self._experience, interrupted=interrupted
+                )
+            else:
+                yield from generate(engine, cache, prompt, sampler, chunk=len(prompt), interrupted=interrupted)
+        finally:
+            self._spare.append(cache)
+
+    def _searched(self, engine: Engine, cache: KVCache, task: _Task, found: list[Hypothesis]) -> Iterator[int]:
+        """The tokens of the best text of a beam search, each as soon as it is certain."""
+        forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
+        steps = beam.search(
+            engine, cache, task.prompt, task.beam, eos=self.text.eos, processors=task.processors, forced=forced
+        )
+        certain = 0
+        while True:
+            try:
+                new = next(steps)
+            except StopIteration as end:
+                found.extend(end.value)
+                yield from found[0].token_ids[certain:]
+                return
+            certain += len(new)
+            yield from new
+
+    def _cache(self, engine: Engine, task: _Task, cross: Cross) -> KVCache:
+        """A cache for one input: one whose input is done, with its bound buffers, where it is large enough."""
+        rows = len(task.prompt) + task.beam.beams * min(task.ends.max_tokens, task.ends.room)
+        while self._spare:
+            cache = self._spare.pop()
+            if cache.capacity >= rows:
+                cache.reset(cross)
+                return cache
+        return beam.new_cache(engine, len(task.prompt), task.beam, cross)
+
+    def _sampler(self, task: _Task) -> Sampler:
+        plain = dataclasses.replace(task.options, repetition_penalty=1.0)  # that is a processor here
+        sampler = make_sampler(plain, self.bundle.manifest.dims.vocab_size)
+        return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
+
+    def _task(self, source: list[int], bare: list[int], options: Text2TextOptions, engine: Engine) -> _Task:
+        """Decide everything about one input."""
+        defaults, eos = self._defaults, self.text.eos
+        prompt = list(self._format.decoder_start)
+        if self._format.target_at_start:
+            prompt.append(self._language(options.target_language, self._format.target, "target"))
+        elif options.target_language is not None:
+            self._language(options.target_language, None, "target")  # refuses it
+        if defaults.forced_bos is not None:
+            prompt.append(defaults.forced_bos)
+        if not prompt:
+            prompt = [self.bundle.manifest.tokens.pad or 0]
+        wanted = options.max_tokens
+        if wanted is None:
+            wanted = DEFAULT_TOKENS if defaults.max_length is None else max(1, defaults.max_length - len(prompt))
+        room = engine.context - len(prompt) + 1  # the last token is never run
+        limit = min(wanted, room)
+        processors: list[Processor] = []
+        if options.repetition_penalty != 1:
+            processors.append(RepetitionPenalty(options.repetition_penalty))
+        ngram = defaults.no_repeat_ngram_size if options.no_repeat_ngram is None else options.no_repeat_ngram
+        if ngram:
+            processors.append(NoRepeatNgrams(ngram))
+        if options.min_tokens:
+            processors.append(MinLength(len(prompt) + options.min_tokens, eos))
+        if defaults.forced_eos is not None:
+            processors.append(ForcedEnd(len(prompt) + limit, defaults.forced_eos))
+        if defaults.suppress:
+            processors.append(Suppress(defaults.suppress))
+        ends = Ends(options.stop, wanted, room)
+        return _Task(source, bare, prompt, options, options.beam_options(defaults, limit), ends, processors)
+
+    def _source(self, text: str, options: Text2TextOptions) -> tuple[list[int], list[int]]:
+        """The tokens of a text as the encoder takes them, and those of the text alone."""
+        if not text.strip():
+            raise InputError("The text is empty; give the model something to work on.")
+        form = self._format
+        bare = self.text.encode(text)
+        source = [*form.prefix, *bare, *form.suffix]
+        if form.source_at:
+            language = self._language(options.source_language, form.source, "source")
+            source = [language, *source] if form.source_at == "prefix" else [*source, language]
+        elif options.source_language is not None:
+            self._language(options.source_language, None, "source")
+            raise InputError("This model finds out the source language itself; leave it away.")
+        most = self.bundle.manifest.encoder.max_length if self.bundle.manifest.encoder else len(source)
+        if len(source) > most:
+            raise InputError(
+                f"The text has {len(source)} tokens and this model's encoder takes up to {most}; split it, for example "
+                "into sentences."
+            )
+        return source, bare
+
+    def _language(self, code: str | None, default: str | None, which: str) -> int:
+        """The token of a language; a code may be cut short where that leaves no doubt: ``de`` for ``de_DE``."""
+        languages = self._format.languages
+        if not languages:
+            raise InputError(f"This model has no choice of languages, so that it takes no {which} language.")
+        wanted = code if code is not None else default
+        known = f"it has {len(languages)}, such as {', '.join(self._some(wanted))}"
+        if wanted is None:
+            raise InputError(f"This model needs a {which} language; {known}.")
+        folded = wanted.casefold().replace("-", "_")
+        matches = [each for each in languages if each.casefold() == folded] or [
+            each for each in languages if each.casefold().startswith(f"{folded}_")
+        ]
+        if len(matches) == 1:
+            return languages[matches[0]]
+        if matches:
+            raise InputError(f"The {which} language {wanted!r} may be {' or '.join(sorted(matches))}; say which.")
+        raise InputError(f"This model has no {which} language {wanted!r}; {known}.")
+
+    def _some(self, wanted: str | None) -> list[str]:
+        """A few of the languages: the most alike, or else common ones."""
+        codes = sorted(self._format.languages)
+        alike = difflib.get_close_matches(wanted or "", codes, SHOWN_LANGUAGES, 0.5)
+        common = [code for code in codes if code[:2] in ("en", "de", "fr", "es", "zh", "ar", "hi", "pt")]
+        return list(dict.fromkeys([*alike, *common, *codes]))[:SHOWN_LANGUAGES]
+
+
+def _before(text: str, stops: Sequence[str]) -> str:
+    """A whole text up to the first stop string in it."""
+    return text[: min((at for at in map(text.find, stops) if at >= 0), default=None)]
+
+
+def _own(options: Text2TextOptions | GenerateOptions | None) -> Text2TextOptions:
+    """The options of a decoder's answer as options of an output."""
+    if options is None:
+        return Text2TextOptions()
+    if isinstance(options, Text2TextOptions):
+        return options
+    return Text2TextOptions(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
