@@ -54,6 +54,12 @@ class Decoder:
         result: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
         return result
 
+    def forget(self, layer: int) -> None:
+        """Free the weights of a layer's linears; it cannot be run again before they are replaced."""
+        for module in self.layers[layer].modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data = torch.empty(0)
+
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads: [S, hidden]."""
         final: torch.Tensor = self.model.model.norm(hidden)[0]

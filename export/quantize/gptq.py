@@ -61,7 +61,9 @@ def quantize_decoder(
     block_size: int,
     report: Callable[[int, int, str], None],
 ) -> dict[str, QTensor]:
-    """Quantize all matrices of a decoder in place, and return them by name."""
+    """Quantize all matrices of a decoder, and return them by name. Of the decoder's own, only embedding and head are
+    left, as the kernels will compute with them.
+    """
     names = {id(p): n for n, p in decoder.model.named_parameters()}
     done: dict[str, QTensor] = {}
 
@@ -79,6 +81,7 @@ def quantize_decoder(
             quantize(linears, moment)
         for i, h in enumerate(hidden):
             hidden[i] = decoder.run(layer, h)
+        decoder.forget(layer)  # tuning builds them from the integers
         release_freed()
     report(total, total, "quantizing to 4 bits")
     return done

@@ -46,19 +46,21 @@ def tune(
     teacher: Teacher,
     report: Callable[[int, int, str], None],
 ) -> dict[str, QTensor]:
-    """`weights`, whose dequantized values `decoder` holds, with better scales. The decoder is used up."""
+    """`weights`, which `decoder` was quantized to, with better scales. Both are used up: what is learned on leaves
+    `weights`, so that its integers are held once.
+    """
     steps = EPOCHS * len(windows)
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
     for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
         parent, _, leaf = name.rpartition(".")
         bias = decoder.model.get_submodule(name).bias
-        scaled = linears[f"{name}.weight"] = _Scaled(weights[f"{name}.weight"], bias, dtype)
+        scaled = linears[f"{name}.weight"] = _Scaled(weights.pop(f"{name}.weight"), bias, dtype)
         setattr(decoder.model.get_submodule(parent), leaf, scaled)  # and the float weight is freed
         release_freed()
     tied = decoder.head is decoder.embedding
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    head = _Scaled(weights[head_name], None, dtype)
+    head = _Scaled(weights.pop(head_name), None, dtype)
     decoder.model.requires_grad_(False)
     learned = [*linears.values(), head]
     for scaled in learned:
@@ -87,8 +89,7 @@ def tune(
         if tied:
             decoder.embedding.data.copy_(head.weight())
     report(steps, steps, "tuning scales")
-    tuned = {name: scaled.result() for name, scaled in linears.items()} | {head_name: head.result()}
-    return {name: tuned.get(name, weight) for name, weight in weights.items()}
+    return weights | {name: scaled.result() for name, scaled in linears.items()} | {head_name: head.result()}
 
 
 def _divergence(final: torch.Tensor, head: _Scaled, finals: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -112,14 +113,10 @@ class _Scaled(nn.Module):
 
     def __init__(self, weight: QTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.stored = weight
+        self.stored = dataclasses.replace(weight, q=weight.q[:0].copy())  # `steps` holds the integers
         self.block_size = weight.block_size
         self.steps = torch.from_numpy(weight.q).to(dtype)  # [N, K], exact here and below: at most 8 bits and a sign
-        if weight.zero_points is None:
-            self.steps -= 2 ** (weight.bits - 1)
-        else:
-            zeros = torch.from_numpy(weight.zero_points).to(dtype)
-            self.steps -= spread(zeros, weight.block_size, weight.q.shape[1])
+        self.steps -= self._zeros()
         self.scales = torch.from_numpy(weight.scales)
         self.bias = bias
         self.change = nn.Parameter(torch.zeros_like(self.scales))
@@ -144,7 +141,14 @@ class _Scaled(nn.Module):
 
     def result(self) -> QTensor:
         scales = to_float16(self.scales * (1 + self.change.detach()))
-        return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
+        q = (self.steps + self._zeros()).to(torch.uint8).numpy()
+        return dataclasses.replace(self.stored, q=q, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
+
+    def _zeros(self) -> torch.Tensor | float:
+        if self.stored.zero_points is None:
+            return 2.0 ** (self.stored.bits - 1)
+        zeros = torch.from_numpy(self.stored.zero_points).to(self.steps.dtype)
+        return spread(zeros, self.block_size, self.steps.shape[1])
 
 
 class _Product(torch.autograd.Function):
