@@ -37,11 +37,22 @@ class LayerNorm(nn.Module):
 
 
 class ResidualLayerNorm(LayerNorm):
-    """The layer norm of the residual stream, which also adds up the stream: returns both."""
+    """The layer norm of the residual stream, which also adds up the stream: returns both.
+
+    many_rows: adds and norms in two operators. The one that does both is faster for the row of a decode step, and ten
+    times slower for 1,500 (1.6 ms against 0.16 at a width of 512, onnxruntime 1.31).
+    """
+
+    def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False):
+        super().__init__(weights, name, eps)
+        self.many_rows = many_rows
 
     def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
             return super().forward(op, stream.x), stream.x
+        if self.many_rows:
+            x = op.Add(stream.x, stream.added)
+            return super().forward(op, x), x
         unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
         normed, _, _, x = fused(op).SkipLayerNormalization(
             stream.x, stream.added, self.weight, self.bias, epsilon=self.eps, _outputs=["normed", *unused, "x"]

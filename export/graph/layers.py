@@ -45,11 +45,11 @@ class EncoderLayer(nn.Module):
         scale = (config.d_model // heads) ** -0.5
         self.pre = pre
         self.attention = EncoderAttention(weights, f"{name}.self_attn", heads, scale, biased=biased)
-        self.attention_norm = ResidualLayerNorm(weights, f"{name}.self_attn_layer_norm")
+        self.attention_norm = ResidualLayerNorm(weights, f"{name}.self_attn_layer_norm", many_rows=long_input(config))
         self.mlp = MLP(
             weights, f"{name}.fc1", f"{name}.fc2", config.activation_function, group=f"{ENCODER}.feed_forward"
         )
-        self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm")
+        self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm", many_rows=long_input(config))
 
     def forward(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream:
         stream = add(op, self.attention_norm, self.pre, stream, lambda h: self.attention(op, h, bias))
@@ -161,7 +161,8 @@ def text_model(
         return TextStart(Embedding(weights, embedding, scale=scale), own_positions, norm)
 
     def end(half: str) -> ResidualLayerNorm | None:
-        return ResidualLayerNorm(weights, f"model.{half}.layer_norm") if final_norm else None
+        many = half == "encoder" and long_input(config)
+        return ResidualLayerNorm(weights, f"model.{half}.layer_norm", many_rows=many) if final_norm else None
 
     encoder = Encoder(
         start("encoder", names[0], positions[0]),

@@ -33,7 +33,7 @@ def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -
         AudioStart(config, weights),
         [EncoderLayer(config, weights, i, pre=True, biased=BIASED) for i in range(config.encoder_layers)],
         cross_keys_values(config, weights, biased=BIASED),
-        norm=ResidualLayerNorm(weights, "model.encoder.layer_norm"),
+        norm=ResidualLayerNorm(weights, "model.encoder.layer_norm", many_rows=True),
     )
     tokens = "model.decoder.embed_tokens"
     scale = config.d_model**0.5 if config.scale_embedding else None
