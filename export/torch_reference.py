@@ -39,6 +39,9 @@ def load_torch(
     with no_init_weights():  # untouched pages cost no memory until they are filled below
         model = auto_class(checkpoint.config).from_config(config, dtype=torch.float32)
     model.tie_weights()
+    head = model.get_output_embeddings()
+    if checkpoint.config.get("tie_word_embeddings") is False and head is not None:
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))  # T5's class ties it whatever the files hold
     parameters = dict(model.named_parameters())  # tied ones once
     have = set(checkpoint.names())
     for name in sorted(have ^ parameters.keys()):

@@ -50,10 +50,13 @@ class ScoresBias(Protocol):
 def configuration(raw: dict[str, Any]) -> Any:
     """transformers' configuration object, which knows the defaults and both spellings of rope settings."""
     try:
-        return AutoConfig.for_model(**raw)
+        config = AutoConfig.for_model(**raw)
     except Exception as e:  # of any class: each model's configuration checks itself in its own way
         reason = " ".join(str(e).split()).rstrip(".")
         raise ExportError(f"transformers does not accept the model's configuration: {reason}.") from None
+    if raw.get("tie_word_embeddings") is False:
+        config.tie_word_embeddings = False  # T5's class says True whatever it is given
+    return config
 
 
 def new_graph(name: str) -> GraphBuilder:
