@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
+from encoder_decoder_harness import tiny_model
 from tokenizers import Tokenizer
-from transformers import M2M100Tokenizer, MarianTokenizer
+from transformers import M2M100Tokenizer, MarianConfig, MarianTokenizer
 
+import edge
+import edge.export
 from edge.errors import CheckpointError
 from edge.export.checkpoint.tokenizer_files import read_tokenizer
 
@@ -105,6 +109,28 @@ def test_m2m100_is_cut_into_the_same_tokens(m2m100: Path, text: str) -> None:
     assert ids[0] == slow.get_lang_id("de") == tokenizer.token_to_id("__de__")
     wanted = slow.decode(ids[1:], skip_special_tokens=True)  # transformers 5 would write the language
     assert tokenizer.decode(ids).rstrip() == wanted
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_marian_directory_becomes_a_translator(marian: Path, tmp_path: Path, beams: int) -> None:
+    """The same answer as transformers', from text to text: tokens, format, settings, graphs and search together."""
+    root = tmp_path / "tiny"
+    shutil.copytree(marian, root)
+    slow = MarianTokenizer.from_pretrained(marian)
+    sizes = dict(d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=128)
+    heads = dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_layers=2, decoder_layers=2)
+    pad = slow.pad_token_id
+    tokens = dict(vocab_size=pad + 1, pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0)
+    model = tiny_model(MarianConfig(**sizes, **heads, **tokens, forced_eos_token_id=0, scale_embedding=True))
+    model.generation_config.update(bad_words_ids=[[pad]], num_beams=beams, max_length=20)
+    model.save_pretrained(root)
+    bundle = edge.export(str(root), tmp_path / "tiny.edge", weights="fp32", check=False)
+    answer = edge.load(str(bundle.root)).generate("The old man sees two dogs.")
+    given = slow("The old man sees two dogs.", return_tensors="pt").input_ids
+    wanted = model.generate(given, do_sample=False)[0].tolist()
+    assert len(wanted) == 20  # with the end that is forced there
+    assert [pad, *answer.token_ids] == wanted
+    assert answer.text == slow.decode(wanted, skip_special_tokens=True)
 
 
 def test_apart_vocabularies_are_refused(marian: Path, tmp_path: Path) -> None:
