@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from encoder_decoder_harness import Pair, tiny_model
 from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
 from transformers import (
@@ -84,20 +86,20 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
+def model_of(name: str) -> Any:
+    """A random model of one of CONFIGS; a T5 with a head of its own gets it here, because its class always ties it."""
+    model = tiny_model(copy.deepcopy(CONFIGS[name]))
+    if name == "t5-v1.1":
+        noise = torch.randn(model.lm_head.weight.shape, generator=torch.Generator())
+        model.lm_head.weight = torch.nn.Parameter(noise)
+        model.config.tie_word_embeddings = False
+    return model
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    model = tiny_model(CONFIGS[request.param])
-    if request.param == "t5-v1.1":
-        own_head(model)
+    model = model_of(request.param)
     return Pair(tmp_path_factory.mktemp("pair") / "x.edge", model, float_matrices(TinyCheckpoint(model)))
-
-
-def own_head(model: Any) -> None:
-    """Give a T5 a head of its own; its class ties it whatever the configuration says."""
-    import torch
-
-    model.lm_head.weight = torch.nn.Parameter(torch.randn(model.lm_head.weight.shape, generator=torch.Generator()))
-    model.config.tie_word_embeddings = False
 
 
 def texts(pair: Pair, source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -113,8 +115,6 @@ def test_logits_are_torchs(pair: Pair, length: int, chunks: list[int]) -> None:
 
 
 def test_greedy_answers_are_torchs(pair: Pair) -> None:
-    import torch
-
     config = pair.model.config
     for seed in range(2):
         source, _ = texts(pair, 9, 2, seed)
@@ -165,7 +165,7 @@ def test_a_tree_that_blocks_nothing_would_differ(pair: Pair) -> None:
 
 def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
     """One activation scale per row: a row with huge values must not coarsen its neighbours."""
-    model = tiny_model(CONFIGS["t5-v1.1"])
+    model = model_of("t5-v1.1")
     checkpoint = TinyCheckpoint(model)
     weights = dict(float_matrices(checkpoint))
     exact = {}
@@ -175,23 +175,19 @@ def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
             weights[name] = RowsTensor(np.rint(values / scales[:, None]).astype(np.int8), scales, "test")
             exact[name] = weights[name].dequantize()
     integer = Pair(tmp_path / "i.edge", model, weights)
-    import torch
-
     with torch.no_grad():
         for name, values in exact.items():
             model.get_parameter(name).copy_(torch.from_numpy(values))
     source, target = texts(integer, 12, 6)
-    assert 1e-5 < relative_error(integer.logits(source, target, [6]), integer.torch_logits(source, target)) < 0.03
+    assert 1e-5 < relative_error(integer.logits(source, target, [6]), integer.torch_logits(source, target)) < 0.05
 
 
 def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> None:
-    model = tiny_model(CONFIGS["t5"])
+    model = model_of("t5")
     weights = dict(float_matrices(TinyCheckpoint(model)))
     blocks = random_blocks(VOCABULARY, 48, 8, 16, False, like=model.shared.weight.detach().numpy())
     weights["shared.weight"] = blocks
     pair = Pair(tmp_path / "b.edge", model, weights)
-    import torch
-
     with torch.no_grad():
         model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
     source, target = texts(pair, 12, 6)
@@ -200,7 +196,7 @@ def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> 
 
 def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
     """BART's encoder int8 by rows, its decoder in 8-bit blocks, its embeddings and head in the same blocks."""
-    model = tiny_model(CONFIGS["bart"])
+    model = model_of("bart")
     checkpoint = TinyCheckpoint(model)
     weights: dict[str, Any] = dict(float_matrices(checkpoint))
     for name, values in checkpoint.matrices().items():
@@ -210,8 +206,6 @@ def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
         elif "decoder.layers" in name or "shared" in name:
             weights[name] = random_blocks(*values.shape, 8, 16, False, like=values)
     pair = Pair(tmp_path / "q.edge", model, weights)
-    import torch
-
     with torch.no_grad():
         for name, weight in weights.items():
             if not isinstance(weight, FloatTensor):
