@@ -240,13 +240,21 @@ def parse(text: str, where: str) -> Profile:
         raise InputError(f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; {ADVICE}.")
     raw = read_json(text, where)
     profile = typed(raw, Profile, where, advice=ADVICE, error=InputError)
-    for fault in _faults(raw, ""):
-        raise InputError(f"{where} cannot be used: {fault}; {ADVICE}.")
+    check_numbers(raw, where, ADVICE)
     return profile
 
 
+def check_numbers(raw: dict[str, Any], where: str, advice: str) -> None:
+    """Refuse numbers that no measurement gives, and that every division would stumble over.
+
+    Raises:
+        InputError: names the first of them.
+    """
+    for fault in _faults(raw, ""):
+        raise InputError(f"{where} cannot be used: {fault}; {advice}.")
+
+
 def _faults(value: Any, path: str) -> Iterator[str]:
-    """Numbers that no measurement gives, and every division would stumble over."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _faults(item, f"{path}.{name}" if path else name)

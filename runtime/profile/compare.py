@@ -1,0 +1,180 @@
+"""Two profiles side by side: the ratio of each figure, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import InputError
+from edge.runtime.profile.record import FORMAT_VERSION, Profile, Stats, parse, version_of
+
+FLOOR = 0.01  # medians of the same thing in two runs on one quiet machine differed by this much
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of both. The ratio is b / a; within `noise`, a fraction, it says nothing."""
+
+    name: str
+    unit: str
+    a: float
+    b: float
+    noise: float
+    lower_is_better: bool = True
+
+    @property
+    def ratio(self) -> float:
+        return self.b / self.a
+
+    @property
+    def certain(self) -> bool:
+        """Whether the two differ by more than noise."""
+        return abs(math.log(self.ratio)) > math.log1p(self.noise)
+
+    @property
+    def better(self) -> str:
+        """The better one, "a" or "b"; empty where the difference may be noise."""
+        if not self.certain:
+            return ""
+        return "b" if (self.ratio < 1) == self.lower_is_better else "a"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two profiles have in common, figure by figure, and in which settings they differ."""
+
+    rows: list[Row]
+    differences: list[tuple[str, str, str]]  # setting, its value in a, its value in b
+
+    def summary(self) -> dict[str, Any]:
+        """All of it as what JSON can hold."""
+        rows = [
+            dataclasses.asdict(row) | {"ratio": row.ratio, "certain": row.certain, "better": row.better or None}
+            for row in self.rows
+        ]
+        return {"differences": [{"setting": s, "a": a, "b": b} for s, a, b in self.differences], "rows": rows}
+
+
+def parse_both(text_a: str, name_a: str, text_b: str, name_b: str) -> tuple[Profile, Profile]:
+    """Two profile documents to be compared.
+
+    Raises:
+        InputError: one cannot be read, or they have different format versions.
+    """
+    a, b = version_of(text_a, name_a), version_of(text_b, name_b)
+    if a != b:
+        raise InputError(
+            f"{name_a} has format version {a} and {name_b} {b}, so that they cannot be compared; profile with one "
+            f"version of edge, such as this one, which writes {FORMAT_VERSION}."
+        )
+    return parse(text_a, name_a), parse(text_b, name_b)
+
+
+def compare(a: Profile, b: Profile) -> Comparison:
+    """Compare all figures that both have.
+
+    Raises:
+        InputError: they have none in common.
+    """
+    rows = [row for row in _rows(a, b) if row.a > 0 and row.b > 0]
+    if not rows:
+        raise InputError("The two profiles have no figure in common; measure the same lengths, with one --context.")
+    return Comparison(rows, list(_differences(a, b)))
+
+
+def _rows(a: Profile, b: Profile) -> Iterator[Row]:
+    machines = _machines(a, b)
+    firsts = {each.input_tokens: each for each in b.ttft} if a.bundle.input == b.bundle.input else {}
+    for each in a.ttft:
+        if (other := firsts.get(each.input_tokens)) is not None:
+            yield _times(f"TTFT @ {each.input_tokens}", each.time, other.time, machines)
+            if each.encode is not None and other.encode is not None:
+                yield _times(f"encode @ {each.input_tokens}", each.encode, other.encode, machines)
+    tokens = {each.context: each for each in b.decode}
+    for token in a.decode:
+        if (second := tokens.get(token.context)) is not None:
+            yield _times(f"token @ {token.context}", token.time, second.time, machines)
+            yield _tail(f"token @ {token.context}, p99", token.time, second.time, machines)
+    points = {(point.size, point.context): point for point in b.curve}
+    for point in a.curve:
+        match = points.get((point.size, point.context))
+        if match is not None:
+            noise = _joined(_half(point.low_ms, point.high_ms), _half(match.low_ms, match.high_ms), machines)
+            yield Row(f"step of {point.size} @ {point.context}", "ms", point.ms, match.ms, noise)
+    if a.sustained is not None and b.sustained is not None:
+        noise = _joined(FLOOR, machines)
+        yield Row("sustained", "tokens/s", a.sustained.tokens_per_s, b.sustained.tokens_per_s, noise, False)
+    if a.load is not None and b.load is not None:
+        yield _times("load, warm", a.load.warm, b.load.warm, machines)
+        if a.load.cold is not None and b.load.cold is not None:
+            yield _times("load, cold", a.load.cold, b.load.cold, machines)
+    if a.memory is not None and b.memory is not None:
+        if a.memory.peak_bytes and b.memory.peak_bytes:
+            yield Row("peak memory", "MB", a.memory.peak_bytes / 1e6, b.memory.peak_bytes / 1e6, FLOOR)
+        if a.memory.steady_bytes and b.memory.steady_bytes:
+            yield Row("steady memory", "MB", a.memory.steady_bytes / 1e6, b.memory.steady_bytes / 1e6, FLOOR)
+    uses = {use.phase: use for use in b.usage}
+    for use in a.usage:
+        twin = uses.get(use.phase)
+        if twin is None or not use.tokens or not twin.tokens:
+            continue
+        cpu = 1e3 * use.cpu_s / use.tokens, 1e3 * twin.cpu_s / twin.tokens
+        yield Row(f"{use.phase}, CPU per token", "ms", *cpu, _joined(FLOOR, machines))
+        if use.energy_j is not None and twin.energy_j is not None and use.energy_of == twin.energy_of:
+            joules = 1e3 * use.energy_j / use.tokens, 1e3 * twin.energy_j / twin.tokens
+            yield Row(f"{use.phase}, energy per token", "mJ", *joules, _joined(5 * FLOOR, machines))
+
+
+def _times(name: str, a: Stats, b: Stats, machines: float) -> Row:
+    noise = _joined(_half(a.low_ms, a.high_ms), _half(b.low_ms, b.high_ms), machines)
+    return Row(name, "ms", a.p50_ms, b.p50_ms, noise)
+
+
+def _tail(name: str, a: Stats, b: Stats, machines: float) -> Row:
+    """The 99th percentile: one of a hundred times decides it, and the distance to the 90th is what it may be off."""
+    noise = _joined((a.p99_ms - a.p90_ms) / a.p99_ms, (b.p99_ms - b.p90_ms) / b.p99_ms, machines)
+    return Row(name, "ms", a.p99_ms, b.p99_ms, noise)
+
+
+def _half(low: float, high: float) -> float:
+    """Half of a confidence interval, as a fraction of its middle."""
+    return (high - low) / (high + low)
+
+
+def _joined(*parts: float) -> float:
+    """Independent errors together."""
+    return math.sqrt(sum(part**2 for part in parts))
+
+
+def _machines(a: Profile, b: Profile) -> float:
+    """What a median may be off because the machines themselves became slower or faster meanwhile."""
+    drifts = [abs(each.noise.drift) for each in (a, b) if each.noise is not None]
+    return max(FLOOR, _joined(*drifts))
+
+
+def _differences(a: Profile, b: Profile) -> Iterator[tuple[str, str, str]]:
+    """The settings that are not the same in both."""
+    for (name, first), (_, second) in zip(_settings(a), _settings(b), strict=True):
+        if first != second:
+            yield name, str(first), str(second)
+
+
+def _settings(profile: Profile) -> list[tuple[str, object]]:
+    device, bundle = profile.device, profile.bundle
+    return [
+        ("device", device.name),
+        ("processor", device.cpu),
+        ("cores", device.cores),
+        ("system", device.os),
+        ("runtime", device.runtime),
+        ("provider", device.provider),
+        ("threads", device.threads),
+        ("bundle", bundle.name),
+        ("weights", bundle.weights),
+        ("bundle's sha256", bundle.sha256[:12]),
+        ("context", profile.context),
+        ("rows from the encoder", profile.source_tokens),
+    ]

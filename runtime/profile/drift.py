@@ -1,0 +1,102 @@
+"""How steadily the machine runs: one step measured again and again, and long answers in a row."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edge.runtime.profile.machine import Energy
+from edge.runtime.profile.measure import Clock
+from edge.runtime.profile.record import Noise, Rate, Sustained, Usage
+from edge.runtime.profile.subject import Subject
+
+CANARY_STEPS = 5
+CANARY_PAUSE_S = 0.25  # at least, between two songs
+RATE_S = 1.0  # over which tokens are counted
+ANSWER_TOKENS = 256  # at most
+LEAST_RATES = 3
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5% quantiles for 1 to 10 degrees
+
+
+class Canary:
+    """One and the same step, measured between all others: whatever changes its time is the machine's."""
+
+    def __init__(self, step: Callable[[], float], clock: Clock = time.monotonic) -> None:
+        self._step, self._clock = step, clock
+        self._last = -math.inf
+        self.times: list[float] = []  # milliseconds, in order
+
+    def sing(self) -> None:
+        """Measure it a few times, unless that was done just now."""
+        if self._clock() - self._last < CANARY_PAUSE_S:
+            return
+        self._step()
+        self.times += [self._step() for _ in range(CANARY_STEPS)]
+        self._last = self._clock()
+
+    def noise(self, foreign_cpu: float | None) -> Noise:
+        """How much its times scatter, and how they changed from the first third to the last."""
+        low, median, high = np.percentile(self.times, (10, 50, 90))
+        third = max(1, len(self.times) // 3)
+        first, last = np.median(self.times[:third]), np.median(self.times[-third:])
+        return Noise(float((high - low) / 2 / median), float(last / first - 1), foreign_cpu)
+
+
+def slope(seconds: Sequence[float], rates: Sequence[float]) -> tuple[float, float, float]:
+    """Change of the rates per minute, as a fraction of their mean, with its 95% confidence interval: a straight line
+    by least squares. With fewer than three rates nothing is known, and all three are 0."""
+    n = len(rates)
+    if n < 3:
+        return 0.0, 0.0, 0.0
+    x, y = np.asarray(seconds), np.asarray(rates)
+    x = x - x.mean()
+    squares = float((x**2).sum())
+    steep = float((x * (y - y.mean())).sum()) / squares
+    rest = y - y.mean() - steep * x
+    error = math.sqrt(float((rest**2).sum()) / (n - 2) / squares)
+    quantile = STUDENT[n - 3] if n - 2 <= len(STUDENT) else 1.96 + 2.7 / (n - 2)
+    scale = 60 / float(y.mean())
+    return steep * scale, (steep - quantile * error) * scale, (steep + quantile * error) * scale
+
+
+def sustain(
+    subject: Subject,
+    context: int,
+    until: float,
+    energy: Energy,
+    tell: Callable[[], None],
+    clock: Clock = time.monotonic,
+) -> tuple[Sustained, Usage]:
+    """Generate answers in a row, of one length and behind the same context, until the clock shows `until`."""
+    room = subject.capacity - context - 1
+    token_ms = min(subject.decode(context, min(4, room)))
+    # On a slow device an answer is shorter, so that there are several, and several rates.
+    allowed_ms = max(0.0, until - clock()) * 1e3 / LEAST_RATES
+    count = max(1, min(room, ANSWER_TOKENS, max(8, int(min(RATE_S * 1e3, allowed_ms) / token_ms))))
+    rates, joules = list[Rate](), list[float]()
+    start, cpu, answers, total_ms = clock(), time.process_time(), 0, 0.0
+    took = 0.0  # by one rate
+    while len(rates) < LEAST_RATES or clock() + took <= until:
+        began, tokens, ms = clock(), 0, 0.0
+        with energy.metered() as found:
+            while not tokens or ms + token_ms * count / 2 < min(RATE_S * 1e3, allowed_ms):
+                ms += sum(subject.decode(context, count))
+                tokens += count
+        joules += found
+        answers, total_ms = answers + tokens // count, total_ms + ms
+        took = clock() - began
+        rates.append(Rate(round(clock() - start, 3), 1e3 * tokens / ms, context + count // 2))
+        tell()
+    steep, low, high = slope([rate.second for rate in rates], [rate.tokens_per_s for rate in rates])
+    used = Usage(
+        phase="decode",
+        tokens=answers * (count + 1),  # the first of each is run, and not timed
+        wall_s=clock() - start,
+        cpu_s=time.process_time() - cpu,
+        energy_j=sum(joules) if energy.of is not None else None,
+        energy_of=energy.of,
+    )
+    return Sustained(1e3 * answers * count / total_ms, steep, low, high, rates), used

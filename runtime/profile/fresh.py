@@ -1,0 +1,205 @@
+"""What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
+
+The parent's side is `load_ms` and `memory`; run as a module this file is the child, which prints one JSON object.
+Above the functions only the standard library is imported, so that the child sees what the others take.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge.runtime.profile.record import Memory
+
+INTERVAL_S = 0.02  # between two looks at the memory: each takes up to 3 ms of the interpreter
+LONGEST_S = 600
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the child opens the bundle."""
+
+    bundle: str
+    context: int
+    threads: int | None
+
+
+def load_ms(settings: Settings) -> float:
+    """Milliseconds that `edge.load` takes in a fresh process which has imported all that it needs."""
+    return float(_child("load", settings)["ms"])
+
+
+def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
+    """Resident memory of a fresh process that loads the bundle, takes an input of `prompt` tokens and generates
+    `tokens` more."""
+    from edge.manifest import typed
+    from edge.runtime.profile.record import Memory
+
+    return typed(_child("memory", settings, prompt, tokens), Memory, "the measurement of memory")
+
+
+class ChildFailed(Exception):
+    """The fresh process ended without a result; the last line that it said tells why."""
+
+
+def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
+    given = [settings.bundle, str(settings.context), str(settings.threads or 0), *map(str, numbers)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, what, *given], capture_output=True, text=True, timeout=LONGEST_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise ChildFailed(str(e)) from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise ChildFailed(said[-1] if said else f"it ended with status {done.returncode}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _load(bundle: str, context: int, threads: int | None) -> dict[str, Any]:
+    from edge.runtime.load import load
+
+    start = time.perf_counter()
+    load(bundle, context=context, threads=threads)
+    return {"ms": (time.perf_counter() - start) * 1e3}
+
+
+def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens: int) -> dict[str, Any]:
+    watch = _Watch(Path(bundle))
+    watch.look("start")
+    from edge.bundle import open_bundle
+    from edge.runtime.engine import Engine
+    from edge.runtime.memory import MIB, peak_rss_mb, release_freed
+    from edge.runtime.profile.subject import Subject
+    from edge.runtime.text import Text
+
+    watch.imported()
+    with watch.during("load"):
+        opened = open_bundle(bundle)
+        engine = Engine(opened, context=context, threads=threads)
+        text = Text(opened)
+    release_freed()
+    with watch.during("prefill"):
+        watch.subject = subject = Subject(engine, context)
+        subject.first_token(prompt)
+    with watch.during("decode"):
+        subject.decode(subject.length, tokens)
+    peak = peak_rss_mb()
+    del text  # held until here, as a model holds it
+    return {
+        "peak_bytes": None if peak is None else int(peak * MIB),
+        "steady_bytes": watch.steady("decode"),
+        "prompt_tokens": prompt,
+        "capacity": context,
+        "samples": watch.samples,
+    }
+
+
+class _Watch:
+    """Resident bytes by kind, from /proc/self/smaps; nothing where there is none.
+
+    floor: the interpreter and all libraries, as imported; weights: pages of the bundle's files; kv: rows of the KV
+    cache that were written; cross: what an encoder handed to the decoder; session: the rest, which is ONNX Runtime's
+    (packed weights, activations, logits) and what the tokenizer takes.
+    """
+
+    def __init__(self, bundle: Path) -> None:
+        self.samples: list[dict[str, Any]] = []
+        self.subject: Any = None
+        self._root = str(bundle.resolve())
+        self._floor = 0  # anonymous bytes after the imports
+        self._start = time.perf_counter()
+
+    def look(self, phase: str) -> None:
+        """Take one sample."""
+        try:
+            weights, files, anonymous = self._resident()
+        except OSError:
+            return
+        kv = cross = 0
+        if self.subject is not None:
+            kv, cross = self.subject.kv_bytes(mmap.PAGESIZE), self.subject.cross_bytes
+        floor = min(anonymous, self._floor) if self._floor else anonymous
+        session = max(0, anonymous - floor - kv - cross)
+        kinds = {"floor": files + floor, "weights": weights, "session": session, "kv": kv, "cross": cross}
+        second = round(time.perf_counter() - self._start, 4)
+        self.samples.append({"second": second, "phase": phase, "kinds": {k: v for k, v in kinds.items() if v}})
+
+    def imported(self) -> None:
+        """Whatever is there by now belongs to the floor."""
+        self.look("import")
+        if self.samples:
+            self._floor = self._resident()[2]
+
+    def during(self, phase: str) -> _During:
+        """While entered, samples are taken in a thread of their own; at the end one more."""
+        return _During(self, phase)
+
+    def steady(self, phase: str) -> int | None:
+        """The median of all resident bytes in a phase."""
+        totals = sorted(sum(each["kinds"].values()) for each in self.samples if each["phase"] == phase)
+        return totals[len(totals) // 2] if totals else None
+
+    def _resident(self) -> tuple[int, int, int]:
+        """Resident bytes of the bundle's files, of other files, and of no file."""
+        weights = files = anonymous = 0
+        path = ""
+        with Path("/proc/self/smaps").open(encoding="utf-8", errors="surrogateescape") as smaps:
+            for line in smaps:
+                name, _, rest = line.partition(":")
+                if name == "Rss":
+                    resident = int(rest.split()[0]) * 1024
+                elif name == "Anonymous":
+                    own = int(rest.split()[0]) * 1024
+                    anonymous += own
+                    if path.startswith(self._root + os.sep):
+                        weights += resident - own
+                    else:
+                        files += resident - own
+                elif "-" in name.partition(" ")[0]:  # the line that begins a mapping; its path may hold a colon
+                    fields = line.split(maxsplit=5)
+                    path = fields[5].rstrip("\n") if len(fields) > 5 else ""
+        return weights, files, anonymous
+
+
+class _During:
+    def __init__(self, watch: _Watch, phase: str) -> None:
+        self._watch, self._phase = watch, phase
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._done.wait(INTERVAL_S):
+            self._watch.look(self._phase)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._watch.look(self._phase)
+
+
+def _main(args: list[str]) -> int:
+    what, bundle, (context, threads, *numbers) = args[0], args[1], map(int, args[2:])
+    if what == "load":
+        answer = _load(bundle, context, threads or None)
+    else:
+        answer = _memory(bundle, context, threads or None, *numbers)
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""What is measured in turns: first tokens, output tokens and steps of a `Subject`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from edge.runtime.profile.machine import Energy
+from edge.runtime.profile.measure import Series
+from edge.runtime.profile.record import CurvePoint, Decode, Ttft, Usage
+from edge.runtime.profile.subject import Subject
+
+SURE_TOKENS = 100  # times per output token, before their p99 means anything
+VISIT_TOKENS = 32  # output tokens measured at one context before the next has its turn
+VISIT_S = 0.25  # or as many as take this long
+
+
+@dataclass
+class FirstTokenJob:
+    """Time to first token of an input of so many tokens, and what it takes of the machine."""
+
+    subject: Subject
+    tokens: int
+    energy: Energy
+    total: Series = field(default_factory=Series)
+    encode: Series = field(default_factory=Series)
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    joules: list[float] = field(default_factory=list)
+
+    @property
+    def sure(self) -> bool:
+        return self.total.sure
+
+    def run(self, *, keep: bool) -> None:
+        with self.energy.metered() as joules:
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = self.subject.first_token(self.tokens)
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        if keep:
+            self.total.times.append(found.ms)
+            if found.encode_ms is not None:
+                self.encode.times.append(found.encode_ms)
+            self.wall_s += wall
+            self.cpu_s += cpu
+            self.joules += joules
+
+    def result(self) -> Ttft:
+        encode = self.encode.stats if self.encode.times else None
+        return Ttft(self.tokens, self.total.stats, encode, self.subject.audio_s)
+
+
+def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
+    """What all first tokens together took."""
+    return Usage(
+        phase="prefill",
+        tokens=sum(job.tokens * len(job.total.times) for job in jobs),
+        wall_s=sum(job.wall_s for job in jobs),
+        cpu_s=sum(job.cpu_s for job in jobs),
+        energy_j=None if energy.of is None else sum(sum(job.joules) for job in jobs),
+        energy_of=energy.of,
+    )
+
+
+@dataclass
+class TokenJob:
+    """Time per output token behind a context."""
+
+    subject: Subject
+    context: int
+    series: Series = field(default_factory=lambda: Series(least=SURE_TOKENS))
+    visit: int = 2  # tokens
+
+    @property
+    def sure(self) -> bool:
+        return self.series.sure
+
+    def run(self, *, keep: bool) -> None:
+        room = self.subject.capacity - self.context - 1
+        times = self.subject.decode(self.context, max(1, min(self.visit, room)))
+        self.visit = max(2, min(VISIT_TOKENS, round(VISIT_S * 1e3 / min(times))))
+        if keep:
+            self.series.times += times
+
+    def result(self) -> Decode:
+        times = self.series.times
+        return Decode(self.context, self.series.stats, len(times) / sum(times) * 1e3)
+
+
+@dataclass
+class StepJob:
+    """A point of the cost curve."""
+
+    subject: Subject
+    size: int
+    context: int
+    series: Series = field(default_factory=Series)
+
+    @property
+    def sure(self) -> bool:
+        return self.series.sure
+
+    def run(self, *, keep: bool) -> None:
+        ms = self.subject.step(self.size, self.context)
+        if keep:
+            self.series.times.append(ms)
+
+    def result(self) -> CurvePoint:
+        stats = self.series.stats
+        return CurvePoint(self.size, self.context, stats.p50_ms, stats.low_ms, stats.high_ms, stats.count)

@@ -1,0 +1,223 @@
+"""The machine that measurements are made on: what it is, what else it does meanwhile, and the energy it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnxruntime as ort
+
+from edge.runtime.profile.record import Device
+
+SYS = Path("/sys/class")
+PROVIDERS = {"cpu": "CPUExecutionProvider"}
+
+
+def describe(provider: str, threads: int) -> Device:
+    """This machine, with the provider (a name of `PROVIDERS`) and the threads that are measured."""
+    return Device(
+        name=platform.node() or "unnamed",
+        cpu=cpu_name(),
+        cores=usable_cores(),
+        memory_bytes=memory_bytes(),
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        runtime=f"onnxruntime {ort.__version__}",
+        provider=PROVIDERS[provider],
+        threads=threads,
+    )
+
+
+def cpu_name() -> str:
+    """The processor, as the system calls it."""
+    with contextlib.suppress(OSError):
+        fields = dict(_pairs(Path("/proc/cpuinfo").read_text(errors="replace")))
+        for name in ("model name", "Hardware", "cpu model", "uarch"):
+            if fields.get(name):
+                return fields[name]
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of lines like `name : value`, the last one first, so that a dict keeps the first."""
+    for line in reversed(text.splitlines()):
+        name, colon, value = line.partition(":")
+        if colon:
+            yield name.strip(), value.strip()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Bytes of memory that the machine has; None where the system does not tell."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that could be taken without swapping; None where the system does not tell."""
+    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
+        fields = dict(_pairs(Path("/proc/meminfo").read_text()))
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return memory_bytes()
+
+
+class Neighbours:
+    """How much of the machine other processes take, from now on."""
+
+    def __init__(self) -> None:
+        self._busy, self._own, self._start = busy_s(), _own_s(), time.monotonic()
+
+    def share(self) -> float | None:
+        """Their CPU time since the start, as a share of that of all cores; None where the system does not tell."""
+        busy = busy_s()
+        if busy is None or self._busy is None:
+            return None
+        wall = (time.monotonic() - self._start) * (os.cpu_count() or 1)
+        foreign = busy - self._busy - (_own_s() - self._own)
+        return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0
+
+
+def busy_s() -> float | None:
+    """CPU seconds that the machine has spent on any process so far; None where the system does not tell."""
+    try:
+        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """CPU seconds of this process and of the children that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class Energy:
+    """Joules that the machine takes: of its processors by RAPL's counters, or of the whole device by its battery.
+
+    `of` says what they are of, and is None where the system does not tell (many let only root read RAPL).
+
+    Source: Linux, Documentation/power/powercap/powercap.rst and Documentation/ABI/testing/sysfs-class-power.
+    """
+
+    def __init__(self, sys_class: Path = SYS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._zones = list(_packages(sys_class / "powercap"))
+        self._battery = None if self._zones else _discharging(sys_class / "power_supply")
+        self.of: str | None = None
+        if self._zones:
+            self.of = ", ".join(_text(zone / "name") for zone in self._zones)
+        elif self._battery is not None:
+            self.of = "battery"
+
+    @contextlib.contextmanager
+    def metered(self) -> Iterator[list[float]]:
+        """While entered, energy is counted; afterwards the list that it gives holds the joules, where there is a meter.
+
+        A battery tells its power only: the mean of that at both ends, over the time between.
+        """
+        found: list[float] = []
+        if self.of is None:
+            yield found
+            return
+        counters, power, start = self._counters(), self._power(), self._clock()
+        yield found
+        if self._zones:
+            pairs = zip(self._zones, counters, self._counters(), strict=True)
+            found.append(sum(_passed(zone, before, after) for zone, before, after in pairs) / 1e6)
+        else:
+            found.append((power + self._power()) / 2 * (self._clock() - start))
+
+    def _counters(self) -> list[int]:
+        return [int(_text(zone / "energy_uj")) for zone in self._zones]
+
+    def _power(self) -> float:
+        """Watts that the battery gives."""
+        return 0.0 if self._battery is None else _watts(self._battery)
+
+
+def _packages(powercap: Path) -> Iterator[Path]:
+    """The RAPL zones of whole processors that may be read."""
+    for zone in sorted(powercap.glob("intel-rapl:*")):  # AMD's too
+        with contextlib.suppress(OSError, ValueError):
+            if zone.name.count(":") == 1 and int(_text(zone / "energy_uj")) >= 0 and _text(zone / "name"):
+                yield zone
+
+
+def _passed(zone: Path, before: int, after: int) -> int:
+    """Microjoules between two readings of a counter, which may have begun again at zero."""
+    return after - before if after >= before else after - before + int(_text(zone / "max_energy_range_uj"))
+
+
+def _discharging(supplies: Path) -> Path | None:
+    """A battery that runs the device now and tells its power."""
+    for supply in sorted(supplies.glob("*")):
+        with contextlib.suppress(OSError, ValueError):
+            if _text(supply / "type") == "Battery" and _text(supply / "status") == "Discharging" and _watts(supply) > 0:
+                return supply
+    return None
+
+
+def _watts(supply: Path) -> float:
+    """Power of a battery, from microwatts, or from microvolts and microamperes."""
+    if (supply / "power_now").exists():
+        return abs(int(_text(supply / "power_now"))) / 1e6
+    return abs(int(_text(supply / "voltage_now")) * int(_text(supply / "current_now"))) / 1e12
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip()
+
+
+def drop_from_page_cache(paths: list[Path]) -> bool:
+    """Ask the system to forget what it holds of these files in memory, as before they were read for the first time.
+
+    Returns:
+        Whether it did. It does not for files that a process has mapped, nor on file systems that live in memory.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # what is not written yet is not dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sizes = [path.stat().st_size for path in paths]
+    held = [resident_bytes(path) for path in paths]
+    if None in held:
+        return False
+    return sum(each or 0 for each in held) < 0.05 * sum(sizes)
+
+
+def resident_bytes(path: Path) -> int | None:
+    """Bytes of a file that the page cache holds; None where the system does not tell. Linux only."""
+    size = path.stat().st_size
+    if sys.platform != "linux" or not size:
+        return 0 if not size else None
+    import ctypes
+    import mmap
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    with path.open("rb") as file:
+        start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if start in (None, ctypes.c_void_p(-1).value):
+        return None
+    pages = -(-size // mmap.PAGESIZE)
+    state = ctypes.create_string_buffer(pages)
+    failed = libc.mincore(start, size, state)
+    libc.munmap(start, size)
+    return None if failed else sum(byte & 1 for byte in state.raw) * mmap.PAGESIZE

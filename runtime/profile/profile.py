@@ -1,0 +1,292 @@
+"""Profiling a bundle on this device within a time limit: every phase gets its share, and leaves what it does not need
+to those that follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
+from edge.errors import InputError
+from edge.manifest import Manifest
+from edge.runtime.engine import Engine
+from edge.runtime.profile import fresh, machine
+from edge.runtime.profile.drift import Canary, sustain
+from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
+from edge.runtime.profile.measure import Group, Job, Series, take_turns
+from edge.runtime.profile.record import (
+    FORMAT,
+    FORMAT_VERSION,
+    BundleInfo,
+    Load,
+    Memory,
+    Profile,
+)
+from edge.runtime.profile.subject import Subject, input_kind
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.34, "curve": 0.30, "sustained": 0.18}
+DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
+SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
+LONGEST = 1 / 8  # share of the time that one input may take
+LEAST_ROUNDS = 4  # of the cost curve, warm-up included, that there should be time for
+LEAST_CONTEXT = 16
+LEAST_SECONDS = 1.0
+BUSY = 0.05  # share of the machine that others may take before it is said
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How a bundle is profiled.
+
+    Args:
+        seconds: how long it may take, all in all; where a single round takes longer, it takes that.
+        threads: threads to compute with; default: one per core, up to 8.
+        context: most tokens in the KV cache; default: the bundle's, where that takes no more than half of the memory.
+        provider: where the graphs run; a name of `edge.runtime.profile.machine.PROVIDERS`.
+
+    Raises:
+        InputError: a value out of its range, or a provider that there is not.
+    """
+
+    seconds: float = 60.0
+    threads: int | None = None
+    context: int | None = None
+    provider: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not LEAST_SECONDS <= self.seconds < float("inf"):
+            raise InputError(f"Measuring needs {LEAST_SECONDS:g} second or more, not {self.seconds:g}.")
+        if self.context is not None and self.context < LEAST_CONTEXT:
+            raise InputError(f"A profile needs a context of {LEAST_CONTEXT} tokens or more, not {self.context}.")
+        if self.provider not in machine.PROVIDERS:
+            known = ", ".join(machine.PROVIDERS)
+            raise InputError(f"There is no provider {self.provider!r} here; there is: {known}.")
+
+
+def profile(
+    path: str | Path, options: ProfileOptions | None = None, *, progress: Progress = lambda done, total, text: None
+) -> Profile:
+    """Measure a bundle of any kind. The first engine of a process decides about the threads of all others.
+
+    Raises:
+        BundleError: the bundle is missing, damaged, or lacks a graph.
+        InputError: an option that the bundle cannot follow.
+    """
+    options = options or ProfileOptions()
+    bundle = open_bundle(path)
+    bundle.check_files_once()
+    return _Run(bundle, options, progress).profile()
+
+
+class _Run:
+    """One run of the profiler. The order matters: files are dropped from the page cache before an engine maps them."""
+
+    def __init__(self, bundle: Bundle, options: ProfileOptions, progress: Progress) -> None:
+        self._bundle, self._options, self._progress = bundle, options, progress
+        self._start = time.monotonic()
+        self._waiting = dict(SHARES)
+        self._notes: list[str] = []
+        self._capacity = _capacity(bundle.manifest, options.context)
+        self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
+        self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
+
+    def profile(self) -> Profile:
+        neighbours = machine.Neighbours()
+        load = self._load()
+        memory = self._memory()
+        self._say("opening")
+        engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads)
+        self._subject = Subject(engine, self._capacity)
+        self._energy = machine.Energy()
+        self._subject.fill()
+        self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
+        firsts, tokens = self._answers()
+        curve = self._curve()
+        context = self._contexts[min(1, len(self._contexts) - 1)]
+        tell = self._between("long answers in a row")
+        sustained, decoding = sustain(self._subject, context, self._until("sustained"), self._energy, tell)
+        foreign = neighbours.share()
+        if foreign is not None and foreign > BUSY:
+            self._notes.append(f"Other processes took {foreign:.0%} of the machine meanwhile; repeat when it is idle.")
+        return Profile(
+            format=FORMAT,
+            format_version=FORMAT_VERSION,
+            producer=f"edge {_version()}",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - self._start, 3),
+            device=machine.describe(self._options.provider, engine.threads),
+            bundle=bundle_info(self._bundle),
+            context=self._capacity,
+            ttft=[job.result() for job in firsts],
+            decode=[job.result() for job in tokens],
+            curve=[job.result() for job in curve],
+            source_tokens=self._subject.source_tokens,
+            sustained=sustained,
+            load=load,
+            memory=memory,
+            usage=[prefill_usage(firsts, self._energy), decoding],
+            noise=self._canary.noise(foreign),
+            notes=self._notes,
+        )
+
+    def _say(self, what: str) -> None:
+        done = time.monotonic() - self._start
+        self._progress(round(1000 * min(done / self._options.seconds, 1)), 1000, what)
+
+    def _until(self, phase: str) -> float:
+        """When a phase must end: what is left is shared between it and those that follow."""
+        now = time.monotonic()
+        left = max(0.0, self._start + self._options.seconds - now)
+        share = self._waiting[phase] / sum(self._waiting.values())
+        del self._waiting[phase]
+        return now + left * share
+
+    def _load(self) -> Load | None:
+        until = self._until("load")
+        files = [path for path in self._bundle.root.rglob("*") if path.is_file()]
+        warm, cold, droppable = Series(), Series(), True
+        self._say("loading in fresh processes")
+        try:
+            first, began = fresh.load_ms(self._settings), time.monotonic()
+            while not (warm.sure and (cold.sure or not droppable)):
+                warm.times.append(fresh.load_ms(self._settings))
+                droppable = droppable and machine.drop_from_page_cache(files)
+                if droppable:
+                    cold.times.append(fresh.load_ms(self._settings))
+                self._say("loading in fresh processes")
+                now = time.monotonic()
+                if now + (now - began) / len(warm.times) > until:
+                    break
+        except (fresh.ChildFailed, OSError, ValueError) as e:
+            self._notes.append(f"Loading could not be measured in a fresh process: {e}")
+            return None
+        if not warm.times:
+            warm.times.append(first)
+        if not droppable:
+            self._notes.append("The system does not drop the bundle's files from its page cache: no cold load time.")
+        return Load(warm.stats, cold.stats if cold.times else None)
+
+    def _memory(self) -> Memory | None:
+        self._say("watching the memory of a fresh process")
+        prompt, tokens = min(512, self._capacity // 2), min(64, self._capacity // 4)
+        encoder = self._bundle.manifest.encoder
+        if encoder is not None:
+            prompt = min(prompt, encoder.max_length) if encoder.input == "text" else encoder.max_length
+        capacity = self._capacity if encoder is not None else prompt + tokens + 1
+        settings = fresh.Settings(str(self._bundle.root), capacity, self._options.threads)
+        del self._waiting["memory"]  # it takes what one answer takes
+        try:
+            return fresh.memory(settings, prompt, tokens)
+        except (fresh.ChildFailed, OSError, ValueError) as e:
+            self._notes.append(f"Memory could not be measured in a fresh process: {e}")
+            return None
+
+    def _answers(self) -> tuple[list[FirstTokenJob], list[TokenJob]]:
+        until, what = self._until("answers"), "time to first token, time per token"
+        self._say(what)
+        firsts = self._inputs(until)
+        tokens = [TokenJob(self._subject, context) for context in self._contexts]
+        for job in tokens:
+            job.run(keep=False)
+        both: list[Job] = [*firsts, *tokens]
+        take_turns([Group([job]) for job in both], until, between=self._between(what), warm=True)
+        return firsts, tokens
+
+    def _inputs(self, until: float) -> list[FirstTokenJob]:
+        """Inputs of as many tokens as there is time for; each is run once, to warm up."""
+        encoder = self._bundle.manifest.encoder
+        if encoder is None:
+            lengths = self._contexts
+        else:
+            lengths = grid(encoder.max_length) if encoder.input == "text" else [encoder.max_length]
+        most, jobs, took = (until - time.monotonic()) * LONGEST, list[FirstTokenJob](), 0.0
+        for length in lengths:
+            # Attention is quadratic in the length and all else linear: a guess is enough to keep within the time.
+            expected = took * (length / jobs[-1].tokens) ** 1.3 if jobs else 0.0
+            if expected > most:
+                self._notes.append(
+                    f"An input of {length} tokens takes about {expected:.0f} s; more --seconds would have it measured."
+                )
+                break
+            start = time.monotonic()
+            jobs.append(FirstTokenJob(self._subject, length, self._energy))
+            jobs[-1].run(keep=False)
+            took = time.monotonic() - start
+        return jobs
+
+    def _curve(self) -> list[StepJob]:
+        until, contexts = self._until("curve"), list(self._contexts)
+        self._say("cost curve")
+        allowed = until - time.monotonic()
+        costs = {context: self._round_s(context) for context in contexts}
+        while len(contexts) > 2 and LEAST_ROUNDS * sum(costs[context] for context in contexts) > allowed:
+            contexts.remove(contexts[len(contexts) // 2])
+        if len(contexts) < len(self._contexts):
+            left_out = ", ".join(str(context) for context in self._contexts if context not in contexts)
+            self._notes.append(f"The cost curve leaves out the contexts {left_out}; more --seconds would measure them.")
+        jobs = {c: [StepJob(self._subject, size, c) for size in self._sizes(c)] for c in contexts}
+        # A step of one token first: it brings weights and rows into the caches, as in the middle of an answer.
+        groups = [Group(jobs[c], partial(self._subject.step, 1, c)) for c in contexts]
+        if not take_turns(groups, until, between=self._between("cost curve")):
+            self._notes.append("Points of the cost curve were measured once, not warmed up; give more --seconds.")
+        return [job for context in contexts for job in jobs[context]]
+
+    def _sizes(self, context: int) -> list[int]:
+        return [size for size in SIZES if context + size <= self._capacity]
+
+    def _round_s(self, context: int) -> float:
+        """About how long one round over all sizes takes at a context: three times what the largest of them does."""
+        return 3e-3 * self._subject.step(self._sizes(context)[-1], context)
+
+    def _between(self, what: str) -> Callable[[], None]:
+        def tell() -> None:
+            self._canary.sing()
+            self._say(what)
+
+        return tell
+
+
+def grid(last: int) -> list[int]:
+    """Lengths up to and including `last`, each about four times the one before."""
+    steps = DENSE if last < DENSE_BELOW else SPARSE
+    return [*(n for n in steps if n <= last / 1.3), last]
+
+
+def _capacity(manifest: Manifest, asked: int | None) -> int:
+    """Tokens of the KV cache: as asked for, or as many as the bundle takes and half of the memory holds."""
+    if asked is not None:
+        return asked
+    available = machine.available_bytes()
+    fits = manifest.context if available is None else available // 2 // manifest.kv.bytes_per_token
+    return max(LEAST_CONTEXT, min(manifest.context, fits))
+
+
+def bundle_info(bundle: Bundle) -> BundleInfo:
+    """Which bundle was measured."""
+    manifest = bundle.manifest
+    return BundleInfo(
+        name=manifest.name,
+        sha256=sha256_of(bundle.path(MANIFEST)),
+        family=manifest.family,
+        kind=manifest.kind,
+        input=input_kind(manifest),
+        weights=manifest.weights,
+        context=manifest.context,
+        parameters=sum(group.parameters for group in manifest.groups),
+        bytes=sum(file.size for file in manifest.files),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("edge")
+    except PackageNotFoundError:
+        return "from source"

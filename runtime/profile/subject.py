@@ -1,0 +1,194 @@
+"""What is measured: a bundle's engine with one KV cache, which can be put at any context at once.
+
+A context is reached by moving the cache's length over rows that earlier steps wrote (or copies of them), not by running
+that many tokens again: a step costs the same behind either.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.manifest import KV_DTYPES, Manifest
+from edge.runtime.answer import never
+from edge.runtime.encoder import Cross
+from edge.runtime.engine import Engine
+from edge.runtime.generate import generate
+from edge.runtime.model import PREFILL_CHUNK
+from edge.runtime.sampling import SamplingOptions, make_sampler
+
+WRITTEN = 512  # rows that are really run, where the capacity allows; the others are copies of them
+SOURCE = 64  # source tokens behind which an encoder-decoder for text decodes: two or three sentences
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """One time to first token, in milliseconds; `encode_ms` is the encoder's share, where there is one."""
+
+    ms: float
+    encode_ms: float | None
+
+
+class Subject:
+    """An engine to be measured; its input is random, for no kernel's speed depends on which tokens it sees.
+
+    Args:
+        engine: a loaded engine.
+        capacity: tokens of the KV cache, up to the engine's context.
+    """
+
+    def __init__(self, engine: Engine, capacity: int) -> None:
+        self.engine, self.capacity = engine, capacity
+        self._manifest = engine.bundle.manifest
+        self._rng = np.random.default_rng(0)
+        self._sampler = make_sampler(SamplingOptions(), self._manifest.dims.vocab_size)
+        self._cross: Cross | None = None  # behind which tokens are decoded: that of the first input, until `fill`
+        self._cache = engine.new_cache(capacity)
+        self._written = 0  # rows that hold something
+
+    @property
+    def input(self) -> str:
+        """What goes in: "prompt", "source" or "audio"; see `edge.runtime.profile.record.BundleInfo`."""
+        return input_kind(self._manifest)
+
+    @property
+    def source_tokens(self) -> int | None:
+        """Rows that the encoder hands to the decoder while `decode` and `step` are measured."""
+        encoder = self._manifest.encoder
+        if encoder is None:
+            return None
+        return encoder.max_length if encoder.input == "audio" else min(SOURCE, encoder.max_length)
+
+    @property
+    def audio_s(self) -> float | None:
+        """Seconds of sound that the encoder takes at a time."""
+        speech = self._manifest.speech
+        return None if speech is None else speech.window_samples / speech.sample_rate
+
+    def first_token(self, tokens: int) -> FirstToken:
+        """Take an input of so many tokens (of sound always a window) and generate the first token of the output."""
+        encoder, cross = self._manifest.encoder, None
+        chunk = PREFILL_CHUNK
+        if encoder is None:
+            prompt, start = self._tokens(tokens), time.perf_counter()
+        elif encoder.input == "audio":
+            prompt, samples, start = self._decoder_start(), self._samples(), time.perf_counter()
+            assert self.engine.encoder is not None
+            cross = self.engine.encoder.encode_audio(samples)
+        else:
+            prompt, ids, start = self._decoder_start(), self._tokens(tokens), time.perf_counter()
+            assert self.engine.encoder is not None
+            cross = self.engine.encoder.encode_text(ids)
+        encoded = time.perf_counter()
+        self._cross = self._cross or cross
+        self._cache.reset(cross)
+        next(generate(self.engine, self._cache, prompt, self._sampler, chunk=chunk, interrupted=never))
+        end = time.perf_counter()
+        self._written = max(self._written, self._cache.length)
+        return FirstToken((end - start) * 1e3, None if cross is None else (encoded - start) * 1e3)
+
+    def decode(self, context: int, count: int) -> list[float]:
+        """Milliseconds of each of `count` tokens, one after another behind `context` tokens, greedily sampled.
+
+        One more token is run before them, for the caches and the threads to be as they are in the middle of an answer.
+        """
+        self._at(context)
+        tokens = generate(self.engine, self._cache, self._tokens(1), self._sampler, chunk=1, interrupted=never)
+        next(tokens)
+        times, before = [], time.perf_counter()
+        for _ in range(count):
+            next(tokens)
+            now = time.perf_counter()
+            times.append((now - before) * 1e3)
+            before = now
+        return times
+
+    def step(self, size: int, context: int) -> float:
+        """Milliseconds of one step of `size` tokens, with logits of every one, behind `context` tokens."""
+        self._at(context)
+        tokens, rows = self._tokens(size), np.arange(size)
+        start = time.perf_counter()
+        self.engine.step(self._cache, tokens, rows)
+        return (time.perf_counter() - start) * 1e3
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._cache.length
+
+    @property
+    def cross_bytes(self) -> int:
+        """Bytes of what the encoder handed to the decoder."""
+        return 0 if self._cache.cross is None else self._cache.cross.nbytes
+
+    def kv_bytes(self, page: int) -> int:
+        """Bytes of the KV cache that are in memory: pages of this size that its rows have touched."""
+        rows = max(self._written, self._cache.length)
+        return sum(
+            2 * layer.heads * -(-rows * layer.head_dim * KV_DTYPES[self._manifest.kv.dtype] // page) * page
+            for layer in self._manifest.kv.layers
+        )
+
+    def fill(self) -> None:
+        """Write the whole cache: a few rows are run, and copied to the others. From here on an encoder-decoder decodes
+        behind `source_tokens` rows."""
+        rows = min(WRITTEN, self.capacity)
+        if self.source_tokens:
+            self._cross = self._encode(self.source_tokens)
+        self._cache.reset(self._cross)
+        for start in range(0, rows, PREFILL_CHUNK):
+            self.engine.step(self._cache, self._tokens(min(PREFILL_CHUNK, rows - start)))
+        self._written = max(self._written, rows)
+        self._copy(self.capacity)
+
+    def _at(self, context: int) -> None:
+        """Put the cache at a context."""
+        self._cache.reset(self._cross)
+        if context > self._written:
+            self._copy(context)
+        self._cache.length = context
+
+    def _copy(self, upto: int) -> None:
+        """Fill rows up to this one with copies of those that were written."""
+        have = self._written
+        if not have:
+            raise ValueError("nothing was run yet that could be copied")
+        for pair in self._cache.buffers:
+            for buffer in pair:
+                for start in range(have, upto, have):
+                    end = min(start + have, upto)
+                    buffer[:, :, start:end] = buffer[:, :, : end - start]
+        self._written = max(have, upto)
+
+    def _encode(self, tokens: int) -> Cross:
+        assert self.engine.encoder is not None
+        if self._manifest.speech is not None:
+            return self.engine.encoder.encode_audio(self._samples())
+        return self.engine.encoder.encode_text(self._tokens(tokens))
+
+    def _tokens(self, count: int) -> NDArray[np.int64]:
+        return self._rng.integers(0, self._manifest.dims.vocab_size, count, np.int64)
+
+    def _samples(self) -> NDArray[np.float32]:
+        """A window of noise."""
+        assert self._manifest.speech is not None
+        return self._rng.normal(0, 0.1, self._manifest.speech.window_samples).astype(np.float32)
+
+    def _decoder_start(self) -> NDArray[np.int64]:
+        """As many tokens as the decoder of an encoder-decoder begins with."""
+        text, speech = self._manifest.text, self._manifest.speech
+        if speech is not None:  # start, language, task, no timestamps
+            return self._tokens(2 + bool(speech.languages) + bool(speech.tasks))
+        forced = self._manifest.generation is not None and self._manifest.generation.forced_bos is not None
+        assert text is not None
+        return self._tokens(max(1, len(text.decoder_start) + text.target_at_start + forced))
+
+
+def input_kind(manifest: Manifest) -> str:
+    """What goes into a bundle's model: "prompt" tokens, an encoder's "source" tokens, or "audio"."""
+    if manifest.encoder is None:
+        return "prompt"
+    return "audio" if manifest.encoder.input == "audio" else "source"
