@@ -67,7 +67,7 @@ def write_encoder_decoder(
 
     weights: the encoder's and the decoder's.
     """
-    inputs = _Inputs(checkpoint)
+    inputs = _Inputs(checkpoint, context)
     recorded = None
     if compare:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
@@ -115,7 +115,7 @@ def write_encoder_decoder(
 class _Inputs:
     """What the model reads in the check and the golden answers: sentences, or noise that any host can make."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, context: int) -> None:
         self.text: TextFormat | None = None
         self.speech: Speech | None = None
         self._config = checkpoint.config
@@ -133,10 +133,10 @@ class _Inputs:
         if text.target_at_start and text.languages:
             self.start.append(text.languages[text.target or next(iter(text.languages))])
         tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
-        ids = [
-            [*text.prefix, *tokenizer.encode(sentence, add_special_tokens=False).ids, *text.suffix]
-            for sentence in SENTENCES
-        ]
+        longest = min(context, checkpoint.config.get("max_position_embeddings") or context)
+        room = longest - len(text.prefix) - len(text.suffix)
+        sentences = [tokenizer.encode(sentence, add_special_tokens=False).ids[:room] for sentence in SENTENCES]
+        ids = [[*text.prefix, *sentence, *text.suffix] for sentence in sentences]
         self.examples = [np.array(i, np.int64) for i in ids]
         self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
 

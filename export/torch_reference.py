@@ -63,6 +63,8 @@ def load_torch(
                 )
             # torch warns of arrays that are mapped read-only
             parameter.copy_(torch.from_numpy(values if values.flags.writeable else values.copy()))
+        for name in model.state_dict().keys() & dict(model.named_buffers()).keys():  # what is added to the logits
+            model.get_buffer(name).copy_(torch.from_numpy(checkpoint.read(name)))
     return model.eval()
 
 

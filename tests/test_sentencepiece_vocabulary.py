@@ -124,7 +124,7 @@ def test_a_marian_directory_becomes_a_translator(marian: Path, tmp_path: Path, b
     model = tiny_model(MarianConfig(**sizes, **heads, **tokens, forced_eos_token_id=0, scale_embedding=True))
     model.generation_config.update(bad_words_ids=[[pad]], num_beams=beams, max_length=20)
     model.save_pretrained(root)
-    bundle = edge.export(str(root), tmp_path / "tiny.edge", weights="fp32", check=False)
+    bundle = edge.export(str(root), tmp_path / "tiny.edge", weights="fp32")
     answer = edge.load(str(bundle.root)).generate("The old man sees two dogs.")
     given = slow("The old man sees two dogs.", return_tensors="pt").input_ids
     wanted = model.generate(given, do_sample=False)[0].tolist()

@@ -146,6 +146,8 @@ class Attention(nn.Module):
         scale: float | None = None,
     ):
         super().__init__()
+        if heads.dim % 8:
+            raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")
         self.layer = layer
         self.heads = heads
         self.rope = rope
