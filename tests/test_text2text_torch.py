@@ -1,0 +1,149 @@
+"""Beams, greedy decoding and drafts over real graphs: token for token what transformers generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoder_decoder_harness import Pair, tiny_model
+from graph_harness import TinyCheckpoint, float_matrices
+from transformers import BartConfig, MarianConfig, PreTrainedConfig, T5Config
+
+import edge
+from edge.runtime.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
+from edge.runtime.generate import generate
+from edge.runtime.loading import start
+from edge.runtime.processors import NoRepeatNgrams
+from edge.runtime.sampling import greedy
+from edge.runtime.text import Text
+from edge.runtime.text2text import Text2Text, Text2TextOptions
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODEL, DATA = SHARED / "models" / "multi30k-en-de", SHARED / "data" / "multi30k"
+SIZES = dict(vocab_size=97, decoder_start_token_id=2, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+BART = dict(
+    **SIZES,
+    d_model=48,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=3,
+    encoder_ffn_dim=64,
+    decoder_ffn_dim=64,
+    max_position_embeddings=64,
+    forced_eos_token_id=None,
+)
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "t5": T5Config(**SIZES, d_model=48, d_kv=16, d_ff=64, num_layers=2, num_heads=3, tie_word_embeddings=False),
+    "bart": BartConfig(**BART),
+    "marian": MarianConfig(**BART),
+}
+SOURCES = [np.array(ids) for ids in ([5, 6, 7, 8, 1], [90, 12, 33, 4, 71, 18, 25, 60, 1], [44, 1])]
+LENGTH = 16  # tokens of an output
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    model = tiny_model(CONFIGS[request.param])
+    return Pair(tmp_path_factory.mktemp(request.param) / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+
+
+def generated(model: Any, source: np.ndarray, **settings: object) -> list[list[int]]:
+    """What transformers generates behind the first token, without padding."""
+    config = dict(do_sample=False, max_new_tokens=LENGTH, max_length=None, decoder_start_token_id=2, eos_token_id=1)
+    out = model.generate(torch.from_numpy(source)[None], **{**config, "pad_token_id": 0, **settings})
+    texts = [row[1:] for row in out.tolist()]
+    return [text[: text.index(1) + 1] if 1 in text else text for text in texts]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 4, "num_return_sequences": 4},
+        {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True, "num_return_sequences": 2},
+        {"num_beams": 5, "length_penalty": 0.3, "early_stopping": "never", "no_repeat_ngram_size": 2},
+    ],
+    ids=["plain", "long", "never"],
+)
+def test_beams_of_a_graph_are_those_of_transformers(pair: Pair, settings: dict[str, Any]) -> None:
+    options = BeamOptions(
+        beams=settings["num_beams"],
+        length_penalty=settings.get("length_penalty", 1.0),
+        early_stopping=settings.get("early_stopping", False),
+        n_best=settings.get("num_return_sequences", 1),
+        max_tokens=LENGTH,
+    )
+    processors = [NoRepeatNgrams(settings[k]) for k in ("no_repeat_ngram_size",) if k in settings]
+    engine = pair.engine
+    for source in SOURCES:
+        assert engine.encoder is not None
+        cache = new_cache(engine, 1, options, engine.encoder.encode_text(source))
+        found = beam_search(engine, cache, [2], options, eos=[1], processors=processors)
+        assert [text.token_ids for text in found] == generated(pair.model, source, **settings)
+
+
+def test_greedy_decoding_with_and_without_drafts_is_that_of_transformers(pair: Pair) -> None:
+    engine, experience, prompt = pair.engine, Experience(), np.array([2])
+    for source in SOURCES:
+        (wanted,) = generated(pair.model, source)
+        assert engine.encoder is not None
+        cross = engine.encoder.encode_text(source)
+        plain = generate(engine, engine.new_cache(cross=cross), prompt, greedy, chunk=1, interrupted=lambda: False)
+        assert first(plain, len(wanted)) == wanted
+        # A draft of the output itself, with a fault in it, so that much is accepted and some is rolled back.
+        draft = InputDraft([*wanted[:9], 96, *wanted[10:]], experience)
+        drafted = generate_from_draft(
+            engine, engine.new_cache(cross=cross), prompt, greedy, draft, experience, interrupted=lambda: False
+        )
+        assert first(drafted, len(wanted)) == wanted
+
+
+def first(tokens: Any, count: int) -> list[int]:
+    return [token for token, _ in zip(tokens, range(count), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Text2Text, Callable[..., str]]:
+    """A translator as a bundle of float weights, and what transformers makes of the same checkpoint."""
+    if not (MODEL / "model.safetensors").exists() or not DATA.exists():
+        pytest.skip(f"{MODEL} is not on this machine")
+    from transformers import AutoTokenizer, T5ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("multi30k") / "en-de.edge"
+    edge.export(MODEL, folder, weights="fp32", check=False)
+    loading = start(folder)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    model = T5ForConditionalGeneration.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+    def translate(text: str, **settings: object) -> str:
+        out = model.generate(**tokenizer(text, return_tensors="pt"), do_sample=False, max_new_tokens=60, **settings)
+        return str(tokenizer.decode(out[0], skip_special_tokens=True))
+
+    return Text2Text(loading.bundle, loading.engine, Text(loading.bundle)), translate
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({}, {}),
+        ({"draft_from_input": True}, {}),
+        ({"beams": 4}, {"num_beams": 4}),
+        (
+            {"beams": 3, "length_penalty": 2.0, "no_repeat_ngram": 2, "early_stopping": "never"},
+            {"num_beams": 3, "length_penalty": 2.0, "no_repeat_ngram_size": 2, "early_stopping": "never"},
+        ),
+    ],
+    ids=["greedy", "draft", "beams", "more rules"],
+)
+def test_translations_are_those_of_transformers(
+    translators: tuple[Text2Text, Callable[..., str]], options: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    model, translate = translators
+    lines = (DATA / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[100:104]
+    ours = [model.generate(line, Text2TextOptions(max_tokens=60, **options)).text for line in lines]
+    assert ours == [translate(line, **settings) for line in lines]
