@@ -169,6 +169,13 @@ class Text2Text:
         """The codes of a multilingual model's languages."""
         return sorted(self._format.languages)
 
+    def check(self, options: Text2TextOptions) -> None:
+        """Raise InputError where options do not fit the model: before a text is there, and before the weights are."""
+        options.beam_options(self._defaults, 1)
+        self._prompt(options)
+        if options.source_language is not None or self._format.source_at:
+            self._source_language(options)
+
     def prompt_ids(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[int]:
         """The token ids that the encoder would get for this text.
 
@@ -276,16 +283,8 @@ class Text2Text:
 
     def _task(self, source: list[int], bare: list[int], options: Text2TextOptions, engine: Engine) -> _Task:
         """Decide everything about one input."""
-        defaults, eos = self._defaults, self.text.eos
-        prompt = list(self._format.decoder_start)
-        if self._format.target_at_start:
-            prompt.append(self._language(options.target_language, self._format.target, "target"))
-        elif options.target_language is not None:
-            self._language(options.target_language, None, "target")  # refuses it
-        if defaults.forced_bos is not None:
-            prompt.append(defaults.forced_bos)
-        if not prompt:
-            prompt = [self.bundle.manifest.tokens.pad or 0]
+        defaults = self._defaults
+        prompt = self._prompt(options)
         wanted = options.max_tokens
         if wanted is None:
             wanted = DEFAULT_TOKENS if defaults.max_length is None else max(1, defaults.max_length - len(prompt))
@@ -298,13 +297,27 @@ class Text2Text:
         if ngram:
             processors.append(NoRepeatNgrams(ngram))
         if options.min_tokens:
-            processors.append(MinLength(len(prompt) + options.min_tokens, eos))
+            processors.append(MinLength(len(prompt) + options.min_tokens, self.text.eos))
         if defaults.forced_eos is not None:
             processors.append(ForcedEnd(len(prompt) + limit, defaults.forced_eos))
         if defaults.suppress:
             processors.append(Suppress(defaults.suppress))
         ends = Ends(options.stop, wanted, room)
         return _Task(source, bare, prompt, options, options.beam_options(defaults, limit), ends, processors)
+
+    def _prompt(self, options: Text2TextOptions) -> list[int]:
+        """What the decoder begins with."""
+        form, forced = self._format, self._defaults.forced_bos
+        prompt = list(form.decoder_start)
+        if form.target_at_start or options.target_language is not None:
+            prompt.append(self._language(options.target_language, form.target, "target"))
+        return prompt if forced is None else [*prompt, forced]
+
+    def _source_language(self, options: Text2TextOptions) -> int:
+        language = self._language(options.source_language, self._format.source, "source")
+        if not self._format.source_at:
+            raise InputError("This model finds out the source language itself; leave it away.")
+        return language
 
     def _source(self, text: str, options: Text2TextOptions) -> tuple[list[int], list[int]]:
         """The tokens of a text as the encoder takes them, and those of the text alone."""
@@ -313,12 +326,9 @@ class Text2Text:
         form = self._format
         bare = self.text.encode(text)
         source = [*form.prefix, *bare, *form.suffix]
-        if form.source_at:
-            language = self._language(options.source_language, form.source, "source")
+        if form.source_at or options.source_language is not None:
+            language = self._source_language(options)
             source = [language, *source] if form.source_at == "prefix" else [*source, language]
-        elif options.source_language is not None:
-            self._language(options.source_language, None, "source")
-            raise InputError("This model finds out the source language itself; leave it away.")
         most = self.bundle.manifest.encoder.max_length if self.bundle.manifest.encoder else len(source)
         if len(source) > most:
             raise InputError(

@@ -24,8 +24,8 @@ def chat(model: Model, options: GenerateOptions, system: str | None, interrupted
         import readline  # noqa: F401  (line editing and history for `input`)
     session = model.chat(system=system)
     last: Timings | None = None
-    _note(f"{model.bundle.manifest.name} · {session.capacity:,} tokens of context\n{COMMANDS}")
-    while (line := _ask()) is not None:
+    note(f"{model.bundle.manifest.name} · {session.capacity:,} tokens of context\n{COMMANDS}")
+    while (line := ask()) is not None:
         match line.strip():
             case "":
                 pass
@@ -33,16 +33,16 @@ def chat(model: Model, options: GenerateOptions, system: str | None, interrupted
                 return
             case "/reset":
                 session.reset()
-                _note("The conversation starts over.")
+                note("The conversation starts over.")
             case "/stats":
-                _note(_stats(session, last))
+                note(_stats(session, last))
             case word if word.startswith("/") and " " not in word:
-                _note(f"There is no command {word}.\n{COMMANDS}")
+                note(f"There is no command {word}.\n{COMMANDS}")
             case _:
                 last = _turn(session, line, options, interrupted) or last
 
 
-def _ask() -> str | None:
+def ask() -> str | None:
     """A line from the user; None at the end of the input. Ctrl-C clears the line."""
     try:
         return input("> ")
@@ -51,7 +51,7 @@ def _ask() -> str | None:
         return None
     except KeyboardInterrupt:
         print()
-        _note("/quit or Ctrl-D leaves.")
+        note("/quit or Ctrl-D leaves.")
         return ""
 
 
@@ -60,14 +60,14 @@ def _turn(session: Chat, line: str, options: GenerateOptions, interrupted: CtrlC
         with interrupted:
             last = show(session.stream(line, options))
     except InputError as e:
-        _note(f"{e} /reset starts over.")
+        note(f"{e} /reset starts over.")
         return None
     if last.finish_reason == "length":
-        _note(f"Cut off after {options.max_tokens} tokens; --max-tokens allows more.")
+        note(f"Cut off after {options.max_tokens} tokens; --max-tokens allows more.")
     elif last.finish_reason == "interrupted":
-        _note("Stopped.")
+        note("Stopped.")
     elif last.finish_reason == "context":
-        _note(f"The context of {session.capacity:,} tokens is full; /reset starts over.")
+        note(f"The context of {session.capacity:,} tokens is full; /reset starts over.")
     return dataclasses.replace(last.timings)
 
 
@@ -82,7 +82,7 @@ def _stats(session: Chat, last: Timings | None) -> str:
     return "\n".join(lines)
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     """Say something that is not the model's, dimmed on a terminal."""
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
