@@ -70,3 +70,22 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="is not a text file"):
         read_text(tmp_path / "bytes.json")
+
+
+def test_the_page_about_the_format_names_every_field_and_its_example_is_accepted() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "profile-format.md").read_text(encoding="utf-8")
+    example = parse(page.partition("```json\n")[2].partition("```")[0], "the example")
+    assert example.device.name == "Pixel 9" and example.decode[0].time.p50_ms == 14.2
+
+    def names(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(names, value))
+        if not isinstance(value, dict):
+            return set()
+        return {name for name in value if not name.startswith("_")}.union(*map(names, value.values()))
+
+    raw = json.loads(example_profile(kind="speech").to_json())
+    kinds = raw["memory"].pop("predicted"), [sample.pop("kinds") for sample in raw["memory"]["samples"]]
+    assert kinds
+    missing = sorted(name for name in names(raw) if name not in page)
+    assert missing == []

@@ -127,8 +127,8 @@ def _steps(rows: list[Row], console: Console) -> None:
     """The cost curves' ratios as a grid."""
     ratio = {}
     for row in rows:
-        size, _, context = row.name.removeprefix(STEP).partition(" @ ")
-        ratio[int(size), int(context)] = f"{row.ratio:.2f}{'*' if row.certain else ' '}"
+        size, context = map(int, row.name.removeprefix(STEP).split(" @ "))
+        ratio[size, context] = f"{row.ratio:.2f}{'*' if row.certain else ' '}"
     contexts = sorted({context for _, context in ratio})
     title = "A step of S tokens behind a context: b / a (*: more than noise)"
     table = _table(title, "S", *map("{:,}".format, contexts))

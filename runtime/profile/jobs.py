@@ -11,8 +11,8 @@ from edge.runtime.profile.record import CurvePoint, Decode, Ttft, Usage
 from edge.runtime.profile.subject import Subject
 
 SURE_TOKENS = 100  # times per output token, before their p99 means anything
-VISIT_TOKENS = 32  # output tokens measured at one context before the next has its turn
-VISIT_S = 0.25  # or as many as take this long
+VISIT_TOKENS = 64  # output tokens measured at one context before the next has its turn
+VISIT_S = 0.5  # or as many as take this long
 
 
 @dataclass
