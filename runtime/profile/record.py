@@ -174,6 +174,7 @@ class Peaks:
 
     memory_gb_per_s: float  # reading memory that fits no cache, with all threads
     gemm_gflop_per_s: dict[str, float]  # by arithmetic: "float32", "int8", "int4"
+    cache_gb_per_s: float | None = None  # reading the same 4 MB again and again
 
 
 @dataclass(frozen=True)
@@ -182,13 +183,15 @@ class Op:
 
     graph: str  # its role: "decoder", "encoder", "frontend"
     size: int  # tokens of the step
-    layer: str  # "0", "1", ... or what comes before and behind the layers: "embedding", "head"
+    layer: str  # "0", "1", ... or the name of what stands before or behind them: "embed_tokens", "lm_head"
     op_type: str
     node: str
     count: int  # runs that were measured
-    us: float  # mean time of one run
+    us: float  # time of one run, without what the profiler adds
     bytes: int | None = None  # moved in one run: weights and inputs read, outputs written
     flops: int | None = None  # of one run
+    context: int | None = None  # tokens in the KV cache before it, where there is one
+    arithmetic: str | None = None  # which of `Peaks.gemm_gflop_per_s` its operations are held against
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,146 @@
+"""What this machine can do at best, measured: the lines of a roofline.
+
+Arithmetic is that of onnxruntime's own kernels, for a chunk of 512 tokens and a matrix of 2048 x 2048 weights that
+stays in the caches: what those kernels reach on this processor, which may be less than what the processor could.
+
+Source: Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore architectures
+(CACM 2009).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edge.runtime.profile import machine
+from edge.runtime.profile.protobuf import field, message
+from edge.runtime.profile.record import Peaks
+from edge.runtime.providers import cpu
+
+MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold
+CACHE_BYTES = 4 << 20
+CACHE_READS = 32  # in a row by each thread: to start one takes longer than to read its share once
+ROWS, WIDTH = 512, 2048
+BLOCK = 128  # weights of 4 bits that share a scale: the kernels are fastest with this many
+LEAST = 3  # runs of each, after one that is not counted
+FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6  # TensorProto.DataType, onnx/onnx.proto
+TYPES: dict[Any, int] = {np.dtype(np.float32): FLOAT, np.dtype(np.uint8): UINT8, np.dtype(np.int8): INT8}
+
+
+def measure(threads: int | None = None, *, seconds: float = 3.0, width: int = WIDTH) -> Peaks:
+    """Read memory and multiply matrices as fast as this machine does, with the threads of the shared pool.
+
+    Args:
+        threads: of the pool that all sessions of this process share; the first engine or session decides.
+        seconds: about how long it may take. Everything is measured a few times in any case.
+        width: rows and columns of the weights' matrix.
+    """
+    count = cpu.share_thread_pool(threads)
+    share = seconds / 5
+    operations = 2 * ROWS * width * width
+    return Peaks(
+        memory_gb_per_s=_read_gb_per_s(_buffer(), count, 1, share),
+        gemm_gflop_per_s={
+            name: operations / _best_s(_product(name, width), share) / 1e9 for name in ("float32", "int8", "int4")
+        },
+        cache_gb_per_s=_read_gb_per_s(np.ones(CACHE_BYTES // 4, np.float32), count, CACHE_READS, share),
+    )
+
+
+def _buffer() -> NDArray[np.float32]:
+    """Memory that no cache holds, as far as this machine has that much to spare."""
+    available = machine.available_bytes() or MEMORY_BYTES
+    return np.ones(min(MEMORY_BYTES, available // 8) // 4, np.float32)
+
+
+def _read_gb_per_s(buffer: NDArray[np.float32], threads: int, times: int, seconds: float) -> float:
+    """Gigabytes a second at which threads read a buffer, each its part of it `times` over.
+
+    numpy's maximum is the fastest of its functions that read all there is, and leaves the interpreter free.
+    """
+    parts = np.array_split(buffer, threads)
+
+    def read(part: NDArray[np.float32]) -> None:
+        for _ in range(times):
+            part.max()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return buffer.nbytes * times / _best_s(lambda: list(pool.map(read, parts)), seconds) / 1e9
+
+
+def _best_s(run: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest of several runs: a peak is what the machine reaches undisturbed."""
+    run()
+    best, until, count = float("inf"), time.perf_counter() + seconds, 0
+    while count < LEAST or time.perf_counter() < until:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        count += 1
+    return best
+
+
+def _product(arithmetic: str, width: int) -> Callable[[], object]:
+    """A run of a graph that multiplies ROWS x width with width x width weights."""
+    rng = np.random.default_rng(0)
+    if arithmetic == "float32":
+        a: NDArray[Any] = rng.standard_normal((ROWS, width), np.float32)
+        weights = {"b": rng.standard_normal((width, width), np.float32)}
+        model = _model("MatMul", a, weights, FLOAT)
+    elif arithmetic == "int8":
+        a = rng.integers(0, 255, (ROWS, width), np.uint8)
+        model = _model("MatMulInteger", a, {"b": rng.integers(-127, 127, (width, width), np.int8)}, INT32)
+    else:
+        a = rng.standard_normal((ROWS, width), np.float32)
+        blocks = width // BLOCK
+        packed = {
+            "b": rng.integers(0, 255, (width, blocks, BLOCK // 2), np.uint8),
+            "scales": np.full(width * blocks, 0.01, np.float32),
+        }
+        numbers = {"K": width, "N": width, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
+        model = _model("MatMulNBits", a, packed, FLOAT, domain="com.microsoft", **numbers)
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {"a": a}
+    return lambda: session.run(None, feeds)
+
+
+def _model(
+    op_type: str, a: NDArray[Any], weights: dict[str, NDArray[Any]], output: int, domain: str = "", **numbers: int
+) -> bytes:
+    """A ModelProto of one node, whose first input is given and whose other inputs are weights (onnx/onnx.proto)."""
+    node = message(
+        *(field(1, name) for name in ("a", *weights)),
+        field(2, "y"),
+        field(4, op_type),
+        *(field(5, message(field(1, name), field(3, number), field(20, 2))) for name, number in numbers.items()),
+        field(7, domain),
+    )
+    graph = message(
+        field(1, node),
+        field(2, "peak"),
+        *(field(5, _tensor(name, array)) for name, array in weights.items()),
+        field(11, _value("a", TYPES[a.dtype], a.shape)),
+        field(12, _value("y", output, (ROWS, a.shape[1]))),
+    )
+    opsets = [message(field(1, ""), field(2, 21)), message(field(1, "com.microsoft"), field(2, 1))]
+    return message(field(1, 10), field(7, graph), *(field(8, opset) for opset in opsets))
+
+
+def _tensor(name: str, array: NDArray[Any]) -> bytes:
+    dims = (field(1, size) for size in array.shape)
+    return message(*dims, field(2, TYPES[array.dtype]), field(8, name), field(9, array.tobytes()))
+
+
+def _value(name: str, kind: int, shape: tuple[int, ...]) -> bytes:
+    """A ValueInfoProto of a tensor."""
+    dims = message(*(field(1, field(1, size)) for size in shape))
+    return message(field(1, name), field(2, field(1, message(field(1, kind), field(2, dims)))))
