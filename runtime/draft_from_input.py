@@ -26,6 +26,9 @@ DRAFTS = (1, 3, 7, 15)  # tokens of a draft: few sizes, because the engine keeps
 LONGEST_RUN = 4  # equal tokens in a row after which it no longer matters how many there were
 MEMORY = 0.98  # what older observations weigh with each new one
 GUESSED_COST = 0.2  # of one more token in a step, in steps of one token, before it was measured
+# By how much one measurement may move what is known, down and up: the machine has other things to do at times, so that
+# slow steps say less than fast ones.
+FASTER, SLOWER = 1 / 1.1, 1.03
 
 
 class Experience:
@@ -36,7 +39,8 @@ class Experience:
         # an output is taken to resemble its input, but a single equal token says little.
         self._agreed = [2.0, 1.0, 2.0, 3.0, 4.0]
         self._failed = [1.0, 1.0, 1.0, 1.0, 1.0]
-        self._seconds: dict[int, float] = {}  # of a step of that many tokens
+        self._seconds = 0.0  # of a step of one token
+        self.cost = GUESSED_COST  # of each further token in a step, in steps of one token
 
     def observe(self, run: int, agreed: bool) -> None:
         """After `run` tokens that agreed with the input, the next one did or did not."""
@@ -51,27 +55,29 @@ class Experience:
 
     def took(self, size: int, seconds: float) -> None:
         """A step of `size` tokens took so long."""
-        self._seconds[size] = 0.8 * self._seconds.get(size, seconds) + 0.2 * seconds
-
-    def cost(self, size: int) -> float:
-        """Of a step of `size` tokens, in steps of one."""
-        single = self._seconds.get(1)
-        if single is None or size not in self._seconds:
-            return 1 + GUESSED_COST * (size - 1)
-        return self._seconds[size] / single
+        if size == 1:
+            self._seconds = _follow(self._seconds or seconds, seconds)
+        elif self._seconds:
+            self.cost = _follow(self.cost, (seconds / self._seconds - 1) / (size - 1))
 
     def best_length(self, run: int, most: int) -> int:
         """How many tokens to draft, up to `most`, for the most tokens per time; 0 where drafting would lose."""
+        if self.chance(run) <= self.cost:  # then no draft pays, however likely its other tokens
+            return 0
         best, best_rate = 0, 1.0
         expected = holds = 1.0  # tokens that the step brings; the chance that the draft holds so far
         for length in range(1, most + 1):
             holds *= self.chance(run + length - 1)
             expected += holds
             if length in DRAFTS or length == most:
-                rate = expected / self.cost(1 + length)
+                rate = expected / (1 + self.cost * length)
                 if rate > best_rate:
                     best, best_rate = length, rate
         return best
+
+
+def _follow(known: float, measured: float) -> float:
+    return min(max(measured, known * FASTER), known * SLOWER)
 
 
 class InputDraft:
@@ -143,7 +149,7 @@ def generate_from_draft(
     waiting = prompt  # tokens of the answer that are not in the cache
     while not interrupted():
         drafted = draft.propose(min(DRAFTS[-1], cache.room - len(waiting)))
-        tokens = np.concatenate([waiting, np.array(drafted, np.int64)])
+        tokens = np.array([*waiting, *drafted], np.int64)
         started = time.perf_counter()
         logits = engine.step(cache, tokens, np.arange(-1 - len(drafted), 0))  # [1 + drafted, V]
         if len(waiting) == 1:

@@ -123,9 +123,18 @@ def test_drafts_are_as_long_as_pays() -> None:
 def test_measured_costs_decide() -> None:
     experience = Experience()
     before = experience.best_length(run=4, most=15)
-    for size in (1, 2, 4, 8, 16):
-        experience.took(size, float(size))  # as if nothing was gained by verifying together
+    for _ in range(30):
+        for size in (1, 2, 4, 8, 16):
+            experience.took(size, float(size))  # as if nothing was gained by verifying together
     assert before > 0 == experience.best_length(run=4, most=15)
+
+
+def test_a_single_slow_step_changes_little() -> None:
+    experience = Experience()
+    experience.took(1, 1.0)
+    for size in (1, 4):
+        experience.took(size, 100.0)
+    assert 0.15 < experience.cost < 0.25
 
 
 def test_the_prompt_and_the_first_draft_are_one_step(tmp_path: Path) -> None:
