@@ -29,6 +29,7 @@ EarlyStopping = Literal["never"] | bool
 Reason = Literal["stop", "length", "context", "interrupted"]
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
+LOWEST = np.finfo(np.float32).min
 
 
 def never() -> bool:
@@ -326,23 +327,17 @@ def _largest(
 ) -> tuple[NDArray[np.float32], NDArray[np.intp], NDArray[np.int64]]:
     """The `count` largest of the scores [n, V] above -inf, in order, with their rows and columns.
 
-    The scores are laid out in columns of STRIDE; the largest of all are in the columns with the largest maxima, which
-    is six to ten times faster to find out than to partition a vocabulary (33 against 229 us for 5 rows of 51,865).
+    The scores are laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
+    least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
     """
     flat = scores.reshape(-1)
     columns = len(flat) // STRIDE
-    if columns > count:
-        head = flat[: columns * STRIDE].reshape(STRIDE, columns)
-        best = np.argpartition(head.max(axis=0), columns - count)[columns - count :]
-        places = (np.arange(STRIDE)[:, None] * columns + best).reshape(-1)
-        places = np.concatenate([places, np.arange(columns * STRIDE, len(flat))])
-    else:
-        places = np.arange(len(flat))
+    least = LOWEST
+    if columns >= count:
+        maxima = flat[: columns * STRIDE].reshape(STRIDE, columns).max(axis=0)
+        least = max(least, np.partition(maxima, columns - count)[columns - count])
+    places = np.flatnonzero(flat >= least)
     values = flat[places]
-    if len(values) > count:
-        chosen = np.argpartition(values, len(values) - count)[len(values) - count :]
-        places, values = places[chosen], values[chosen]
-    order = np.argsort(-values)
-    order = order[values[order] > -np.inf]
+    order = np.argsort(-values, kind="stable")[:count]
     rows, tokens = np.divmod(places[order], scores.shape[1])
     return values[order], rows, tokens
