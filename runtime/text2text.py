@@ -15,7 +15,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Generation, TextFormat
 from edge.runtime import beam
-from edge.runtime.answer import Ends, GenerateOptions, Piece, Result, Timings, collect, never, pieces
+from edge.runtime.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, collect, never, pieces
 from edge.runtime.beam import BeamOptions, EarlyStopping, Hypothesis
 from edge.runtime.cache import KVCache
 from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
@@ -118,6 +118,7 @@ class Candidate:
     score: float
     log_probability: float
     token_ids: list[int] = field(repr=False)
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,11 @@ class Text2Text:
             found = [Hypothesis(result.token_ids, math.nan, math.nan, result.finish_reason)]
         return [
             Candidate(
-                _before(self.text.decode(each.token_ids), own.stop), each.score, each.log_probability, each.token_ids
+                _before(self.text.decode(each.token_ids), own.stop),
+                each.score,
+                each.log_probability,
+                each.token_ids,
+                each.finish_reason,
             )
             for each in found
         ]

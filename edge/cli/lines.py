@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edge.cli.progress import bar
 from edge.cli.run import INTERRUPTED, CtrlC
-from edge.cli.text2text import answer
+from edge.cli.text2text import Answer, answer
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,27 +37,26 @@ def run_lines(
     """
     model.check(options)
     lengths = _lengths(model, lines, options, args.file)
-    begun, tokens = time.monotonic(), 0
+    begun, done = time.monotonic(), list[Answer]()
     with _Kept(args.output, _identity(model, options, args.json), lines) as kept:
         waiting = [i for i in sorted(lengths, key=lambda i: -lengths[i]) if i not in kept.answers]
         if args.output is None:
             waiting = [i for i, _ in enumerate(lines)]
         elif kept.answers:
             print(f"{len(kept.answers)} lines were done already; going on with the others.", file=sys.stderr)
-        count = 0
         quiet = args.output is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         with contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting)) as advance:
             for i in waiting:
-                shown, more = _answer(model, i, lines[i], options, args.json)
+                one = _answer(model, i, lines[i], options, args.json)
                 if interrupted():
                     break
-                kept.add(i, shown)
+                kept.add(i, one.shown)
                 advance(1)
-                count, tokens = count + (i in lengths), tokens + more
+                done += [one] if i in lengths else []
         seconds = time.monotonic() - begun
         if not interrupted():
             kept.finish()
-    _report(count, tokens, seconds)
+    _report(done, seconds)
     if not interrupted():
         return 0
     if args.output is not None:
@@ -73,13 +72,13 @@ def _ignore(step: float) -> None:
     pass
 
 
-def _answer(model: Text2Text, place: int, line: str, options: Text2TextOptions, as_json: bool) -> tuple[str, int]:
+def _answer(model: Text2Text, place: int, line: str, options: Text2TextOptions, as_json: bool) -> Answer:
     if not line.strip():
-        return "", 0
-    shown, tokens = answer(model, line, options, as_json)
+        return Answer("")
+    one = answer(model, line, options, as_json)
     if options.n_best > 1 and not as_json:
-        shown = "\n".join(f"{place + 1}\t{each}" for each in shown.split("\n"))
-    return shown, tokens
+        one = one._replace(shown="\n".join(f"{place + 1}\t{each}" for each in one.shown.split("\n")))
+    return one
 
 
 def _lengths(model: Text2Text, lines: Sequence[str], options: Text2TextOptions, file: Path) -> dict[int, int]:
@@ -101,15 +100,16 @@ def _identity(model: Text2Text, options: Text2TextOptions, as_json: bool) -> str
     return hashlib.sha256(json.dumps([manifest, shaping, as_json], sort_keys=True).encode()).hexdigest()
 
 
-def _report(count: int, tokens: int, seconds: float) -> None:
+def _report(done: Sequence[Answer], seconds: float) -> None:
     from edge.runtime.memory import peak_rss_mb
 
-    rss = peak_rss_mb()
+    rss, cut = peak_rss_mb(), sum(one.cut for one in done)
     parts = [
-        f"{count:,} lines",
-        f"{tokens:,} tokens",
-        f"{count / max(seconds, 1e-6):,.1f} lines/s",
+        f"{len(done):,} lines",
+        f"{sum(one.tokens for one in done):,} tokens",
+        f"{len(done) / max(seconds, 1e-6):,.1f} lines/s",
         "peak RSS unknown" if rss is None else f"peak RSS {rss:.0f} MiB",
+        *([f"{cut:,} cut off by --max-tokens or the context"] if cut else []),
     ]
     print(*parts, sep=" · ", file=sys.stderr)
 

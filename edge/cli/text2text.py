@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.errors import InputError
 
@@ -22,6 +22,7 @@ OWN = (
 )
 FOREIGN = ("system", "raw", "prefill_chunk")
 SPEECH_TOO = ("beams", "output")  # of OWN: what speech bundles take as well
+CUT = ("length", "context")  # why an answer that might go on ended
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
@@ -129,8 +130,17 @@ def _load(args: argparse.Namespace, interrupted: CtrlC) -> tuple[Text2Text, Text
     return Text2Text(loading.bundle, loading.engine, Text(loading.bundle)), options
 
 
-def answer(model: Text2Text, text: str, options: Text2TextOptions, as_json: bool) -> tuple[str, int]:
-    """The whole answer to one text as it is printed, without a line end behind it, and its number of tokens."""
+class Answer(NamedTuple):
+    """The whole answer to one text: as it is printed, without a line end behind it; its number of tokens; and whether
+    it ended because there may not be more."""
+
+    shown: str
+    tokens: int = 0
+    cut: bool = False
+
+
+def answer(model: Text2Text, text: str, options: Text2TextOptions, as_json: bool) -> Answer:
+    """Answer one text as a whole."""
     import dataclasses
     import json
 
@@ -140,11 +150,11 @@ def answer(model: Text2Text, text: str, options: Text2TextOptions, as_json: bool
             shown = json.dumps([dataclasses.asdict(each) for each in candidates], ensure_ascii=False)
         else:
             shown = "\n".join(f"{each.score:.4f}\t{on_one_line(each.text)}" for each in candidates)
-        return shown, len(candidates[0].token_ids)
+        best = candidates[0]
+        return Answer(shown, len(best.token_ids), best.finish_reason in CUT)
     result = model.generate(text, options)
-    if as_json:
-        return json.dumps(dataclasses.asdict(result), ensure_ascii=False), result.generated_tokens
-    return on_one_line(result.text), result.generated_tokens
+    shown = json.dumps(dataclasses.asdict(result), ensure_ascii=False) if as_json else on_one_line(result.text)
+    return Answer(shown, result.generated_tokens, result.finish_reason in CUT)
 
 
 def on_one_line(text: str) -> str:
@@ -154,7 +164,7 @@ def on_one_line(text: str) -> str:
 
 def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.Namespace) -> None:
     if args.json or options.n_best > 1:
-        print(answer(model, text, options, args.json)[0], flush=True)
+        print(answer(model, text, options, args.json).shown, flush=True)
         return
     from edge.cli.run import ENDED_BY, figures, show
 
@@ -170,7 +180,7 @@ def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace,
     for number, data in enumerate(sys.stdin.buffer, 1):
         line = decoded(data, f"Line {number} of standard input")
         try:
-            shown = answer(model, line, options, args.json)[0] if line.strip() else ""
+            shown = answer(model, line, options, args.json).shown if line.strip() else ""
         except InputError as e:
             raise InputError(f"Line {number} of standard input: {e}") from None
         if interrupted():
