@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
 
-SPARE_ROWS = 64  # rows of dead branches that are not worth moving the others for
+# Rows of dead branches that are not worth moving the others for. Attention over one of them cost 0.26 us a step, moving
+# rows 25 to 60 us (a T5 of 4 layers); four beams leave three dead rows a step.
+SPARE_ROWS = 32
 
 
 class Branches:
     """The branches that grow from what a cache holds; all of them have the same length.
 
     The rows that the cache holds at first belong to all branches. Each step adds one token to each branch; a branch
-    may be continued in several ways, or in none, which is its end. Rows of dead branches stay until there are more of
-    them than of others: attention goes over them in vain, and moving rows costs as well.
+    may be continued in several ways, or in none, which is its end. Rows of dead branches stay until there are some:
+    attention goes over them in vain, and moving rows costs as well.
 
     Args:
         cache: holds at least one row.
@@ -44,7 +46,7 @@ class Branches:
         cache, size = self._cache, len(tokens)
         attended = self._bias[parents, : cache.length]  # [S, rows]
         live = attended.max(axis=0) == 0
-        if cache.room < size or cache.length > 2 * int(live.sum()) + SPARE_ROWS:
+        if cache.room < size or cache.length - int(live.sum()) > SPARE_ROWS:
             rows = np.flatnonzero(live)
             cache.compact(rows)
             attended = attended[:, rows]
