@@ -28,8 +28,9 @@ def test_noise_alone_is_no_slope() -> None:
     assert certain < 0.08 * 300  # a 95% interval
 
 
-def test_two_rates_tell_no_slope() -> None:
+def test_two_rates_or_one_moment_tell_no_slope() -> None:
     assert slope([1.0, 2.0], [100.0, 50.0]) == (0, 0, 0)
+    assert slope([1.0, 1.0, 1.0], [100.0, 50.0, 70.0]) == (0, 0, 0)
 
 
 def test_the_canary_tells_spread_and_drift() -> None:

@@ -47,9 +47,9 @@ class Canary:
 
 def slope(seconds: Sequence[float], rates: Sequence[float]) -> tuple[float, float, float]:
     """Change of the rates per minute, as a fraction of their mean, with its 95% confidence interval: a straight line
-    by least squares. With fewer than three rates nothing is known, and all three are 0."""
+    by least squares. With fewer than three rates, or all of one moment, nothing is known, and all three are 0."""
     n = len(rates)
-    if n < 3:
+    if n < 3 or len(set(seconds)) == 1:
         return 0.0, 0.0, 0.0
     x, y = np.asarray(seconds), np.asarray(rates)
     x = x - x.mean()
@@ -88,7 +88,7 @@ def sustain(
         joules += found
         answers, total_ms = answers + tokens // count, total_ms + ms
         took = clock() - began
-        rates.append(Rate(round(clock() - start, 3), 1e3 * tokens / ms, context + count // 2))
+        rates.append(Rate(round(clock() - start, 6), 1e3 * tokens / ms, context + count // 2))
         tell()
     steep, low, high = slope([rate.second for rate in rates], [rate.tokens_per_s for rate in rates])
     used = Usage(
