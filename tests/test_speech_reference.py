@@ -1,0 +1,133 @@
+"""A tiny random Whisper, exported and transcribing, beside transformers' long-form generation with the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import decoders
+from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+from whisper_files import IDS, LANGUAGES, TOKENS, tiny_whisper, write_ctranslate2
+
+import edge
+from edge.runtime.speech.transcribe import Transcriber
+
+RATE = 16_000
+END, START, ZERO = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|0.00|>"]
+LANGUAGE_IDS = {code: IDS[code] for code in LANGUAGES}
+MOST = 30  # tokens of a window: half of the model's positions
+# Without these each segment has words. OpenAI's rules forget a segment without words, transformers' show it to the
+# model in the next window.
+WORDLESS = [i for i, token in enumerate(TOKENS[:ZERO]) if i > END or not decoders.ByteLevel().decode([token]).strip()]
+
+
+def speaking_whisper() -> WhisperForConditionalGeneration:
+    """A random model whose texts end by themselves, and have more words than timestamps."""
+    model = tiny_whisper(max_source_positions=1500, encoder_layers=1, decoder_layers=2, suppress_tokens=WORDLESS)
+    with torch.no_grad():
+        embedding = model.model.decoder.embed_tokens.weight
+        embedding[END] *= 1.6
+        embedding[ZERO:] *= 0.8
+    config = GenerationConfig(
+        eos_token_id=END, pad_token_id=END, bos_token_id=END, decoder_start_token_id=START, max_length=MOST
+    )
+    config.is_multilingual, config.lang_to_id = True, LANGUAGE_IDS
+    config.task_to_id = {task: IDS[f"<|{task}|>"] for task in ("transcribe", "translate")}
+    config.no_timestamps_token_id, config.max_initial_timestamp_index = IDS["<|notimestamps|>"], 50
+    config.prev_sot_token_id = IDS["<|startofprev|>"]
+    config.suppress_tokens, config.begin_suppress_tokens = model.config.suppress_tokens, [3, END]
+    model.generation_config = config
+    return model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch's threads wait for each other by spinning: on a busy machine that took minutes for seconds of work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[WhisperForConditionalGeneration, Transcriber]:
+    folder, model = tmp_path_factory.mktemp("speech"), speaking_whisper()
+    checkpoint = write_ctranslate2(folder / "tiny-whisper", model, quantization="float32")
+    bundle = edge.export(checkpoint, folder / "tiny.edge", weights="fp32")
+    ours = edge.load(bundle.root)
+    assert isinstance(ours, Transcriber)
+    return model, ours
+
+
+def sound(seconds: float, seed: int) -> np.ndarray:
+    """Noise and tones that change every tenth of a second."""
+    random = np.random.default_rng(seed)
+    parts = []
+    for _ in range(round(10 * seconds)):
+        tone = np.sin(2 * np.pi * random.uniform(100, 3000) * np.arange(RATE // 10) / RATE)
+        parts.append(random.uniform(0, 0.5) * tone + random.uniform(0, 0.2) * random.standard_normal(len(tone)))
+    return np.concatenate(parts).astype(np.float32)
+
+
+def theirs(
+    model: WhisperForConditionalGeneration, samples: np.ndarray, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> list[tuple[float, float, list[int]]]:
+    """Begin, end and words of each segment that transformers gives.
+
+    It is made to take each window's features from the window's samples: from those of the whole sound at once, as it
+    does itself, a host could not begin before the end, and would need memory for all of it.
+    """
+    extractor = WhisperFeatureExtractor()
+
+    def features(samples: np.ndarray) -> torch.Tensor:
+        return extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
+
+    def window(input_features: torch.Tensor, seek: torch.Tensor, *sizes: Any, **more: Any) -> torch.Tensor:
+        start = int(seek[0]) * 160
+        return features(samples[start : start + 30 * RATE])
+
+    monkeypatch.setattr(WhisperForConditionalGeneration, "_get_input_segment", staticmethod(window))
+    whole = extractor(samples, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest")
+    out = model.generate(
+        whole.input_features, return_timestamps=True, return_segments=True, task="transcribe", **options
+    )
+    segments = [
+        (round(float(s["start"]), 3), round(float(s["end"]), 3), [t for t in s["tokens"].tolist() if t < END])
+        for s in out["segments"][0]
+    ]
+    return [segment for segment in segments if segment[0] < segment[1] and segment[2]]
+
+
+def ours(model: Transcriber, samples: np.ndarray, **options: Any) -> list[tuple[float, float, list[int]]]:
+    unjudged = edge.TranscribeOptions(
+        temperatures=(0.0,),
+        compression_ratio_threshold=None,
+        logprob_threshold=None,
+        no_speech_threshold=None,
+        skip_silence=False,
+        **options,
+    )
+    segments = model.transcribe(samples, unjudged).segments
+    return [(round(s.start, 3), round(s.end, 3), [t for t in s.tokens if t < END]) for s in segments]
+
+
+@pytest.mark.parametrize(
+    ("previous", "beams", "seed"),
+    [(True, 1, 0), (True, 3, 1), (False, 1, 2), (False, 3, 0)],
+    ids=["previous text", "previous text, beams", "each window alone", "each window alone, beams"],
+)
+def test_segments_are_those_of_transformers(
+    models: tuple[WhisperForConditionalGeneration, Transcriber],
+    monkeypatch: pytest.MonkeyPatch,
+    previous: bool,
+    beams: int,
+    seed: int,
+) -> None:
+    model, transcriber = models
+    samples = sound(62, seed)
+    found = ours(transcriber, samples, previous_text=previous, beams=beams)
+    wanted = theirs(model, samples, monkeypatch, condition_on_prev_tokens=previous, num_beams=beams)
+    assert len(found) > 3 and found == wanted
