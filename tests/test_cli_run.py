@@ -47,6 +47,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
     def fake(*answers: str, **options: object) -> object:
         model, engine = fake_model(tmp_path / "fake.edge", says(*answers), **options)  # type: ignore[arg-type]
+        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
         monkeypatch.setattr(
             "edge.runtime.loading.start", lambda *args, **options: SimpleNamespace(bundle=model.bundle, engine=engine)
         )

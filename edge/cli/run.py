@@ -11,9 +11,10 @@ import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from edge.bundle import open_bundle
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,21 +22,38 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
+MAX_TOKENS = 512  # of an answer, where no number is given
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 ABOUT = """\
 Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard error.
 Without a prompt, on a terminal: a chat that remembers its turns, with /reset, /stats and /quit. Ctrl-C stops the
 answer."""
+MORE = """\
+A bundle from text to text (a translator, a summariser) answers each text by itself. With -f FILE it answers every line
+of a file, in the order of the lines; blank ones stay blank. With --output OUT as well, the longest lines go first, each
+answer is kept in OUT.part at once, and OUT appears when all are there; after Ctrl-C or a failure, the same command goes
+on where it was stopped. Without a prompt it answers the lines of standard input one by one. A speech bundle transcribes
+--audio or --stdin-pcm. Any command takes --debug, which shows the traceback of an error."""
 
 
 def execute(args: list[str]) -> int:
     """Run the command and return its exit status."""
+    from edge.cli import speech, text2text
+
     try:
-        given = _parser().parse_intermixed_args(args)  # options may stand between bundle and prompt
+        given = _parser(speech, text2text).parse_intermixed_args(args)  # options may stand between bundle and prompt
     except SystemExit:  # --help was printed
         return 0
+    bundle = open_bundle(given.bundle)
+    if bundle.manifest.speech is not None:
+        text2text.check_no_text2text(bundle, given, also=text2text.SPEECH_TOO)
+        return speech.run_speech(given)
+    speech.check_no_speech(bundle, given)
+    if bundle.manifest.text is not None:
+        return text2text.run_text2text(given)
+    text2text.check_no_text2text(bundle, given)
     with CtrlC() as interrupted:
-        prompt = _read_prompt(given.prompt, given.file)
+        prompt = read_prompt(given.prompt, given.file)
         if prompt is None and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
         from edge.runtime.loading import start
@@ -46,7 +64,7 @@ def execute(args: list[str]) -> int:
         from edge.runtime.text import Text
 
         options = GenerateOptions(
-            max_tokens=given.max_tokens,
+            max_tokens=MAX_TOKENS if given.max_tokens is None else given.max_tokens,
             temperature=given.temperature,
             top_k=given.top_k,
             top_p=given.top_p,
@@ -88,12 +106,12 @@ class _Help(argparse.HelpFormatter):
         super().add_usage(usage, actions, groups, "Usage: ")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="edge run",
         usage="edge run [OPTIONS] BUNDLE [PROMPT]",
         description=ABOUT,
-        epilog="Any command takes --debug, which shows the traceback of an error.",
+        epilog=MORE,
         allow_abbrev=False,
         formatter_class=_Help,
     )
@@ -101,12 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; '-': standard input")
 
     add = parser.add_argument_group("prompt").add_argument
-    add("-f", "--file", type=Path, help="read the prompt from a file, without the last line end")
+    add("-f", "--file", type=Path, help="read the prompt from a file; from text to text, each line is one")
     add("--system", metavar="TEXT", help="a system message")
     add("--raw", action="store_true", help="give the prompt as it is, without the chat template")
 
     add = parser.add_argument_group("answer").add_argument
-    add("--max-tokens", metavar="N", type=int, default=512, help="most tokens to generate (default: 512)")
+    add("--max-tokens", metavar="N", type=int, help="most tokens to generate (default: 512, or the bundle's)")
     add("--stop", metavar="TEXT", action="append", default=[], help="end the answer before this text; repeatable")
     drawn = "0, the default, takes the most likely token, the same every time; above 0 tokens are drawn"
     add("--temperature", metavar="T", type=float, default=0.0, help=drawn)
@@ -117,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--repetition-penalty", metavar="R", type=float, default=1.0, help=said)
     add("--seed", metavar="N", type=int, help="make draws repeatable")
     add("--json", action="store_true", help="print the whole answer and its figures as one JSON object")
+
+    for kind in kinds:
+        kind.add_arguments(parser)
 
     add = parser.add_argument_group("machine").add_argument
     add("--threads", metavar="N", type=int, help="threads to compute with (default: one per core)")
@@ -151,29 +172,31 @@ class CtrlC:
         self._pressed = True
 
 
-def _read_prompt(prompt: str | None, file: Path | None) -> str | None:
+def read_prompt(prompt: str | None, file: Path | None) -> str | None:
     """The prompt from the argument, a file or standard input; None where a person is to be asked."""
     if file is not None:
         if prompt is not None:
             raise InputError(f"There are two prompts, {prompt[:40]!r} and the file {file}; give one of them.")
         if str(file) != "-":
             try:
-                return _decoded(file.read_bytes(), f"The prompt file {file}")
+                source = f"The prompt file {file}"
+                return _checked(decoded(file.read_bytes(), source), source)
             except (OSError, ValueError) as e:
                 raise InputError(f"The prompt file {file} cannot be read: {getattr(e, 'strerror', e)}.") from None
     elif prompt is not None and prompt != "-":
         return _checked(prompt, "The prompt")
     elif prompt is None and sys.stdin.isatty():
         return None
-    return _decoded(sys.stdin.buffer.read(), "Standard input")
+    return _checked(decoded(sys.stdin.buffer.read(), "Standard input"), "Standard input")
 
 
-def _decoded(data: bytes, source: str) -> str:
+def decoded(data: bytes, source: str) -> str:
+    """UTF-8 text without its last line end; `source` names where it came from."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise InputError(f"{source} is not UTF-8 text (see byte {e.start}); convert it first.") from None
-    return _checked(text.removesuffix("\n").removesuffix("\r"), source)
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _checked(text: str, source: str) -> str:
