@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import sys
@@ -165,6 +166,56 @@ def test_the_command_prints_tables_and_keeps_the_curve(tiny_bundle: Bundle, caps
     assert load(tiny_bundle, provider="cpu", threads=engine.threads) is not None
 
 
+def test_operators_are_shown_and_written_as_a_trace(
+    tiny_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, page = tmp_path / "trace.json", tmp_path / "report.html"
+    given = ["--seconds", "2", "--ops", "--trace", str(trace), "--html", str(page)]
+    assert main(["profile", str(tiny_bundle.root), *given]) == 0
+    out = capsys.readouterr().out
+    assert "This machine reads" in out and "By operator" in out and "GroupQueryAttention" in out and "lm_head" in out
+    assert json.loads(trace.read_text())["traceEvents"] and page.read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "tiny.edge", "trace.json"]
+
+
+def test_a_stored_profile_becomes_reports_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored, trace = tmp_path / "phone.json", tmp_path / "trace.json"
+    stored.write_text(example_profile().to_json())
+    assert main(["profile", str(stored), "--ops", "--trace", str(trace)]) == 0
+    assert "3 layers of" in capsys.readouterr().out and trace.exists()
+    stored.write_text(dataclasses.replace(example_profile(), ops=[]).to_json())
+    assert main(["profile", str(stored), "--ops"]) == 2
+    assert "phone.json holds no operators; profile the bundle with --ops." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--trace", "--html"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for target, why in [("folder", "it is a folder; name a file"), ("none/x.html", "No such file or directory")]:
+        assert main(["profile", "no-such.edge", option, str(tmp_path / target)]) == 2
+        err = capsys.readouterr().err
+        assert err == f"edge: The report {tmp_path / target} cannot be written: {why}.\n"
+
+
+@pytest.mark.parametrize("option", ["--trace", "--html"])
+def test_a_disk_that_fills_while_a_report_is_written_is_one_sentence(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "phone.json").write_text(example_profile().to_json())
+    report = tmp_path / "report"
+    report.write_text("the one before")
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["profile", str(tmp_path / "phone.json"), option, str(report)]) == 2
+    said = f"edge: The report {report} could not be written: No space left on device; nothing new was left there.\n"
+    assert capsys.readouterr().err == said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["phone.json", "report"]
+
+
 def test_a_profile_from_elsewhere_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "phone.json").write_text(example_profile(kind="speech").to_json())
     assert main(["profile", str(tmp_path / "phone.json")]) == 0
@@ -190,9 +241,10 @@ def test_two_profiles_are_shown_side_by_side(tmp_path: Path, capsys: pytest.Capt
     [
         ([], "There is nothing to measure; give a bundle, or two profiles with --compare."),
         (["x.edge"], "There is no bundle at x.edge; edge export makes one."),
-        (["x.edge", "--compare", "a.json", "b.json"], "--compare takes two profiles and measures nothing; leave"),
+        (["x.edge", "--compare", "a.json", "b.json"], "--compare takes two profiles, measures nothing, writes no report; leave"),
         (["--compare", "a.json", "b.json"], "The profile a.json cannot be read: No such file or directory."),
         (["--compare", "a.json"], "'--compare' requires 2 arguments"),
+        (["--compare", "a.json", "b.json", "--html", "x.html"], "writes no report; leave --html away."),
         (["x.edge", "--provider", "tpu"], "There is no provider 'tpu' here"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge.cli.export import stages
+from edge.cli.reports import check_target, write_report
 from edge.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from edge.runtime.profile.ops import Step
+    from edge.runtime.profile.profile import ProfileOptions
     from edge.runtime.profile.record import Profile
+
+OPS_SHARE, PEAKS_SHARE = 0.15, 0.05  # of the time, where operators are measured
 
 
 def command(
@@ -31,6 +40,11 @@ def command(
     ] = None,
     provider: Annotated[str, typer.Option(help="Where the graphs run.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+    ops: Annotated[bool, typer.Option("--ops", help="Measure and show where the time goes, by operator.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts, for a browser.")] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Compare two profiles that --json wrote, and measure nothing."),
@@ -42,38 +56,92 @@ def command(
     The cost curve is kept in the cache folder for later runs. docs/profile.md says what each figure means.
     """
     if compare is not None:
-        if target is not None:
-            raise InputError(f"--compare takes two profiles and measures nothing; leave {target} away.")
+        if target is not None or ops or trace or html:
+            given = target or ("--ops" if ops else "--trace" if trace else "--html")
+            raise InputError(f"--compare takes two profiles, measures nothing, writes no report; leave {given} away.")
         _compare(*compare, as_json)
         return
     if target is None:
         raise InputError("There is nothing to measure; give a bundle, or two profiles with --compare.")
+    for path in (trace, html):
+        if path is not None:
+            check_target(path)
+    story: Sequence[Step] = ()
     if target.is_file():
-        from edge.runtime.profile.record import parse, read_text
-
-        found = parse(read_text(target), str(target))
+        found = _read(target, ops)
     else:
-        found = _measure(target, seconds, threads, context, provider)
+        options = _options(seconds, threads, context, provider)
+        found, story = _measure(target, options, with_ops=ops or trace is not None or html is not None)
+    _write(found, story, trace, html)
     if as_json:
         _print(found.to_json())
         return
     from edge.cli.profile_tables import show
 
     show(found)
+    if ops:
+        from edge.cli.profile_ops import show_ops
+
+        show_ops(found)
 
 
-def _measure(bundle: Path, seconds: float, threads: int | None, context: int | None, provider: str) -> Profile:
+def _read(path: Path, with_ops: bool) -> Profile:
+    """A profile that was measured before, here or elsewhere."""
+    from edge.runtime.profile.record import parse, read_text
+
+    found = parse(read_text(path), str(path))
+    if with_ops and not found.ops:
+        raise InputError(f"{path} holds no operators; profile the bundle with --ops.")
+    return found
+
+
+def _options(seconds: float, threads: int | None, context: int | None, provider: str) -> ProfileOptions:
+    from edge.runtime.profile.profile import ProfileOptions
+
+    return ProfileOptions(seconds, threads, context, provider)
+
+
+def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Profile, Sequence[Step]]:
+    """The profile of a bundle, and with its operators a run of them to be told as a trace."""
+    from edge.bundle import open_bundle
     from edge.runtime.profile.curve import store
-    from edge.runtime.profile.profile import ProfileOptions, profile
+    from edge.runtime.profile.profile import profile
 
-    options = ProfileOptions(seconds, threads, context, provider)
+    story: Sequence[Step] = ()
     with stages() as (progress, say):
-        found = profile(bundle, options, progress=progress)
+        shorter = dataclasses.replace(options, seconds=max(1.0, options.seconds * (1 - OPS_SHARE - PEAKS_SHARE)))
+        found = profile(path, shorter if with_ops else options, progress=progress)
         try:
             store(found)
         except OSError as e:
             say(f"The cost curve could not be kept for later runs: {e.strerror or e}.")
-    return found
+        if with_ops:
+            from edge.runtime.profile import ops, peaks
+
+            gc.collect()  # the engine: operators are watched in sessions of their own
+            measured = ops.measure(
+                open_bundle(path),
+                threads=options.threads,
+                seconds=options.seconds * OPS_SHARE,
+                progress=lambda what: progress(0, 0, what),
+            )
+            progress(0, 0, "what this machine can do at best")
+            best = peaks.measure(options.threads, seconds=options.seconds * PEAKS_SHARE)
+            notes = [*found.notes, *measured.notes]
+            found, story = dataclasses.replace(found, ops=measured.ops, peaks=best, notes=notes), measured.story
+    return found, story
+
+
+def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Path | None) -> None:
+    """Write the reports that were asked for."""
+    if trace is not None:
+        from edge.runtime.profile.trace import trace_json
+
+        write_report(trace, trace_json(profile, story))
+    if html is not None:
+        from edge.runtime.profile.html import page
+
+        write_report(html, page(profile))
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:

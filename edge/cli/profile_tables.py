@@ -16,62 +16,62 @@ STEP = "step of "  # how the curve's rows of a comparison begin
 
 def show(profile: Profile) -> None:
     """Print everything that a profile holds, except the operators."""
-    console = _console()
+    out = console()
     device, bundle = profile.device, profile.bundle
-    console.print(
+    out.print(
         f"[bold]{bundle.name}[/] ({bundle.family}, {bundle.weights}, {bundle.bytes / 1e6:,.0f} MB) on "
         f"[bold]{device.name}[/]: {device.cpu}, {device.cores} cores, {device.threads} threads; {device.runtime}, "
         f"{device.provider}; {profile.created}"
     )
-    _first_tokens(profile, console)
-    _output_tokens(profile, console)
+    _first_tokens(profile, out)
+    _output_tokens(profile, out)
     if profile.curve:
-        _curve(profile.curve, console)
+        _curve(profile.curve, out)
     for name, value in _facts(profile).items():
-        console.print(f"[bold]{name:10}[/] {value}")
+        out.print(f"[bold]{name:10}[/] {value}")
     for note in profile.notes:
-        console.print(f"[yellow]Note:[/] {note}")
+        out.print(f"[yellow]Note:[/] {note}")
 
 
-def _first_tokens(profile: Profile, console: Console) -> None:
+def _first_tokens(profile: Profile, out: Console) -> None:
     encoded = any(row.encode is not None for row in profile.ttft)
     columns = [INPUTS.get(profile.bundle.input, "Input tokens"), "TTFT, ms", "±", "p90", "Tokens/s", "Times"]
-    table = _table("Time to first token", *columns, *(["Encoder, ms"] if encoded else []))
+    shown = table("Time to first token", *columns, *(["Encoder, ms"] if encoded else []))
     for row in profile.ttft:
         rate = f"{1e3 * row.input_tokens / row.time.p50_ms:,.0f}"
-        cells = [f"{row.input_tokens:,}", _ms(row.time.p50_ms), _sure(row.time), _ms(row.time.p90_ms), rate]
+        cells = [f"{row.input_tokens:,}", ms(row.time.p50_ms), _sure(row.time), ms(row.time.p90_ms), rate]
         if row.audio_s is not None:
             cells[0] += f" ({row.audio_s:g} s)"
-        share = [_ms(row.encode.p50_ms) if row.encode else ""] if encoded else []
-        table.add_row(*cells, str(row.time.count), *share)
+        share = [ms(row.encode.p50_ms) if row.encode else ""] if encoded else []
+        shown.add_row(*cells, str(row.time.count), *share)
     if profile.ttft:
-        console.print(table)
+        out.print(shown)
 
 
-def _output_tokens(profile: Profile, console: Console) -> None:
-    table = _table("Time per output token", "Context", "p50, ms", "±", "p90", "p99", "Jitter", "Tokens/s", "Times")
+def _output_tokens(profile: Profile, out: Console) -> None:
+    shown = table("Time per output token", "Context", "p50, ms", "±", "p90", "p99", "Jitter", "Tokens/s", "Times")
     for row in profile.decode:
         time = row.time
-        spread = [_ms(each) for each in (time.p90_ms, time.p99_ms, time.jitter_ms)]
-        table.add_row(
-            f"{row.context:,}", _ms(time.p50_ms), _sure(time), *spread, f"{row.tokens_per_s:,.1f}", str(time.count)
+        spread = [ms(each) for each in (time.p90_ms, time.p99_ms, time.jitter_ms)]
+        shown.add_row(
+            f"{row.context:,}", ms(time.p50_ms), _sure(time), *spread, f"{row.tokens_per_s:,.1f}", str(time.count)
         )
     if profile.decode:
-        console.print(table)
+        out.print(shown)
 
 
-def _curve(points: list[CurvePoint], console: Console) -> None:
+def _curve(points: list[CurvePoint], out: Console) -> None:
     contexts, sizes = sorted({p.context for p in points}), sorted({p.size for p in points})
-    ms = {(p.size, p.context): p.ms for p in points}
+    times = {(p.size, p.context): p.ms for p in points}
     title = "A step of S tokens behind a context: ms, and times a step of one"
-    table = _table(title, "S", *map("{:,}".format, contexts))
+    shown = table(title, "S", *map("{:,}".format, contexts))
     for size in sizes:
         cells = []
         for context in contexts:
-            time, one = ms.get((size, context)), ms.get((1, context))
-            cells.append("" if time is None else _ms(time) + (f" [dim]{time / one:5.2f}[/]" if one else ""))
-        table.add_row(str(size), *cells)
-    console.print(table)
+            time, one = times.get((size, context)), times.get((1, context))
+            cells.append("" if time is None else ms(time) + (f" [dim]{time / one:5.2f}[/]" if one else ""))
+        shown.add_row(str(size), *cells)
+    out.print(shown)
 
 
 def _facts(profile: Profile) -> dict[str, str]:
@@ -83,7 +83,7 @@ def _facts(profile: Profile) -> dict[str, str]:
         drift = f"changing by {change:+.1%} ({low:+.1%} to {high:+.1%})" if low * high > 0 else "no drift to be seen"
         facts["Sustained"] = f"{run.tokens_per_s:,.1f} tokens/s over {seconds:.0f} s, {drift}"
     if (load := profile.load) is not None:
-        facts["Load"] = f"{_ms(load.warm.p50_ms)} ms warm" + (f", {_ms(load.cold.p50_ms)} ms cold" if load.cold else "")
+        facts["Load"] = f"{ms(load.warm.p50_ms)} ms warm" + (f", {ms(load.cold.p50_ms)} ms cold" if load.cold else "")
     if (memory := profile.memory) is not None and memory.peak_bytes is not None:
         steady = "" if memory.steady_bytes is None else f", {memory.steady_bytes / 1e6:,.0f} MB while decoding"
         predicted = ""
@@ -96,7 +96,7 @@ def _facts(profile: Profile) -> dict[str, str]:
             energy = "" if use.energy_j is None else f", {1e3 * use.energy_j / use.tokens:,.1f} mJ ({use.energy_of})"
             cores = use.cpu_s / use.wall_s if use.wall_s else 0.0
             facts[use.phase.capitalize()] = (
-                f"{_ms(1e3 * use.cpu_s / use.tokens)} ms of CPU time a token ({cores:.1f} cores){energy}"
+                f"{ms(1e3 * use.cpu_s / use.tokens)} ms of CPU time a token ({cores:.1f} cores){energy}"
             )
     if (noise := profile.noise) is not None:
         others = "" if noise.foreign_cpu is None else f", other processes {noise.foreign_cpu:.0%} of the machine"
@@ -106,24 +106,24 @@ def _facts(profile: Profile) -> dict[str, str]:
 
 def show_comparison(comparison: Comparison, name_a: str, name_b: str) -> None:
     """Print two profiles side by side: b over a, and the better one where that is more than noise."""
-    console = _console()
-    console.print(f"a: [bold]{name_a}[/], b: [bold]{name_b}[/]")
+    out = console()
+    out.print(f"a: [bold]{name_a}[/], b: [bold]{name_b}[/]")
     if comparison.differences:
-        settings = _table("They differ in", "", "a", "b", left=3)
+        settings = table("They differ in", "", "a", "b", left=3)
         for each in comparison.differences:
             settings.add_row(*each)
-        console.print(settings)
-    table = _table("", "", "a", "b", "b / a", "Noise", "Better", left=1)
+        out.print(settings)
+    shown = table("", "", "a", "b", "b / a", "Noise", "Better", left=1)
     for row in comparison.rows:
         if not row.name.startswith(STEP):
-            table.add_row(f"{row.name}, {row.unit}", *_cells(row))
-    console.print(table)
+            shown.add_row(f"{row.name}, {row.unit}", *_cells(row))
+    out.print(shown)
     steps = [row for row in comparison.rows if row.name.startswith(STEP)]
     if steps:
-        _steps(steps, console)
+        _steps(steps, out)
 
 
-def _steps(rows: list[Row], console: Console) -> None:
+def _steps(rows: list[Row], out: Console) -> None:
     """The cost curves' ratios as a grid."""
     ratio = {}
     for row in rows:
@@ -131,35 +131,35 @@ def _steps(rows: list[Row], console: Console) -> None:
         ratio[size, context] = f"{row.ratio:.2f}{'*' if row.certain else ' '}"
     contexts = sorted({context for _, context in ratio})
     title = "A step of S tokens behind a context: b / a (*: more than noise)"
-    table = _table(title, "S", *map("{:,}".format, contexts))
+    shown = table(title, "S", *map("{:,}".format, contexts))
     for size in sorted({size for size, _ in ratio}):
-        table.add_row(str(size), *(ratio.get((size, context), "") for context in contexts))
-    console.print(table)
+        shown.add_row(str(size), *(ratio.get((size, context), "") for context in contexts))
+    out.print(shown)
 
 
 def _cells(row: Row) -> list[str]:
-    figures = [_ms(value) for value in (row.a, row.b)]
+    figures = [ms(value) for value in (row.a, row.b)]
     return [*figures, f"{row.ratio:.2f}", f"±{row.noise:.1%}", row.better or "-"]
 
 
-def _console() -> Console:
+def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=True)
 
 
-def _table(title: str, *columns: str, left: int = 0) -> Any:
+def table(title: str, *columns: str, left: int = 0) -> Any:
     """A rich table of numbers, whose first `left` columns are text."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE, title=title or None, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left)  # text gives way
     return table
 
 
-def _ms(value: float) -> str:
+def ms(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
