@@ -35,13 +35,15 @@ def show(profile: Profile) -> None:
 
 def _first_tokens(profile: Profile, out: Console) -> None:
     encoded = any(row.encode is not None for row in profile.ttft)
-    columns = [INPUTS.get(profile.bundle.input, "Input tokens"), "TTFT, ms", "±", "p90", "Tokens/s", "Times"]
+    speech = profile.bundle.input == "audio"
+    rate = "× real time" if speech else "Tokens/s"
+    columns = [INPUTS.get(profile.bundle.input, "Input tokens"), "TTFT, ms", "±", "p90", rate, "Times"]
     shown = table("Time to first token", *columns, *(["Encoder, ms"] if encoded else []))
     for row in profile.ttft:
-        rate = f"{1e3 * row.input_tokens / row.time.p50_ms:,.0f}"
-        cells = [f"{row.input_tokens:,}", ms(row.time.p50_ms), _sure(row.time), ms(row.time.p90_ms), rate]
-        if row.audio_s is not None:
-            cells[0] += f" ({row.audio_s:g} s)"
+        amount = row.audio_s if speech and row.audio_s is not None else row.input_tokens
+        rate = f"{1e3 * amount / row.time.p50_ms:,.0f}"
+        name = f"{row.input_tokens:,}" + ("" if row.audio_s is None else f" ({row.audio_s:g} s)")
+        cells = [name, ms(row.time.p50_ms), _sure(row.time), ms(row.time.p90_ms), rate]
         share = [ms(row.encode.p50_ms) if row.encode else ""] if encoded else []
         shown.add_row(*cells, str(row.time.count), *share)
     if profile.ttft:
@@ -95,8 +97,9 @@ def _facts(profile: Profile) -> dict[str, str]:
         if use.tokens:
             energy = "" if use.energy_j is None else f", {1e3 * use.energy_j / use.tokens:,.1f} mJ ({use.energy_of})"
             cores = use.cpu_s / use.wall_s if use.wall_s else 0.0
+            token = "row of sound" if profile.bundle.input == "audio" and use.phase == "prefill" else "token"
             facts[use.phase.capitalize()] = (
-                f"{ms(1e3 * use.cpu_s / use.tokens)} ms of CPU time a token ({cores:.1f} cores){energy}"
+                f"{ms(1e3 * use.cpu_s / use.tokens)} ms of CPU time a {token} ({cores:.1f} cores){energy}"
             )
     if (noise := profile.noise) is not None:
         others = "" if noise.foreign_cpu is None else f", other processes {noise.foreign_cpu:.0%} of the machine"

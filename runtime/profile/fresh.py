@@ -77,25 +77,20 @@ def _load(bundle: str, context: int, threads: int | None) -> dict[str, Any]:
 def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens: int) -> dict[str, Any]:
     watch = _Watch(Path(bundle))
     watch.look("start")
-    from edge.bundle import open_bundle
-    from edge.runtime.engine import Engine
-    from edge.runtime.memory import MIB, peak_rss_mb, release_freed
+    from edge.runtime.load import load
+    from edge.runtime.memory import MIB, peak_rss_mb
     from edge.runtime.profile.subject import Subject
-    from edge.runtime.text import Text
 
     watch.imported()
     with watch.during("load"):
-        opened = open_bundle(bundle)
-        engine = Engine(opened, context=context, threads=threads)
-        text = Text(opened)
-    release_freed()
+        model = load(bundle, context=context, threads=threads)
+        engine = model.engine
     with watch.during("prefill"):
         watch.subject = subject = Subject(engine, context)
         subject.first_token(prompt)
     with watch.during("decode"):
         subject.decode(subject.length, tokens)
     peak = peak_rss_mb()
-    del text  # held until here, as a model holds it
     return {
         "peak_bytes": None if peak is None else int(peak * MIB),
         "steady_bytes": watch.steady("decode"),
