@@ -14,6 +14,7 @@ from graph_harness import TinyCheckpoint, float_matrices
 from transformers import BartConfig, MarianConfig, PreTrainedConfig, T5Config
 
 import edge
+from edge.cli.main import main
 from edge.runtime.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
 from edge.runtime.generate import generate
@@ -147,3 +148,19 @@ def test_translations_are_those_of_transformers(
     lines = (DATA / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[100:104]
     ours = [model.generate(line, Text2TextOptions(max_tokens=60, **options)).text for line in lines]
     assert ours == [translate(line, **settings) for line in lines]
+
+
+def test_the_command_prints_the_translation(
+    translators: tuple[Text2Text, Callable[..., str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, translate = translators
+    assert main(["run", str(model.bundle.root), "A man rides a bicycle.", "--beams", "4"]) == 0
+    assert capsys.readouterr().out == translate("A man rides a bicycle.", num_beams=4) + "\n"
+
+
+def test_load_gives_the_translator(translators: tuple[Text2Text, Callable[..., str]]) -> None:
+    model = edge.load(translators[0].bundle.root)
+    assert isinstance(model, Text2Text)
+    text = "Two dogs run."
+    assert model.generate(text).text == translators[1](text)
+    assert model.generate(text, edge.GenerateOptions(max_tokens=1)).generated_tokens == 1
