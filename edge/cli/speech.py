@@ -166,13 +166,14 @@ class _Output:
 
     def begin(self, running: Transcription) -> None:
         """Open the file: not before the sound could be read, so that an earlier transcript is not lost for nothing."""
+        self._file: TextIO = sys.stdout
+        if self._path is not None:
+            try:
+                self._file = self._path.open("w", encoding="utf-8")  # `__exit__` closes it
+            except OSError as e:
+                raise InputError(f"The output file {self._path} cannot be written: {e.strerror}.") from None
         self._running = running
         self._progress.start(running.duration)
-        try:
-            self._file: TextIO = sys.stdout if self._path is None else Path(self._path).open("w", encoding="utf-8")
-        except OSError as e:
-            self._running = None
-            raise InputError(f"The output file {self._path} cannot be written: {e.strerror}.") from None
         self._write(self._form.begin())
 
     def write(self, segment: Segment) -> None:

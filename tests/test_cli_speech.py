@@ -1,0 +1,259 @@
+"""`edge run` with a speech bundle: what is printed where, files, live recordings, bad input, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_speech import DE, PREVIOUS, RATE, TRANSLATE, FakeSpeechEngine, Script, fake_transcriber, noise, said
+from test_speech_audio import write_wave
+
+from edge.bundle import Bundle
+from edge.cli.main import main
+
+ONE = Script(said(0.0, " One.", 12.5, 13.0, " Two.", 30.0, 30.0))
+THREE = Script(said(0.0, " Three.", 2.0))
+SRT = (
+    "1\n00:00:00,000 --> 00:00:12,500\nOne.\n\n2\n00:00:13,000 --> 00:00:30,000\nTwo.\n\n"
+    "3\n00:00:30,000 --> 00:00:32,000\nThree.\n\n"
+)
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process: exit status, standard output, standard error."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        status = main(["run", *map(str, args)])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeSpeechEngine]:
+    """Puts a model that hears certain things in the place of every bundle."""
+
+    def fake(*scripts: Script) -> FakeSpeechEngine:
+        model, engine = fake_transcriber(tmp_path / "x.edge", *scripts or (ONE, THREE))
+        loading = SimpleNamespace(bundle=model.bundle, engine=engine)
+        monkeypatch.setattr("edge.runtime.loading.start", lambda *args, **options: loading)
+        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
+        return engine
+
+    return fake
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """A sound file of 33 seconds."""
+    return write_wave(tmp_path / "talk.wav", noise(33))
+
+
+def test_a_transcript_goes_to_standard_output_and_one_line_of_figures_to_standard_error(
+    run: Run, fake: Callable, talk: Path
+) -> None:
+    fake()
+    status, out, err = run("x.edge", "--audio", talk)
+    assert (status, out) == (0, "One.\nTwo.\nThree.\n")
+    assert err.startswith("en · 33.0 s heard in ") and "3 segments" in err and "peak RSS" in err
+    assert err.count("\n") == 1
+
+
+def test_each_format_is_printed(run: Run, fake: Callable, talk: Path) -> None:
+    for option, wanted in (
+        ("--timestamps", "[00:00.000 --> 00:12.500] One.\n"),
+        ("--srt", SRT),
+        ("--vtt", "WEBVTT\n\n00:00.000 --> 00:12.500\nOne.\n\n"),
+    ):
+        fake()
+        assert run("x.edge", "--audio", talk, option)[1].startswith(wanted)
+    fake()
+    status, out, err = run("x.edge", "--audio", talk, "--json")
+    transcript = json.loads(out)
+    assert (status, err, transcript["text"], transcript["complete"]) == (0, "", "One. Two. Three.", True)
+    assert transcript["segments"][1]["start"] == 13.0 and transcript["duration"] == 33.0
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "begin"),
+    [("a.srt", None, "1\n00:00"), ("a.VTT", None, "WEBVTT"), ("a.json", None, "{"), ("a", None, "One."),
+     ("a.srt", "--vtt", "WEBVTT")],
+)  # fmt: skip
+def test_a_file_gets_the_format_that_its_name_or_an_option_asks_for(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, name: str, option: str | None, begin: str
+) -> None:
+    fake()
+    status, out, _ = run("x.edge", "--audio", talk, "--output", tmp_path / name, *([option] if option else []))
+    assert (status, out) == (0, "") and (tmp_path / name).read_text().startswith(begin)
+
+
+def test_options_reach_the_model(run: Run, fake: Callable, talk: Path) -> None:
+    engine = fake()
+    run("x.edge", "--audio", talk, "--language", "DE", "--task", "translate")
+    assert engine.prompts[0][1:] == [DE, TRANSLATE] and PREVIOUS in engine.prompts[1]
+
+
+def test_a_temperature_is_where_the_fallback_begins(run: Run, fake: Callable, tmp_path: Path) -> None:
+    short = write_wave(tmp_path / "short.wav", noise(2))
+    for given, last in (("0", 1.0), ("0.5", 0.9), ("1", 1.0), ("1.5", 1.5)):
+        fake(Script(said(0.0, " Never sure.", 1.0), sure=3.0))
+        transcript = json.loads(run("x.edge", "--audio", short, "--temperature", given, "--json")[1])
+        assert {segment["temperature"] for segment in transcript["segments"]} == {last}
+
+
+def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, talk: Path, tmp_path: Path) -> None:
+    engine, seen = fake(), []
+    output, heard = tmp_path / "a.txt", engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        seen.append(output.read_text())
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    run("x.edge", "--audio", talk, "--output", output)
+    assert seen == ["", "One.\nTwo.\n"]
+
+
+def test_damage_in_the_middle_keeps_what_was_transcribed(run: Run, fake: Callable, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    samples = noise(40)
+    samples[35 * RATE] = np.nan
+    soundfile.write(tmp_path / "talk.wav", samples, RATE, subtype="FLOAT")
+    fake()
+    status, out, err = run("x.edge", "--audio", tmp_path / "talk.wav", "--json")
+    transcript = json.loads(out)
+    assert status == 2 and "is damaged: sample 560,000, at 35.00 s, is nan" in err
+    assert transcript["text"] == "One. Two. Three." and not transcript["complete"]
+
+
+def press_at_window(engine: FakeSpeechEngine, window: int, times: int = 1) -> None:
+    """Ctrl-C while a window is heard."""
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        if len(engine.windows) == window:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_with_what_was_finished_and_status_130(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, times: int
+) -> None:
+    press_at_window(fake(), 1, times)
+    status, _, err = run("x.edge", "--audio", talk, "--output", tmp_path / "a.json")
+    transcript = json.loads((tmp_path / "a.json").read_text())
+    assert status == 130 and "Traceback" not in err
+    assert transcript["text"] == "One. Two." and not transcript["complete"]
+
+
+def stdin_of(monkeypatch: pytest.MonkeyPatch, samples: np.ndarray) -> None:
+    data = (samples * 32767).astype("<i2").tobytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_samples_are_read_from_a_pipe(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake(Script(said(0.0, " Live.", 1.0)))
+    stdin_of(monkeypatch, noise(5))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (0, "Live.\n") and "5.0 s heard" in err
+    assert np.abs(np.concatenate(engine.windows) - noise(5)).max() < 1e-4
+
+
+def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake(ONE, Script(said(0.0, " Last words.", 2.0)))
+    press_at_window(engine, 0)
+    stdin_of(monkeypatch, noise(33))
+    status, out, _ = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (0, "One.\nTwo.\nLast words.\n")
+
+
+def test_where_nothing_was_said_it_says_so(run: Run, fake: Callable, tmp_path: Path) -> None:
+    fake()
+    status, out, err = run("x.edge", "--audio", write_wave(tmp_path / "a.wav", np.zeros(RATE // 20)))
+    assert (status, out) == (0, "") and "no language" in err and "nothing was said" in err
+
+
+def test_progress_is_drawn_on_a_terminal_and_cleared(
+    run: Run, fake: Callable, talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    err = run("x.edge", "--audio", talk)[2]
+    assert "\r00:30 of 00:33, 91%, " in err
+    assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((), "transcribes sound; name a file with --audio or pipe one into --stdin-pcm"),
+        (("hello",), "transcribes sound and takes no prompt; name a sound file with --audio"),
+        (("TALK",), "takes no prompt; write --audio TALK"),
+        (("-f", "TALK"), "takes no prompt; write --audio TALK"),
+        (("--audio", "none.wav"), "The sound file none.wav cannot be read: No such file or directory"),
+        (("--audio", "TALK", "--stdin-pcm"), "two sounds, --audio and --stdin-pcm"),
+        (("--audio", "TALK", "--language", "klingon"), "'klingon' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--task", "sing"), "The task must be one of translate, transcribe for this model"),
+        (("--audio", "TALK", "--srt", "--vtt"), "--srt and --vtt are two formats"),
+        (("--audio", "TALK", "--json", "--timestamps"), "--timestamps and --json are two formats"),
+        (("--audio", "TALK", "--system", "s"), "transcribes sound and has no use for --system"),
+        (("--audio", "TALK", "--top-k", "3"), "has no use for --top-k"),
+        (("--audio", "TALK", "--max-tokens", "3"), "has no use for --max-tokens"),
+        (("--audio", "TALK", "--beams", "0"), "number of beams must be 1 or more, not 0"),
+        (("--audio", "TALK", "--temperature", "-1"), "temperature must be a number of 0 or more, not -1.0"),
+        (("--audio", "TALK", "--temperature", "nan"), "temperature must be a number of 0 or more, not nan"),
+        (("--audio", "TALK", "--seed", "-1"), "seed must be"),
+        (("--audio", "TALK", "--output", "no/such/folder/a"), "no/such/folder/a cannot be written: No such file"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_bad_input_gets_one_sentence_and_status_2(
+    run: Run, fake: Callable, talk: Path, args: tuple[str, ...], sentence: str
+) -> None:
+    fake()
+    status, out, err = run("x.edge", *(str(talk) if arg == "TALK" else arg for arg in args))
+    assert (status, out) == (2, "")
+    assert sentence.replace("TALK", str(talk)) in err
+    assert err.startswith("edge: ") and err.endswith(".\n") and err.count("\n") == 1
+
+
+def test_a_terminal_as_a_microphone_is_told_how_to_pipe_one(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(1))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    status, _, err = run("x.edge", "--stdin-pcm")
+    assert status == 2 and "pipe samples into it: arecord" in err
+
+
+def test_a_failed_start_leaves_an_earlier_transcript(run: Run, fake: Callable, tmp_path: Path) -> None:
+    fake()
+    (tmp_path / "a.txt").write_text("earlier")
+    assert run("x.edge", "--audio", "none.wav", "--output", tmp_path / "a.txt")[0] == 2
+    assert (tmp_path / "a.txt").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("option", ["--audio=talk.wav", "--stdin-pcm", "--srt", "--vtt", "--timestamps", "--task=x"])
+def test_a_bundle_that_reads_text_refuses_sound(run: Run, tiny_bundle: Bundle, option: str) -> None:
+    status, out, err = run(tiny_bundle.root, "hi", option)
+    assert (status, out) == (2, "")
+    assert f"reads text and hears no sound; {option.partition('=')[0]} needs a speech bundle" in err
