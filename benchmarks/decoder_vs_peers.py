@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -20,17 +18,23 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import convert
+import machine
 import report
 from engines import ENGINES, engine_file
 from engines.base import Models, Unavailable
-from processes import Worker, WorkerFailed, busy_s, first_byte
+from processes import Worker, WorkerFailed, first_byte
 from prompts import QUESTION, Prompts
 
 CONTEXTS = (16, 128, 512, 2000)
 PREFILLS = (128, 512, 2000)
 MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
 MODEL = "smollm2-135m-instruct"
-MB = 2**20
+PANELS = {
+    "decode": "Decode, tokens/s, by tokens of context",
+    "prefill": "Prefill, tokens/s, by prompt tokens",
+    "peak RSS": "Peak RSS, MiB (less is better)",
+    "first token": "Process start to first token, ms (less is better)",
+}
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ class Bench:
         self.contenders: dict[str, Contender] = {}
         self.skipped: dict[str, str] = {}
         self.figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._foreign_s = self._watched_s = 0.0
+        self._watch = machine.Watch()
 
     def enter(self, name: str, forced: str | None) -> None:
         """Prepare an engine, at the fastest of its variants; or say why it is skipped."""
@@ -177,7 +181,7 @@ class Bench:
                 raise Unavailable(f"{engine.PACKAGE} is not installed")
             variants = [forced] if forced else list(engine.VARIANTS)
             made = {v: engine.prepare(self.models, v, self.threads) for v in variants}
-            found = Contender(name, python, version(python, engine.PACKAGE), variants[0], made[variants[0]])
+            found = Contender(name, python, machine.version(python, engine.PACKAGE), variants[0], made[variants[0]])
             if len(variants) > 1:
                 self._choose(found, made)
         except (Unavailable, WorkerFailed) as error:
@@ -209,13 +213,14 @@ class Bench:
         found.model = made[found.variant]
 
     def _worker(self, found: Contender, variant: str, model: Path, capacity: int) -> Worker:
+        engine = engine_file(found.name)
         request = {
             "model": str(model),
             "threads": self.threads,
             "capacity": capacity,
-            "settings": engine_file(found.name).VARIANTS[variant],
+            "settings": engine.VARIANTS[variant],
         }
-        return Worker(found.python, found.name, self.log, request)
+        return Worker(found.python, engine.__name__, self.log, request)
 
     def measure(self) -> None:
         """Everything, in rounds over all contenders, so that a drift of the machine meets all alike."""
@@ -240,7 +245,7 @@ class Bench:
                 self._skip(found.name, str(error))
 
     def _memory(self, found: Contender) -> None:
-        bare = Worker(found.python, found.name, self.log, {})
+        bare = Worker(found.python, engine_file(found.name).__name__, self.log, {})
         bare.close()
         worker = self._worker(found, found.variant, found.model, MEMORY_CONTEXT)
         worker.generate(self.prompts.take(MEMORY_PROMPT), MEMORY_TOKENS)
@@ -257,12 +262,8 @@ class Bench:
     def _answer(self, found: Contender, context: int) -> None:
         assert found.worker is not None
         ids = self.prompts.take(context)
-        busy, start = busy_s(), time.perf_counter()
-        timed = found.worker.generate(ids, self.plan.tokens)
-        if busy is not None:
-            elapsed = time.perf_counter() - start
-            self._foreign_s += max(0.0, (busy_s() or 0.0) - busy - found.worker.last_cpu_s)
-            self._watched_s += elapsed * (os.cpu_count() or 1)
+        with self._watch.over(found.worker):
+            timed = found.worker.generate(ids, self.plan.tokens)
         self.figures[f"prefill @ {context}"][found.name].append(context / timed.prefill_s)
         self.figures[f"decode @ {context}"][found.name].append(1 / timed.decode_s)
 
@@ -284,19 +285,13 @@ class Bench:
     @property
     def warnings(self) -> list[str]:
         """What may have spoiled the figures."""
-        found = []
-        if self._watched_s and (share := self._foreign_s / self._watched_s) > 0.03:
-            found.append(f"other processes took {share:.0%} of the machine during the speed rounds: repeat when idle")
-        for contender in self.contenders.values():
-            if contender.worker is not None and contender.worker.idle_share > 0.03:
-                found.append(f"{contender.name} used up to {contender.worker.idle_share:.0%} of a core while idle")
-        return found
+        return self._watch.warnings({c.name: c.worker for c in self.contenders.values() if c.worker is not None})
 
     def result(self) -> dict[str, Any]:
         """All that was measured, for the JSON file."""
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+            "machine": machine.description(),
             "threads": self.threads,
             "plan": vars(self.plan),
             "bundle": json.loads((self.models.bundle / "edge.json").read_text()).get("name"),
@@ -324,23 +319,6 @@ class Bench:
         }
 
 
-def version(python: str, package: str) -> str:
-    """The installed version of a distribution in another interpreter's environment."""
-    code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-    done = subprocess.run([python, "-c", code, package], capture_output=True, text=True)
-    return done.stdout.strip() or "?"
-
-
-def cpu_name() -> str:
-    """The processor, as the system calls it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def show(bench: Bench, out: Path) -> None:
     """Print the tables and draw the plot."""
     metrics, names = bench.metrics, list(bench.contenders)
@@ -354,8 +332,10 @@ def show(bench: Bench, out: Path) -> None:
     for warning in bench.warnings:
         say(f"WARNING: {warning}")
     try:
-        title = f"{bench.models.bundle.stem}, {bench.threads} threads, {cpu_name()}"
-        report.plot(metrics, names, title, out / "decoder_vs_peers.png")
+        title = f"{bench.models.bundle.stem}, {bench.threads} threads, {machine.cpu_name()}"
+        panels = [report.Panel(heading, {m.label.removeprefix(start).strip(" @"): m for m in metrics
+                                         if m.label.startswith(start)}) for start, heading in PANELS.items()]
+        report.plot(panels, names, title, out / "decoder_vs_peers.png")
     except ImportError:
         say("There is no plot, because matplotlib is not installed.")
     say(f"\nWritten to {out}: decoder_vs_peers.json, .png and .log")

@@ -1,4 +1,4 @@
-"""Talking to the workers, timing fresh processes, and what else the machine is doing meanwhile."""
+"""Talking to the workers, and timing fresh processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """An engine's process. Without a model it only imports the package.
+    """The process of an engine, which is the name of its file's module. Without a model it only imports the package.
 
     `peak_rss_mb` is that of its last answer. `idle_share` is how much of one core it used between two answers, at
     most: an engine whose threads spin while others are measured would spoil their figures.
@@ -38,11 +38,16 @@ class Worker:
 
     def generate(self, ids: list[int], n: int) -> Timed:
         """One answer; see `engines.base.Loaded`."""
+        got = self.ask("generate", ids=ids, n=n)
+        return Timed(got["prefill_s"], got["decode_s"], got["tokens"])
+
+    def ask(self, method: str, **arguments: Any) -> dict[str, Any]:
+        """What a method of the loaded model returns, a dataclass, as its fields."""
         cpu, asked = self.cpu_s, time.perf_counter()
         idle_s = asked - self._answered
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"ids": ids, "n": n}) + "\n")
+            self._process.stdin.write(json.dumps([method, arguments]) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerFailed("its process died") from None
@@ -50,7 +55,7 @@ class Worker:
         if idle_s > 0.5:
             self.idle_share = max(self.idle_share, (got["woken_cpu_s"] - cpu) / idle_s)
         self.last_cpu_s = self.cpu_s - got["woken_cpu_s"]
-        return Timed(got["prefill_s"], got["decode_s"], got["tokens"])
+        return got
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -83,12 +88,3 @@ def first_byte(command: list[str], log: IO[str]) -> tuple[float, str]:
     if not first:
         raise WorkerFailed(f"its first-token script wrote nothing and ended with status {status}")
     return elapsed, (first + rest).decode(errors="replace")
-
-
-def busy_s() -> float | None:
-    """CPU seconds that the machine has spent on any process so far; None where the system does not tell."""
-    stat = Path("/proc/stat")
-    if not stat.exists():
-        return None
-    user, nice, system, _, _, irq, softirq, steal = map(int, stat.read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

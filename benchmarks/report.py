@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
-OURS = "edge"
+OURS = "edge"  # this runtime; several forms of it are called "edge ..."
 # Values by round, by engine. Rounds are interleaved, so the values of one round saw the same state of the machine.
 Rounds = Mapping[str, Sequence[float]]
 
@@ -20,6 +21,10 @@ class Metric:
     unit: str
     more_is_better: bool
     rounds: Rounds
+    digits: int = 0  # behind the decimal point
+
+    def shown(self, value: float) -> str:
+        return f"{value:,.{self.digits}f}"
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,20 @@ class Ratio:
         return f"{self.value:.2f}" + ("" if same else f" ({self.low:.2f}-{self.high:.2f})")
 
 
-def ratio(rounds: Rounds, peer: str) -> Ratio:
+def is_ours(name: str) -> bool:
+    """Whether this is a form of this runtime and no peer."""
+    return name.split()[0] == OURS
+
+
+def ratio(rounds: Rounds, peer: str, ours: str = OURS) -> Ratio:
     """Ours over `peer`'s, round by round."""
-    ratios = [a / b for a, b in zip(rounds[OURS], rounds[peer], strict=True)]
+    ratios = [a / b for a, b in zip(rounds[ours], rounds[peer], strict=True)]
     return Ratio(median(ratios), min(ratios), max(ratios))
 
 
 def best_peer(metric: Metric) -> str | None:
     """The peer whose median is best; None where there is none."""
-    peers = [name for name in metric.rounds if name != OURS]
+    peers = [name for name in metric.rounds if not is_ours(name)]
     if not peers:
         return None
     choose = max if metric.more_is_better else min
@@ -69,23 +79,23 @@ def figures_table(metrics: Sequence[Metric], engines: Sequence[str]) -> str:
                 cells.append("-")
                 continue
             around = f" ±{spread(values):.0%}" if len(values) > 1 else ""
-            cells.append(f"{median(values):,.0f}{around}")
+            cells.append(metric.shown(median(values)) + around)
         rows.append([f"{metric.label}, {metric.unit}", *cells])
-    return _table(rows)
+    return table(rows)
 
 
-def ratios_table(metrics: Sequence[Metric], engines: Sequence[str]) -> str:
+def ratios_table(metrics: Sequence[Metric], engines: Sequence[str], ours: str = OURS) -> str:
     """Ours over every peer's, and over the best one's."""
-    peers = [name for name in engines if name != OURS]
-    rows = [[f"{OURS} /", "best peer", *peers]]
+    peers = [name for name in engines if not is_ours(name)]
+    rows = [[f"{ours} /", "best peer", *peers]]
     for metric in metrics:
         best = best_peer(metric)
-        if best is None or OURS not in metric.rounds:
+        if best is None or ours not in metric.rounds:
             continue
         better = "" if metric.more_is_better else " (less is better)"
-        cells = [f"{ratio(metric.rounds, p).value:.2f}" if p in metric.rounds else "-" for p in peers]
-        rows.append([metric.label + better, f"{ratio(metric.rounds, best)} {best}", *cells])
-    return _table(rows)
+        cells = [f"{ratio(metric.rounds, p, ours).value:.2f}" if p in metric.rounds else "-" for p in peers]
+        rows.append([metric.label + better, f"{ratio(metric.rounds, best, ours)} {best}", *cells])
+    return table(rows)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,7 @@ def goals(metrics: Sequence[Metric]) -> list[Goal]:
     return found
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
     """Markdown with aligned columns: the first one left, the others right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
@@ -140,43 +150,54 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
-def plot(metrics: Sequence[Metric], engines: Sequence[str], title: str, path: Path) -> None:
-    """Four panels: decode, prefill, peak RSS, first token. Whiskers reach from the smallest round to the largest."""
+@dataclass(frozen=True)
+class Panel:
+    """One diagram: a group of bars for every metric, which stands under it as its tick."""
+
+    heading: str
+    metrics: Mapping[str, Metric]
+
+
+def plot(panels: Sequence[Panel], engines: Sequence[str], title: str, path: Path) -> None:
+    """Diagrams two in a row. Whiskers reach from the smallest round to the largest."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = {
-        "decode": "Decode, tokens/s, by tokens of context",
-        "prefill": "Prefill, tokens/s, by prompt tokens",
-        "peak RSS": "Peak RSS, MiB (less is better)",
-        "first token": "Process start to first token, ms (less is better)",
-    }
-    colours = dict(zip(engines, ["#d1495b", "#30638e", "#edae49", "#00798c", "#8d96a3"], strict=False))
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    for axis, (start, heading) in zip(axes.flat, panels.items(), strict=True):
-        rows = [m for m in metrics if m.label.startswith(start)]
-        width = 0.8 / len(engines)
-        for place, name in enumerate(engines):
-            at = [i for i, m in enumerate(rows) if name in m.rounds]
-            values = [rows[i].rounds[name] for i in at]
-            middle = [median(v) for v in values]
-            whiskers = [
-                [m - min(v) for m, v in zip(middle, values, strict=True)],
-                [max(v) - m for m, v in zip(middle, values, strict=True)],
-            ]
-            x = [i + (place - (len(engines) - 1) / 2) * width for i in at]
-            bars = axis.bar(x, middle, width * 0.92, yerr=whiskers, color=colours[name], label=name,
-                            error_kw={"lw": 0.8, "ecolor": "#444"})
-            axis.bar_label(bars, [f"{m:,.0f}" for m in middle], fontsize=7, padding=2)
-        axis.set_title(heading, fontsize=10, loc="left")
-        axis.set_xticks(range(len(rows)), [m.label.removeprefix(start).strip(" @") for m in rows])
-        axis.tick_params(axis="x", length=0)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(y=0.12)
+    colours = dict(zip(engines, ["#d1495b", "#30638e", "#edae49", "#00798c", "#8d96a3", "#6a4c93"], strict=False))
+    rows = -(-len(panels) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        _bars(axis, panel, [n for n in engines if any(n in m.rounds for m in panel.metrics.values())], colours)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
     figure.suptitle(title, fontsize=11)
-    labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside lower center", ncols=len(engines), frameon=False)
+    handles = {h.get_label(): h for axis in axes.flat for h in axis.containers if h.get_label() in colours}
+    figure.legend([handles[n] for n in engines if n in handles], [n for n in engines if n in handles],
+                  loc="outside lower center", ncols=len(engines), frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _bars(axis: Any, panel: Panel, engines: Sequence[str], colours: Mapping[str, str]) -> None:
+    metrics = list(panel.metrics.values())
+    width = 0.8 / max(len(engines), 1)
+    for place, name in enumerate(engines):
+        at = [i for i, m in enumerate(metrics) if name in m.rounds]
+        values = [metrics[i].rounds[name] for i in at]
+        middle = [median(v) for v in values]
+        whiskers = [
+            [m - min(v) for m, v in zip(middle, values, strict=True)],
+            [max(v) - m for m, v in zip(middle, values, strict=True)],
+        ]
+        x = [i + (place - (len(engines) - 1) / 2) * width for i in at]
+        bars = axis.bar(x, middle, width * 0.92, yerr=whiskers, color=colours[name], label=name,
+                        error_kw={"lw": 0.8, "ecolor": "#444"})
+        shown = [metrics[i].shown(m) for i, m in zip(at, middle, strict=True)]
+        axis.bar_label(bars, shown, fontsize=7, padding=2)
+    axis.set_title(panel.heading, fontsize=10, loc="left")
+    axis.set_xticks(range(len(metrics)), list(panel.metrics))
+    axis.tick_params(axis="x", length=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(y=0.12)

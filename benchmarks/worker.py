@@ -1,4 +1,4 @@
-"""One engine in a process of its own, asked for one answer at a time: JSON lines in, JSON lines out.
+"""One engine's file in a process of its own, asked for one answer at a time: JSON lines in, JSON lines out.
 
 Runs in the engine's environment, so it needs nothing but the standard library and the engine's package.
 """
@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ def peak_rss_mb() -> float:
 
 
 def main() -> None:
-    from engines import engine_file
-
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
 
@@ -34,7 +33,7 @@ def main() -> None:
         print(json.dumps(content), file=answers, flush=True)
 
     name, request = sys.argv[1], json.loads(sys.argv[2])
-    engine = engine_file(name)
+    engine = import_module(name)
     start = time.perf_counter()
     try:
         if "model" not in request:  # the package alone
@@ -45,8 +44,8 @@ def main() -> None:
         answer({"load_s": time.perf_counter() - start})
         for line in sys.stdin:
             woken = time.process_time()
-            job = json.loads(line)
-            answer(asdict(loaded.generate(job["ids"], job["n"])) | {"woken_cpu_s": woken})
+            method, arguments = json.loads(line)
+            answer(asdict(getattr(loaded, method)(**arguments)) | {"woken_cpu_s": woken})
     except Exception as error:
         answer({"error": f"{type(error).__name__}: {error}"})
         raise

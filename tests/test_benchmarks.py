@@ -143,7 +143,7 @@ def test_the_worker_gives_the_runtimes_own_greedy_tokens(tiny_bundle: Bundle) ->
     prompt = "The moon changes its shape"
     ids = model.prompt_ids(prompt, raw=True)
     request = {"model": str(tiny_bundle.root), "threads": 2, "capacity": 64, "settings": {}}
-    worker = Worker(sys.executable, "edge", sys.stderr, request)
+    worker = Worker(sys.executable, "engines.edge_runtime", sys.stderr, request)
     try:
         first, again = worker.generate(ids, 12), worker.generate(ids, 12)
     finally:
@@ -160,7 +160,7 @@ def test_the_worker_gives_the_runtimes_own_greedy_tokens(tiny_bundle: Bundle) ->
 def test_an_engine_that_cannot_load_is_one_sentence(tmp_path: Path) -> None:
     request = {"model": str(tmp_path / "none.edge"), "threads": 1, "capacity": 64, "settings": {}}
     with pytest.raises(WorkerFailed, match=r"^BundleError: .*none\.edge"):
-        Worker(sys.executable, "edge", subprocess.DEVNULL, request)  # type: ignore[arg-type]
+        Worker(sys.executable, "engines.edge_runtime", subprocess.DEVNULL, request)  # type: ignore[arg-type]
 
 
 def test_a_whole_run_writes_every_metric(

@@ -40,6 +40,7 @@ class Loaded(Protocol):
 class EngineFile(Protocol):
     """An engine's file. Its package is imported by `load` only."""
 
+    __name__: str
     PACKAGE: str  # the distribution on PyPI
     MODULES: tuple[str, ...]  # what an interpreter must find to run it
     IMPORT: str  # the statement that imports it, as a user's script would
