@@ -147,14 +147,17 @@ def test_an_option_out_of_its_range_is_one_sentence(options: dict[str, object], 
     assert str(caught.value) == sentence
 
 
-def test_a_bundle_without_a_graph_is_one_sentence(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fresh, "load_ms", lambda settings: 5.0)
-    monkeypatch.setattr(fresh, "memory", lambda settings, prompt, tokens: None)
+def test_what_cannot_be_measured_is_refused_before_anything_is(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(fresh, "load_ms")
+    with pytest.raises(InputError, match="The context must be up to 512 tokens for this bundle, not 513."):
+        profile(tiny_bundle.root, ProfileOptions(context=513))
     graphs = [dataclasses.replace(graph, role="segment") for graph in tiny_bundle.manifest.graphs]
     changed = dataclasses.replace(tiny_bundle.manifest, graphs=graphs)
     (tiny_bundle.root / "edge.json").write_text(changed.to_json())
     with pytest.raises(BundleError, match="has no graph with the role 'decoder'; it has: segment."):
-        profile(tiny_bundle.root, ProfileOptions(seconds=1))
+        profile(tiny_bundle.root, ProfileOptions())
 
 
 def test_the_command_prints_tables_and_keeps_the_curve(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +244,7 @@ def test_two_profiles_are_shown_side_by_side(tmp_path: Path, capsys: pytest.Capt
     [
         ([], "There is nothing to measure; give a bundle, or two profiles with --compare."),
         (["x.edge"], "There is no bundle at x.edge; edge export makes one."),
-        (["x.edge", "--compare", "a.json", "b.json"], "--compare takes two profiles, measures nothing, writes no report; leave"),
+        (["x.edge", "--compare", "a.json", "b.json"], "--compare takes two profiles, measures nothing, writes"),
         (["--compare", "a.json", "b.json"], "The profile a.json cannot be read: No such file or directory."),
         (["--compare", "a.json"], "'--compare' requires 2 arguments"),
         (["--compare", "a.json", "b.json", "--html", "x.html"], "writes no report; leave --html away."),

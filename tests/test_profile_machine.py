@@ -62,6 +62,14 @@ def test_without_a_meter_there_is_no_energy(tmp_path: Path) -> None:
     assert energy.of is None and joules == []
 
 
+def test_a_meter_that_goes_away_leaves_no_energy(tmp_path: Path) -> None:
+    zone = write(tmp_path / "powercap" / "intel-rapl:0", name="package-0", energy_uj=1_000_000)
+    energy = Energy(tmp_path)
+    with energy.metered() as joules:
+        (zone / "energy_uj").unlink()
+    assert joules == []
+
+
 def test_this_machine_has_a_name() -> None:
     device = describe("cpu", 3)
     assert device.threads == 3 and device.provider == "CPUExecutionProvider" and device.cores >= 1

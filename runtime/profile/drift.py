@@ -96,7 +96,7 @@ def sustain(
         tokens=answers * (count + 1),  # the first of each is run, and not timed
         wall_s=clock() - start,
         cpu_s=time.process_time() - cpu,
-        energy_j=sum(joules) if energy.of is not None else None,
-        energy_of=energy.of,
+        energy_j=sum(joules) if joules else None,
+        energy_of=energy.of if joules else None,
     )
     return Sustained(1e3 * answers * count / total_ms, steep, low, high, rates), used

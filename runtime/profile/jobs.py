@@ -52,13 +52,14 @@ class FirstTokenJob:
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
     """What all first tokens together took."""
+    joules = [each for job in jobs for each in job.joules]
     return Usage(
         phase="prefill",
         tokens=sum(job.tokens * len(job.total.times) for job in jobs),
         wall_s=sum(job.wall_s for job in jobs),
         cpu_s=sum(job.cpu_s for job in jobs),
-        energy_j=None if energy.of is None else sum(sum(job.joules) for job in jobs),
-        energy_of=energy.of,
+        energy_j=sum(joules) if joules else None,
+        energy_of=energy.of if joules else None,
     )
 
 

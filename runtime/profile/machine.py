@@ -128,23 +128,26 @@ class Energy:
         A battery tells its power only: the mean of that at both ends, over the time between.
         """
         found: list[float] = []
-        if self.of is None:
-            yield found
-            return
-        counters, power, start = self._counters(), self._power(), self._clock()
+        before, start = self._reading(), self._clock()
         yield found
+        after, end = self._reading(), self._clock()
+        if not before or not after:
+            return
         if self._zones:
-            pairs = zip(self._zones, counters, self._counters(), strict=True)
-            found.append(sum(_passed(zone, before, after) for zone, before, after in pairs) / 1e6)
+            passed = zip(self._zones, before, after, strict=True)
+            found.append(sum(_passed(zone, first, last) for zone, first, last in passed) / 1e6)
         else:
-            found.append((power + self._power()) / 2 * (self._clock() - start))
+            found.append((before[0] + after[0]) / 2 * (end - start))
 
-    def _counters(self) -> list[int]:
-        return [int(_text(zone / "energy_uj")) for zone in self._zones]
-
-    def _power(self) -> float:
-        """Watts that the battery gives."""
-        return 0.0 if self._battery is None else _watts(self._battery)
+    def _reading(self) -> list[float]:
+        """Microjoules of each processor so far, or the watts that the battery gives; empty where there is no meter, or
+        none any more."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._zones:
+                return [float(_text(zone / "energy_uj")) for zone in self._zones]
+            if self._battery is not None:
+                return [_watts(self._battery)]
+        return []
 
 
 def _packages(powercap: Path) -> Iterator[Path]:
@@ -155,7 +158,7 @@ def _packages(powercap: Path) -> Iterator[Path]:
                 yield zone
 
 
-def _passed(zone: Path, before: int, after: int) -> int:
+def _passed(zone: Path, before: float, after: float) -> float:
     """Microjoules between two readings of a counter, which may have begun again at zero."""
     return after - before if after >= before else after - before + int(_text(zone / "max_energy_range_uj"))
 

@@ -83,6 +83,8 @@ def profile(
     options = options or ProfileOptions()
     bundle = open_bundle(path)
     bundle.check_files_once()
+    for role in roles(bundle.manifest):
+        bundle.manifest.graph(role)
     return _Run(bundle, options, progress).profile()
 
 
@@ -263,10 +265,19 @@ def grid(last: int) -> list[int]:
 def _capacity(manifest: Manifest, asked: int | None) -> int:
     """Tokens of the KV cache: as asked for, or as many as the bundle takes and half of the memory holds."""
     if asked is not None:
+        if asked > manifest.context:
+            raise InputError(f"The context must be up to {manifest.context} tokens for this bundle, not {asked}.")
         return asked
     available = machine.available_bytes()
     fits = manifest.context if available is None else available // 2 // manifest.kv.bytes_per_token
     return max(LEAST_CONTEXT, min(manifest.context, fits))
+
+
+def roles(manifest: Manifest) -> list[str]:
+    """The graphs that a bundle must have to be measured."""
+    if manifest.encoder is None:
+        return ["decoder"]
+    return ["frontend", "encoder", "decoder"] if manifest.encoder.input == "audio" else ["encoder", "decoder"]
 
 
 def bundle_info(bundle: Bundle) -> BundleInfo:
