@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edge.runtime.profile.costs import ATTENTION, FREE, LOOKUPS, MOVES, PRODUCTS
 from edge.runtime.profile.record import Op, Peaks
 
-NEITHER_BELOW = 1 / 8  # of the roof: what reaches less is bound by neither memory nor arithmetic
+NEITHER_BELOW = 1 / 4  # of the roof: what reaches less is bound by neither memory nor arithmetic
 LAYER = re.compile(r"^.*?layers\.\d+(/|$)")
 INNER = re.compile(r"/parts\.\d+(?=/|$)")
 
