@@ -14,7 +14,7 @@ from edge.bundle import Bundle
 from edge.runtime import answer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import profile_checks as checks  # noqa: E402
+import profile_checks as checks
 
 PROFILE = json.loads(example_profile().to_json())
 
