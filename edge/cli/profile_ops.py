@@ -38,9 +38,10 @@ def _peaks(peaks: Peaks, out: Console) -> None:
 
 def _parts(step: StepTime, out: Console) -> None:
     behind = "" if step.context is None else f" behind {step.context:,} tokens"
-    what = f"{step.size:,} token{'s' if step.size > 1 else ''}" if step.context is not None else f"{step.size:,} rows"
+    unit = "row" if step.context is None else "token"
+    what = f"{step.size:,} {unit}{'' if step.size == 1 else 's'}"
     title = f"\nThe {step.graph}, {what}{behind}: {ms(step.us / 1e3)} ms"
-    rows = table(title, "Part", "Operator", "Nodes", "ms", "Share", "GB/s", "GFLOP/s", "Bound by", left=2)
+    rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", left=2)
     for part in step.parts[:PARTS]:
         share = f"{part.us / step.us:.0%}"
         rates = (_rate(part.gb_per_s), _rate(part.gflop_per_s))
@@ -61,11 +62,12 @@ def _rate(value: float | None) -> str:
 
 
 def _types(step: StepTime) -> str:
-    """Shares of the types of operators, the largest first."""
+    """Shares of the types of operators, the largest first; those below half a percent are left out."""
     sums: dict[str, float] = defaultdict(float)
     for part in step.parts:
         sums[part.op_type] += part.us
-    return ", ".join(f"{name} {us / step.us:.0%}" for name, us in sorted(sums.items(), key=lambda each: -each[1]))
+    largest = sorted(sums.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {us / step.us:.0%}" for name, us in largest if us >= 0.005 * step.us)
 
 
 def _layers(step: StepTime) -> str:
@@ -75,9 +77,7 @@ def _layers(step: StepTime) -> str:
     said = [f"{layer} {ms(us / 1e3)} ms" for layer, us in sums.items() if not layer.isdecimal()]
     if numbered:
         slowest, fastest = max(numbered, key=numbered.__getitem__), min(numbered, key=numbered.__getitem__)
-        said.insert(
-            0,
-            f"{len(numbered)} layers of {ms(numbered[fastest] / 1e3)} (layer {fastest}) to "
-            f"{ms(numbered[slowest] / 1e3)} ms (layer {slowest})",
-        )
+        low, high = (ms(numbered[layer] / 1e3) for layer in (fastest, slowest))
+        each = f"{low} ms" if low == high else f"{low} (layer {fastest}) to {high} ms (layer {slowest})"
+        said.insert(0, f"{len(numbered)} layers of {each}")
     return ", ".join(said)

@@ -36,8 +36,8 @@ def show(profile: Profile) -> None:
 def _first_tokens(profile: Profile, out: Console) -> None:
     encoded = any(row.encode is not None for row in profile.ttft)
     speech = profile.bundle.input == "audio"
-    rate = "× real time" if speech else "Tokens/s"
-    columns = [INPUTS.get(profile.bundle.input, "Input tokens"), "TTFT, ms", "±", "p90", rate, "Times"]
+    rate = "Times real time" if speech else "Tokens/s"
+    columns = [INPUTS.get(profile.bundle.input, "Input tokens"), "TTFT, ms", "±", "p90", rate, "Runs"]
     shown = table("Time to first token", *columns, *(["Encoder, ms"] if encoded else []))
     for row in profile.ttft:
         amount = row.audio_s if speech and row.audio_s is not None else row.input_tokens
@@ -51,7 +51,7 @@ def _first_tokens(profile: Profile, out: Console) -> None:
 
 
 def _output_tokens(profile: Profile, out: Console) -> None:
-    shown = table("Time per output token", "Context", "p50, ms", "±", "p90", "p99", "Jitter", "Tokens/s", "Times")
+    shown = table("Time per output token", "Context", "p50, ms", "±", "p90", "p99", "Jitter", "Tokens/s", "Runs")
     for row in profile.decode:
         time = row.time
         spread = [ms(each) for each in (time.p90_ms, time.p99_ms, time.jitter_ms)]
@@ -158,7 +158,8 @@ def table(title: str, *columns: str, left: int = 0) -> Any:
 
     table = Table(box=box.SIMPLE, title=title or None, title_justify="left", title_style="bold")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left)  # text gives way
+        # Where there is little room, text goes on in the next line; numbers are never cut.
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left, overflow="fold")
     return table
 
 

@@ -150,9 +150,9 @@ def _joined(*parts: float) -> float:
 
 
 def _machines(a: Profile, b: Profile) -> float:
-    """What a median may be off because the machines themselves became slower or faster meanwhile."""
-    drifts = [abs(each.noise.drift) for each in (a, b) if each.noise is not None]
-    return max(FLOOR, _joined(*drifts))
+    """What a median may be off because the machines became slower or faster meanwhile, or had other work to do."""
+    noises = [each.noise for each in (a, b) if each.noise is not None]
+    return max(FLOOR, _joined(*(noise.drift for noise in noises), *(noise.foreign_cpu or 0.0 for noise in noises)))
 
 
 def _differences(a: Profile, b: Profile) -> Iterator[tuple[str, str, str]]:
