@@ -136,6 +136,18 @@ def test_a_name_is_text_whatever_it_holds(seen: Browser, tmp_path: Path) -> None
     assert seen.run(STICKING_OUT) == []
 
 
+def test_what_a_phone_may_write_is_drawn(seen: Browser, tmp_path: Path) -> None:
+    """No context yet, rows in any order, times of nothing, and a machine whose p99 is far off."""
+    full = example_profile()
+    wild = dataclasses.replace(full.decode[0].time, p99_ms=9e4, min_ms=0.0, jitter_ms=0.0)
+    decode = [dataclasses.replace(full.decode[0], context=0, time=wild), *reversed(full.decode)]
+    nothing = dataclasses.replace(full.ops[0], us=0.0, flops=0, bytes=0)
+    odd = dataclasses.replace(full, decode=decode, ttft=[*reversed(full.ttft)], ops=[nothing, *full.ops])
+    seen.open(write(tmp_path, odd), *PHONE, phone=True)
+    assert seen.run(SHOWN) == ALL and seen.run(STICKING_OUT) == []
+    assert not re.search("NaN|Infinity|undefined", seen.run("document.querySelector('main').outerHTML"))
+
+
 def test_what_was_not_measured_is_not_shown(seen: Browser, tmp_path: Path) -> None:
     seen.open(write(tmp_path, bare(example_profile())), *PHONE, phone=True)
     assert seen.run(SHOWN) == [] and seen.run("document.querySelectorAll('svg').length") == 0

@@ -71,6 +71,12 @@ def test_parts_and_layers_add_up_to_the_step() -> None:
     assert one.parts[0].path == "" and one.parts[0].limit is not None
 
 
+def test_what_took_no_time_is_left_out() -> None:
+    ops = [Op("decoder", 1, str(i), "Mul", f"layers.{i}/Mul", 5, us, 8, 2) for i, us in enumerate([2.0, 0.0, -1.0])]
+    (step,) = step_times(ops, PEAKS)
+    assert step.us == 2 and list(step.layers) == ["0"] and step.parts[0].nodes == 1
+
+
 def test_a_part_with_an_unknown_node_is_unknown() -> None:
     ops = [Op("decoder", 1, "0", "Conv", f"layers.{i}/c/Conv", 5, 2.0, 8, None if i else 4) for i in range(2)]
     (part,) = step_times(ops, PEAKS)[0].parts

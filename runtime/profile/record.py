@@ -20,7 +20,10 @@ from edge.manifest import read_json, typed
 FORMAT = "edge-profile"
 FORMAT_VERSION = 1
 ADVICE = "profile the bundle again"
-POSITIVE = (".p50_ms", ".low_ms", ".high_ms", ".ms", ".tokens_per_s", ".count", ".size", ".threads")
+POSITIVE = (
+    ".p50_ms", ".low_ms", ".high_ms", ".ms", ".tokens_per_s", ".count", ".size", ".threads", ".memory_gb_per_s",
+    ".cache_gb_per_s", ".float32", ".int8", ".int4",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

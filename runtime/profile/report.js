@@ -71,6 +71,9 @@ function drift(run) {
   return certain ? `${signed(run.slope_per_minute)} a minute` : "no drift to be seen";
 }
 
+// Rows in the order of what they are measured over, which stands on a logarithmic axis.
+const ordered = (rows, of) => rows.map((row) => ({ ...row, x: Math.max(1, of(row)) })).sort((a, b) => a.x - b.x);
+
 // p50 with bands to p90 and p99 over a logarithmic axis.
 function spread(svg, width, rows, unit, extra) {
   const p50s = rows.map((row) => row.time.p50_ms);
@@ -78,12 +81,13 @@ function spread(svg, width, rows, unit, extra) {
   const log = most / least > 12;
   const high = Math.min(Math.max(...rows.map((row) => row.time.p99_ms)), most * (log ? 4 : 2)) * 1.06;
   const xs = rows.map((row) => row.x);
+  const low = log ? least * 0.8 : 0;
   const at = frame(
     svg, width, width < 480 ? 270 : 300,
     { scale: logarithmic, low: xs[0], high: xs[xs.length - 1], ticks: xs, format: count, unit },
-    { scale: log ? logarithmic : linear, low: log ? least * 0.8 : 0, high, format: (value) => (value ? time(value) : "0"), unit: "" },
+    { scale: log ? logarithmic : linear, low, high, format: (value) => (value ? time(value) : "0"), unit: "" },
   );
-  const line = (of) => rows.map((row) => [at.x(row.x), at.y(Math.min(of(row), high))]);
+  const line = (of) => rows.map((row) => [at.x(row.x), at.y(Math.max(low, Math.min(of(row), high)))]);
   svg.append(
     shape("path", { class: "band far", d: area(line((row) => row.time.p99_ms), line((row) => row.time.p90_ms)) }),
     shape("path", { class: "band", d: area(line((row) => row.time.p90_ms), line((row) => row.time.min_ms)) }),
@@ -98,7 +102,7 @@ const stats = (row) => [time(row.p50_ms), time(row.p90_ms), time(row.p99_ms)];
 const tips = (row) => [["p50", time(row.p50_ms)], ["p90", time(row.p90_ms)], ["p99", time(row.p99_ms)], ["measured", `${count(row.count)} times`]];
 
 function ttft() {
-  const rows = profile.ttft.map((row) => ({ ...row, x: row.input_tokens }));
+  const rows = ordered(profile.ttft, (row) => row.input_tokens);
   if (!rows.length) return;
   const unit = INPUTS[profile.bundle.input] ?? "input tokens";
   const encoded = rows.every((row) => row.encode);
@@ -144,7 +148,7 @@ function share(row, encoded, figures) {
 }
 
 function decode() {
-  const rows = profile.decode.map((row) => ({ ...row, x: row.context }));
+  const rows = ordered(profile.decode, (row) => row.context);
   if (!rows.length) return;
   const unit = "tokens in the KV cache";
   const say = [tag("b", {}, `${number(rows[0].tokens_per_s)} tokens/s`), ` behind ${count(rows[0].x)} tokens`];

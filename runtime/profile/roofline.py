@@ -73,10 +73,11 @@ class StepTime:
 
 
 def step_times(ops: Sequence[Op], peaks: Peaks | None) -> list[StepTime]:
-    """A profile's operators, step by step."""
+    """A profile's operators, step by step; those that took no time that could be measured are left out."""
     steps: dict[tuple[str, int, int | None], list[Op]] = defaultdict(list)
     for op in ops:
-        steps[op.graph, op.size, op.context].append(op)
+        if op.us > 0:
+            steps[op.graph, op.size, op.context].append(op)
     found = []
     for (graph, size, context), own in steps.items():
         parts = _parts(own, peaks)

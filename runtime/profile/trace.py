@@ -94,6 +94,8 @@ def _laid_out(ops: Sequence[Op]) -> Iterator[Event]:
 
 def _figures(op: Op) -> dict[str, Any]:
     figures: dict[str, Any] = {"operator": op.op_type, "runs measured": op.count}
+    if op.us <= 0:
+        return figures
     if op.bytes is not None:
         figures |= {"bytes": op.bytes, "GB/s": round(op.bytes / op.us / 1e3, 2)}
     if op.flops is not None:
