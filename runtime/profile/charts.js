@@ -24,7 +24,7 @@ function number(value, digits = 3) {
   const decimals = size === 0 ? 0 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
   return Number(value.toFixed(Math.min(decimals, 6))).toString();
 }
-const ms = (value) => (value >= 10000 ? [number(value / 1000), "s"] : value < 0.1 ? [number(value * 1000), "µs"] : [number(value), "ms"]);
+const ms = (value) => (value >= 1000 ? [number(value / 1000), "s"] : value < 0.1 ? [number(value * 1000), "µs"] : [number(value), "ms"]);
 const time = (value) => ms(value).join(" ");
 const bytes = (value) => (value >= 1e9 ? [number(value / 1e9), "GB"] : [number(value / 1e6), "MB"]);
 const percent = (value, digits = 2) => `${number(value * 100, digits)} %`;

@@ -286,12 +286,12 @@ function memory() {
       svg.append(shape("text", { class: "unit halo", x: x + 4, y: at.top - 2 }, sample.phase));
       free = x + sample.phase.length * 7 + 12;
     });
-    for (const [value, text] of [[found.peak_bytes, "peak"], [found.predicted_bytes, "predicted"]]) {
-      if (!value) continue;
-      const above = text === "predicted" ? value >= (found.peak_bytes ?? 0) : value > (found.predicted_bytes ?? 0);
-      svg.append(shape("line", { class: "mark", x1: at.left, x2: at.right, y1: y(value), y2: y(value) }));
-      svg.append(shape("text", { class: "marked halo", x: at.right, y: y(value) + (above ? -5 : 14), "text-anchor": "end" }, `${text} ${bytes(value).join(" ")}`));
-    }
+    const marks = [["predicted", found.predicted_bytes], ["peak", found.peak_bytes]].filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
+    for (const [, value] of marks) svg.append(shape("line", { class: "mark", x1: at.left, x2: at.right, y1: y(value), y2: y(value) }));
+    const said = marks.map(([text, value]) => `${text} ${bytes(value).join(" ")}`);
+    const close = marks.length > 1 && y(marks[1][1]) - y(marks[0][1]) < 20;  // one label then says both
+    (close ? [said.join(", ")] : said).forEach((text, i) =>
+      svg.append(shape("text", { class: "marked halo", x: at.right, y: y(marks[i][1]) - 5, "text-anchor": "end" }, text)));
     nearest(svg, at, samples.map((sample) => sample.second), (i) => [
       `${samples[i].phase}, ${number(samples[i].second)} s`,
       [...kinds.map((kind, j) => [name(kind), bytes(samples[i].kinds[kind] ?? 0).join(" "), fill(j)]).reverse(), ["all", bytes(total(samples[i])).join(" ")]],
