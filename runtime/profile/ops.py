@@ -231,9 +231,10 @@ def without_profiler(measured_us: NDArray[np.float64], total_us: float) -> NDArr
     over = measured_us.sum() - total_us
     if over <= 0:
         return measured_us
-    each = min(over / len(measured_us), (1 - KEPT) * np.percentile(measured_us, 10))
-    left = np.maximum(measured_us - each, KEPT * measured_us)
-    return left * (total_us / left.sum())
+    each = min(over / len(measured_us), (1 - KEPT) * float(np.percentile(measured_us, 10)))
+    left: NDArray[np.float64] = np.maximum(measured_us - each, KEPT * measured_us)
+    left *= total_us / left.sum()
+    return left
 
 
 @dataclass(frozen=True)
