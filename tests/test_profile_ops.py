@@ -155,6 +155,13 @@ def test_the_profiler_leaves_no_files(tiny_bundle: Bundle, tmp_path: Path, monke
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_profile_that_was_cut_off_is_one_sentence(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: whole(self)[: -1000 if self.suffix == ".json" else None])
+    with pytest.raises(InputError, match=r"needs temporary files: the profile .* is not whole .*; set TMPDIR to a"):
+        ops.measure(tiny_bundle, sizes=(1,), seconds=0.01)
+
+
 def test_a_context_beyond_the_bundle_is_one_sentence(tiny_bundle: Bundle) -> None:
     with pytest.raises(InputError, match="behind 0 to 496 tokens with this bundle, not 500"):
         ops.measure(tiny_bundle, context=500, sizes=(1, 16))

@@ -83,7 +83,7 @@ def finish(session: ort.InferenceSession) -> list[Run]:
     try:
         listed = json.loads(path.read_bytes())
     except ValueError as e:  # the disk was full
-        raise OSError(f"onnxruntime's profile {path} is not whole: {e}") from None
+        raise OSError(f"the profile {path} is not whole ({e})") from None
     finally:
         path.unlink(missing_ok=True)
     runs, events = list[Run](), list[Event]()

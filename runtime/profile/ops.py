@@ -81,9 +81,8 @@ def measure(
         seconds: about how long it may take. Every graph is run a few times in any case.
 
     Raises:
-        InputError: a context that the bundle cannot take.
+        InputError: a context that the bundle cannot take, or no place for the profiler's temporary files.
         BundleError: a graph cannot be loaded.
-        OSError: no place for the profiler's temporary files.
     """
     manifest = bundle.manifest
     cpu.share_thread_pool(threads)
@@ -94,9 +93,16 @@ def measure(
     context = min(CONTEXT, most) if context is None else context
     if not 0 <= context <= most:
         raise InputError(f"Operators are measured behind 0 to {most} tokens with this bundle, not {context}.")
-    with tempfile.TemporaryDirectory(prefix="edge-ops-") as folder:
-        progress("opening the graphs with onnxruntime's profiler")
-        return _Measuring(bundle, Path(folder) / "ops", context, fitting).measure(seconds, progress)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edge-ops-") as folder:
+            progress("opening the graphs with onnxruntime's profiler")
+            return _Measuring(bundle, Path(folder) / "ops", context, fitting).measure(seconds, progress)
+    except OSError as e:
+        why = (e.strerror or str(e)).rstrip(".")
+        raise InputError(
+            f"Operators could not be measured, for onnxruntime's profiler needs temporary files: {why}; set TMPDIR to "
+            "a folder with room for 100 MB."
+        ) from None
 
 
 @dataclass
