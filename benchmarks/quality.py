@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ BUNDLES = {"edge fp32": ("fp32", "fp32"), **FORMS}
 MOST, BATCH = 60, 50  # tokens of a translation; sentences that Torch translates at a time
 BLEU_LIMITS = {"edge int8": 0.2, "edge int4": 0.5}
 WER_LIMIT, SHIFT_S = 0.5, 0.1
+OTHER_WORDS, WITHIN = "other words than Torch", "times within 0.1 s"
 Segments = list[tuple[float, float, str]]
 
 
@@ -100,10 +102,10 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
             kind: wer([(one.text, texts[one.name]) for one in heard if one.text and chosen(one)])
             for kind, chosen in kinds.items()
         }
-        figures[name]["other words than Torch"] = wer([(_text(said[TORCH][n]), text) for n, text in texts.items()])
-        figures[name] |= _times([(said[TORCH][one.name], got[one.name]) for one in heard])
-    columns = [*kinds, "other words than Torch", "times within 0.1 s", "largest shift"]
-    units = ["%", "%", "%", "%", "%", "s"]
+        figures[name][OTHER_WORDS] = wer([(_text(said[TORCH][n]), text) for n, text in texts.items()])
+        figures[name] |= times([(said[TORCH][one.name], got[one.name]) for one in heard])
+    columns = [*kinds, OTHER_WORDS, WITHIN, "largest shift", "cut elsewhere"]
+    units = ["%", "%", "%", "%", "%", "s", "%"]
     rows = [["", *columns]]
     rows += [
         [name, *("-" if got[c] is None else f"{got[c]:.2f} {u}" for c, u in zip(columns, units, strict=True))]
@@ -113,12 +115,12 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
     part = Part(f"Whisper base, word error rate: {len(heard)} recordings, {seconds:.0f} s, {known} words")
     part.engines, part.text = list(figures), [table(rows)]
     for name in (n for n in figures if n in BUNDLES):
-        got, base = figures[name]["all"], figures[TORCH]["all"]
-        if got is not None and base is not None:
-            part.goals.append(Goal(f"word error rate above Torch's, points, {name}", got - base, WER_LIMIT, False))
-        share = figures[name]["times within 0.1 s"]
+        rate, base = figures[name]["all"], figures[TORCH]["all"]
+        if rate is not None and base is not None:
+            part.goals.append(Goal(f"word error rate above Torch's, points, {name}", rate - base, WER_LIMIT, False))
+        share = figures[name][WITHIN]
         if share is not None:
-            part.goals.append(Goal(f"times of segments within {SHIFT_S} s of Torch's, %, {name}", share, 100.0, True))
+            part.goals.append(Goal(f"segments' times within {SHIFT_S} s of Torch's, %, {name}", share, 100.0, True))
     part.skipped = compared.skipped
     part.details = compared.details() | {"figures": figures, "segments": said}
     return part
@@ -134,21 +136,37 @@ def _text(segments: Segments) -> str:
     return " ".join(text for _, _, text in segments)
 
 
-def _times(pairs: Sequence[tuple[Segments, Segments]]) -> dict[str, float | None]:
-    """How far a beginning or an end of one side's segments lies from the nearest one of the other's, both ways."""
-    shifts = [
-        min((abs(one[i] - other[i]) for other in theirs), default=float("inf"))
-        for pair in pairs
-        for i in (0, 1)
-        for ours, theirs in (pair, pair[::-1])
-        for one in ours
-    ]
+def times(pairs: Sequence[tuple[Segments, Segments]]) -> dict[str, float | None]:
+    """How far the times of two sides lie from each other, where both begin or end a segment at the same word; and how
+    many of all beginnings and ends only one side has: it cut the text elsewhere."""
+    shifts: list[float] = []
+    count = 0
+    for pair in pairs:
+        (said, *of_one), (heard, *of_other) = (_cuts(segments) for segments in pair)
+        blocks = difflib.SequenceMatcher(None, said, heard, autojunk=False).get_matching_blocks()
+        same = {block.a + i: block.b + i for block in blocks for i in range(block.size)}
+        for one, other in zip(of_one, of_other, strict=True):
+            shared = [(t, other[same[word]]) for word, t in one.items() if same.get(word) in other]
+            shifts += [abs(t - u) for t, u in shared]
+            count += len(one) + len(other) - len(shared)
     # Times are multiples of 0.02 s; what is added makes up for their binary fractions.
     within = [shift <= SHIFT_S + 1e-3 for shift in shifts]
     return {
-        "times within 0.1 s": 100 * sum(within) / len(within) if within else None,
+        WITHIN: 100 * sum(within) / len(within) if within else None,
         "largest shift": max(shifts, default=None),
+        "cut elsewhere": 100 * (count - len(shifts)) / count if count else None,
     }
+
+
+def _cuts(segments: Segments) -> tuple[list[str], dict[int, float], dict[int, float]]:
+    """All words, and the times of those that begin and that end a segment, by their places."""
+    said: list[str] = []
+    begins, ends = {}, {}
+    for begin, end, text in segments:
+        if new := words(text).split():
+            begins[len(said)], ends[len(said) + len(new) - 1] = begin, end
+            said += new
+    return said, begins, ends
 
 
 def _entrants(run: Run, task: str, source: Path, peer: str, module: str) -> Comparison:
@@ -163,6 +181,7 @@ def _one_by_one(compared: Comparison, job: Callable[[Entrant], None]) -> None:
     """Run a job in a process for each entrant, one after the other."""
 
     def run(found: Entrant) -> None:
+        need_torch()
         compared.start(found)
         try:
             job(found)
@@ -170,6 +189,9 @@ def _one_by_one(compared: Comparison, job: Callable[[Entrant], None]) -> None:
             assert found.worker is not None
             found.worker.close()
 
+    def need_torch() -> None:
+        if TORCH not in compared.entrants:
+            raise Unavailable(f"there is nothing to compare with: {compared.skipped[TORCH]}")
+
     compared.each(run)
-    if TORCH not in compared.entrants:
-        raise Unavailable(f"there is nothing to compare with: {compared.skipped[TORCH]}")
+    need_torch()

@@ -120,7 +120,7 @@ def _hugging(source: str, out: str) -> None:
     checkpoint = open_checkpoint(source)
     model = load_torch(checkpoint)
     spoken = speech(checkpoint)
-    model.generation_config.update(
+    settings = dict(
         is_multilingual=bool(spoken.languages),
         lang_to_id={f"<|{code}|>": i for code, i in spoken.languages.items()},
         task_to_id=spoken.tasks,
@@ -130,8 +130,11 @@ def _hugging(source: str, out: str) -> None:
         suppress_tokens=spoken.suppress,
         begin_suppress_tokens=spoken.begin_suppress,
         decoder_start_token_id=spoken.start,
-        return_timestamps=False,
+        max_length=model.config.max_target_positions,
     )
+    model.generation_config._from_model_config = False  # what was not in the model's would be dropped when it is read
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
     model.save_pretrained(out)
     (Path(out) / "tokenizer.json").write_text(checkpoint.tokenizer.json)
 

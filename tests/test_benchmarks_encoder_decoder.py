@@ -61,11 +61,17 @@ def test_only_words_count_in_the_error_rate() -> None:
     )
 
 
-def test_times_are_compared_both_ways() -> None:
-    torch = [(0.0, 2.0, "a"), (2.0, 4.0, "b")]
-    assert quality._times([(torch, [(0.0, 2.1, "a"), (2.1, 4.0, "b")])])["times within 0.1 s"] == 100
-    merged = quality._times([(torch, [(0.0, 4.0, "a b")])])  # the end at 2.0 and the beginning at 2.0 have no other
-    assert merged == {"times within 0.1 s": pytest.approx(100 * 4 / 6), "largest shift": 2.0}
+def test_times_are_compared_where_both_sides_cut_the_text() -> None:
+    torch = [(0.0, 2.0, " One two,"), (2.0, 4.0, " three four.")]
+    shifted = quality.times([(torch, [(0.0, 2.1, " One too,"), (2.2, 4.0, " three four.")])])
+    # "too" is another word, so that nothing tells that its end is that of "two".
+    assert shifted == {
+        "times within 0.1 s": pytest.approx(100 * 2 / 3),
+        "largest shift": pytest.approx(0.2),
+        "cut elsewhere": pytest.approx(100 * 2 / 5),
+    }
+    merged = quality.times([(torch, [(0.0, 4.0, " One two, three four.")])])
+    assert merged == {"times within 0.1 s": 100, "largest shift": 0, "cut elsewhere": 50}
 
 
 def test_parts_are_measured_in_one_order() -> None:
