@@ -107,7 +107,7 @@ function ttft() {
   const unit = INPUTS[profile.bundle.input] ?? "input tokens";
   const encoded = rows.every((row) => row.encode);
   const figures = [
-    [[unit], ["p50"], ["p90"], ["p99", "wide"], ...(encoded ? [["encoder"]] : []), ["tokens/s"]],
+    [[unit], ["p50"], ["p90"], ["p99", "wide"], ...(encoded ? [["encoder"]] : []), ["tokens/s", encoded ? "wide" : ""]],
     rows.map((row) => [count(row.x), ...stats(row.time), ...(encoded ? [time(row.encode.p50_ms)] : []), count((1000 * row.x) / row.time.p50_ms)]),
   ];
   if (rows.length === 1) return share(rows[0], encoded, figures);
@@ -257,7 +257,7 @@ function memory() {
   const names = { floor: "interpreter and libraries", weights: "weights, mapped", session: "packed weights and activations", kv: "KV cache", cross: "encoder’s output" };
   const name = (kind) => names[kind] ?? kind;
   const total = (sample) => Object.values(sample.kinds).reduce((sum, value) => sum + value, 0);
-  const say = [`A fresh process that loads the bundle and answers ${plural(found.prompt_tokens, "token")}.`];
+  const say = [`A fresh process that loads the bundle and answers once, to ${count(found.prompt_tokens)} ${INPUTS[profile.bundle.input] ?? "tokens"}.`];
   if (found.peak_bytes) say.push(" Peak ", tag("b", {}, bytes(found.peak_bytes).join(" ")));
   if (found.peak_bytes && found.predicted_bytes) say.push(`, predicted ${bytes(found.predicted_bytes).join(" ")} (${signed(found.predicted_bytes / found.peak_bytes - 1)})`);
   if (found.peak_bytes) say.push(".");
