@@ -86,7 +86,7 @@ def test_long_silence_is_skipped_up_to_shortly_before_a_sound() -> None:
 def test_a_pause_is_heard_after_speech_and_in_noise_that_is_much_quieter() -> None:
     speech, room = noise(3), noise(1, 0.003)
     assert ends_in_pause(np.concatenate([speech, room]), RATE)
-    assert not ends_in_pause(np.concatenate([speech, room[: RATE // 2]]), RATE), "too short a pause"
+    assert not ends_in_pause(np.concatenate([speech, room[: RATE // 3]]), RATE), "too short a pause"
     assert not ends_in_pause(np.concatenate([speech, noise(1, 0.03)]), RATE), "the room is too loud to tell"
     assert not ends_in_pause(speech, RATE) and not ends_in_pause(noise(5, 0.003), RATE), "nobody paused"
     assert not ends_in_pause(np.concatenate([speech[: RATE // 2], room]), RATE), "too little was said"

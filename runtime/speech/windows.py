@@ -14,7 +14,7 @@ LONG_SILENCE_S = 1.0  # shorter ones are left to the model
 MARGIN_S = 0.2  # of silence is kept before a sound
 
 FRAME_S = 0.02  # loudness is measured over this time
-PAUSE_S = 0.7  # a speaker who is quiet for so long has ended a sentence
+PAUSE_S = 0.5  # a speaker who is quiet for so long has ended a sentence: recordings had a pause of it every 2 to 9 s
 LEAST_S = 2.0  # to hear before a pause is looked for
 PAUSE_POWER = 0.01  # 20 dB below the loud parts
 
