@@ -71,9 +71,8 @@ def write(folder: Path, profile: Profile) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dark"), [*((kind, False) for kind in KINDS), ("decoder", True)])
 def test_every_figure_is_drawn_and_fits_the_window(
     kind: str, size: tuple[int, int], dark: bool, seen: Browser, tmp_path: Path
 ) -> None:
