@@ -44,18 +44,18 @@ def compare(run: Run) -> Part:
     part = Part(f"Return of the Encoder: {INPUT} tokens in, {OUTPUT} out, {WEIGHTS} weights, {run.threads} threads")
     part.engines = [BOTH, ALONE]
     rows = [["", BOTH, ALONE, "ratio"]]
+    weights: dict[str, int] = {}
     for size in SIZES:
-        for metric in _size(run, size, part.details):
+        for metric in _size(run, size, weights):
             found = ratio(metric.rounds, ALONE, BOTH)
             part.metrics.append(metric)
             part.details[metric.label] = vars(found)
             shown = [metric.shown(median(metric.rounds[name])) for name in part.engines]
             better = "" if metric.more_is_better else " (less is better)"
             rows.append([f"{metric.label}, {metric.unit}{better}", *shown, str(found)])
-    part.text = [
-        table(rows),
-        "The paper's figures, of models of 330M to 1B: first token 0.53, throughput 4.7.",
-    ]
+    counted = "; ".join(f"{name}: {count / 1e6:.1f}M" for name, count in weights.items())
+    part.text = [table(rows), f"Weights: {counted}. The paper's ratios: first token 0.53, throughput 4.7."]
+    part.details["weights"] = weights
     part.panels = [
         Panel("Return of the Encoder: first token, ms (less is better)", _rows(part, "first token")),
         Panel("Return of the Encoder: tokens/s of the whole answer", _rows(part, "throughput")),
@@ -67,7 +67,7 @@ def _rows(part: Part, start: str) -> dict[str, Metric]:
     return {m.label.split()[-1]: m for m in part.metrics if m.label.startswith(start)}
 
 
-def _size(run: Run, size: str, details: dict[str, Any]) -> list[Metric]:
+def _size(run: Run, size: str, counted: dict[str, int]) -> list[Metric]:
     run.say(f"\nReturn of the Encoder: {size}")
     workers = {}
     for name, config in configs(size).items():
@@ -77,7 +77,7 @@ def _size(run: Run, size: str, details: dict[str, Any]) -> list[Metric]:
         module = "seq2seq.edge_runtime" if name == BOTH else "engines.edge_runtime"
         request = {"model": str(model), "threads": run.threads, "capacity": INPUT + OUTPUT, "settings": {}}
         workers[name] = Worker(sys.executable, module, run.log, request)
-        details[f"{name}, {size}"] = _parameters(model)
+        counted[f"{name}, {size}"] = _parameters(model)
     values: dict[str, dict[str, list[float]]] = {of: {n: [] for n in workers} for of in ("first", "decode", "all")}
     for number in range(run.plan.rounds + 1):
         for name, worker in workers.items():
