@@ -20,7 +20,7 @@ from edge import catalog
 from edge.bundle import GOLDEN, Bundle, BundleWriter
 from edge.errors import InputError, MissingExtraError
 from edge.export import quantize as methods
-from edge.export.quantize.base import Progress
+from edge.export.quantize.base import Options, Progress
 from edge.runtime.verify import record_golden
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def export(
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
 
-            options = methods.Options(block_size, calibration, progress)
+            options = Options(block_size, calibration, progress)
             written = write_decoder(checkpoint, writer, name, weights, context, options, compare=check, say=tell)
         advance(0, 0, "recording golden answers")
         writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")

@@ -60,19 +60,29 @@ class RMSNorm(nn.Module):
         self.weight = norm_weight(weights, name, offset)
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
-        return op.SimplifiedLayerNormalization(x, self.weight, axis=-1, epsilon=self.eps)
+        return rms_norm(op, x, self.weight, self.eps)
 
 
-class ResidualNorm(RMSNorm):
+def rms_norm(op: OpBuilder, x: Value, weight: nn.Parameter, eps: float) -> Value:
+    """x by its root mean square over the last axis, times the weight."""
+    return op.SimplifiedLayerNormalization(x, weight, axis=-1, epsilon=eps)
+
+
+class ResidualNorm(nn.Module):
     """The norm of the residual stream, which also adds up the stream: returns both.
 
     Adding and norming in one operator makes a decode step 2 to 5% faster and is as fast for a prompt (2 threads, 576
     wide, onnxruntime 1.31): between two products, which stream weights through the caches, every operator runs cold.
     """
 
+    def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
+        super().__init__()
+        self.eps = eps
+        self.weight = norm_weight(weights, name, offset)
+
     def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
-            return super().forward(op, stream.x), stream.x
+            return rms_norm(op, stream.x, self.weight, self.eps), stream.x
         unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
         normed, _, _, x = fused(op).SkipSimplifiedLayerNormalization(
             stream.x, stream.added, self.weight, epsilon=self.eps, _outputs=["normed", *unused, "x"]

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
-from edge.export.graph.blocks import ResidualNorm, RMSNorm, Step, Stream, activation_of, norm_weight
+from edge.export.graph.blocks import Step, Stream, activation_of, norm_weight
 from edge.export.graph.linear import Embedding, Linear, Projections, Value, fused, linear, scalar
 from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
@@ -33,10 +33,15 @@ class LayerNorm(nn.Module):
         self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
-        return op.LayerNormalization(x, self.weight, self.bias, axis=-1, epsilon=self.eps)
+        return layer_norm(op, x, self.weight, self.bias, self.eps)
 
 
-class ResidualLayerNorm(LayerNorm):
+def layer_norm(op: OpBuilder, x: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> Value:
+    """x, centred and scaled over the last axis, times the weight, plus the bias."""
+    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)
+
+
+class ResidualLayerNorm(nn.Module):
     """The layer norm of the residual stream, which also adds up the stream: returns both.
 
     many_rows: adds and norms in two operators. The one that does both is faster for the row of a decode step, and ten
@@ -44,15 +49,18 @@ class ResidualLayerNorm(LayerNorm):
     """
 
     def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False):
-        super().__init__(weights, name, eps)
+        super().__init__()
+        self.eps = eps
+        self.weight = norm_weight(weights, name, 0.0)
+        self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
         self.many_rows = many_rows
 
     def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
-            return super().forward(op, stream.x), stream.x
+            return layer_norm(op, stream.x, self.weight, self.bias, self.eps), stream.x
         if self.many_rows:
             x = op.Add(stream.x, stream.added)
-            return super().forward(op, x), x
+            return layer_norm(op, x, self.weight, self.bias, self.eps), x
         unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
         normed, _, _, x = fused(op).SkipLayerNormalization(
             stream.x, stream.added, self.weight, self.bias, epsilon=self.eps, _outputs=["normed", *unused, "x"]
@@ -60,8 +68,6 @@ class ResidualLayerNorm(LayerNorm):
         return normed, x
 
 
-StreamNorm = ResidualNorm | ResidualLayerNorm
-Norm = RMSNorm | LayerNorm
 
 
 @dataclass(frozen=True)
