@@ -1,0 +1,277 @@
+"""The memory model: what a bundle takes, in bytes by kind, computed from its manifest before anything is allocated.
+
+A run has two high tides, and the higher one is its peak. While it loads, the file's pages of the matrix that is being
+packed stand beside everything packed before, and reading the tokenizer leaves garbage. While it runs, the KV cache and
+the activations of the largest step are there, and the file's pages that lookups touched.
+
+Sizes of tensors follow from the manifest. What the libraries add to them was measured: resident memory by kind from
+/proc/self/status around each phase (Linux 6.18, x86-64 with AVX-512, Python 3.11, numpy 2.4, onnxruntime 1.31.1, two
+threads) over SmolLM2-135M in 4, 8 and 32 bits, Gemma 3 270M in 8, Whisper base, a small T5, and random models of 2 to
+30 layers, 192 to 2048 wide. docs/memory.md shows how far predictions and measurements lie apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from edge.bundle import TOKENIZER, Bundle
+from edge.errors import BundleError
+from edge.manifest import TensorGroup
+
+MIB = 2**20
+FLOAT = 4  # bytes
+ROWS = "rows"  # the method of the groups whose rows have a scale each
+
+# Resident after importing what `edge.load` needs, libraries' code included.
+IMPORTED = 52 * MIB
+SLACK = 4 * MIB  # by which programs differ that do little else
+TO_LOAD = 11 * MIB  # more of their code that making sessions touches, and hashing a bundle that was not checked before
+TO_RUN = 9 * MIB  # more of their code that steps touch, after what loading freed was given back
+
+# The tokenizers library itself, and what it makes of a tokenizer.json: of BPE 7.8 to 9.5 times the file's size, and
+# while it reads 12 to 15 times; a Unigram model is a tree with 0.85 to 1.6 kB for a piece, the fewer pieces the more.
+TOKENIZERS = 2 * MIB
+BPE, BPE_READING = 9, 14
+PIECE = 1100
+
+# A session's own objects: 24 times the size of the graph's file, and 1 MiB.
+SESSION = MIB
+GRAPH = 24
+
+# A kernel packs a float matrix as it is and blocks of integers with the sums of each block, a float, added (MLAS).
+BLOCK_SUM = 4
+
+# What onnxruntime's arena holds for a step, in floats per token: multiples of the widths of the first feed-forward
+# product, of query, key and value, and of the residual stream. They were off by -14% to +22% for steps of 16 to 256
+# tokens of nine models: the arena's gaps, which come and go with sizes, are in these numbers.
+STEP = 2 * MIB
+STEP_FEED_FORWARD, STEP_ATTENTION, STEP_RESIDUAL = 4, 6, 2
+CROSS_SCORES = 4  # copies of the scores over the encoder's rows: product, transposed, softmax, transposed back
+# An encoder's layers take half of that per token, and its last product all layers' keys and values twice.
+ENCODE_FEED_FORWARD, ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 3, 1
+ENCODE_CROSS = 2
+SCORES = 2  # copies of the scores [heads, T, T], where the encoder's attention keeps them, or of their bias
+RELATIVE = 16  # bytes of two indices [T, T]
+FRONTEND = 14  # floats per sample: overlapping frames, spectrum and powers, and the samples themselves
+WINDOWS = 3  # float copies of a window of sound that the host holds
+SAMPLING = 3  # rows of logits that choosing a token works on, for each row
+
+# Linux maps pages of a cached file in runs around the one that is touched: 95 to 260 kB were measured for each.
+AROUND = 128 * 1024
+# A text of n tokens has about so many times the root of n different ones: 8 to 18 times in English, German and Python
+# code of 1,000 to 8,000 tokens. Common tokens are neighbours, so that such texts touched a third to two thirds of what
+# is predicted.
+DISTINCT = 12
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run is asked to hold.
+
+    Args:
+        context: tokens of prompt and answer.
+        chunk: most prompt tokens of one step.
+        width: most tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
+        branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
+        source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
+    """
+
+    context: int
+    chunk: int
+    width: int = 1
+    branches: int = 1
+    source: int = 0
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes by kind at the two high tides, each with the same kinds."""
+
+    loading: dict[str, int]
+    running: dict[str, int]
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Bytes by kind at the peak."""
+        return max(self.loading, self.running, key=lambda kinds: sum(kinds.values()))
+
+    @property
+    def peak(self) -> int:
+        """Bytes resident at the peak."""
+        return sum(self.kinds.values())
+
+
+class MemoryModel:
+    """The memory of one bundle under any `Demand`.
+
+    Args:
+        bundle: an opened bundle; its manifest is read, and which operators and inputs its graphs name.
+        present: bytes that this process has resident already. Where they are clearly more than the libraries, a program
+            of its own stands around the model, and counts as well.
+
+    Raises:
+        BundleError: a file of the bundle cannot be read.
+    """
+
+    def __init__(self, bundle: Bundle, present: int = 0) -> None:
+        manifest = bundle.manifest
+        self.manifest = manifest
+        self._program = present if present > IMPORTED + SLACK else IMPORTED
+        sizes = {file.path: file.size for file in manifest.files}
+        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs)
+        self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
+        decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
+        self._trees = b"attention_bias" in decoder
+        self._relative = b"key_positions" in decoder  # scores are biased by relative positions
+        self._scored = self._relative or b"Softmax" in encoder  # attention keeps all scores; else it works in blocks
+        groups = {group.name: group for group in manifest.groups}
+        self._looked = [group for name, group in groups.items() if name.endswith("embedding")]
+        head = [groups["head"]] if "head" in groups else self._looked[:1]  # the packed matrix that is packed last
+        read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
+        self._packed = sum(map(_packed, read))
+        self._mapped = sum(map(_scales, read)) + sum(map(_unpacked, head))
+        dims = manifest.dims
+        self._feed_forward = _width(
+            groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
+        )
+        if manifest.encoder is not None:
+            own = manifest.encoder
+            self._encoder_feed_forward = _width(
+                groups.get("encoder.feed_forward"), own.num_layers, own.hidden_size, dims.intermediate_size
+            )
+
+    def footprint(self, demand: Demand) -> Footprint:
+        """Bytes by kind for what is asked."""
+        kv = self.manifest.kv.bytes_per_token
+        always = {"graphs": self._graphs, "packed weights": self._packed}
+        loading = always | {
+            "program": self._program + TO_LOAD,
+            "tokenizer": self._reading,
+            "mapped weights": self._mapped,
+        }
+        running = {
+            "program": self._program + TO_RUN,
+            "tokenizer": self._tokenizer,
+            **always,
+            "mapped weights": self._looked_up(demand.context * demand.branches + demand.source),
+            "tables": self._tables(demand),
+            "KV cache": demand.context * demand.branches * kv,
+            "activations": self._activations(demand),
+            "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
+        }
+        if self.manifest.encoder is not None:
+            running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
+            running["encoder activations"] = self._encoding(self._rows(demand))
+        return Footprint({kind: loading.get(kind, 0) for kind in running}, running)
+
+    def _looked_up(self, tokens: int) -> int:
+        """Pages of the embedding around the rows of a text of so many tokens, rows spread evenly."""
+        different = min(tokens, DISTINCT * math.sqrt(tokens), self.manifest.dims.vocab_size)
+        parts = [part for group in self._looked for part in (_values(group), _scales(group))]
+        return round(sum(part * -math.expm1(-different * AROUND / max(part, AROUND)) for part in parts))
+
+    def _tables(self, demand: Demand) -> int:
+        """Rows of the tables of positions: cosines and sines for each base that there is, or one row of the width."""
+        dims, encoder = self.manifest.dims, self.manifest.encoder
+        if encoder is None:
+            return demand.context * dims.head_dim * FLOAT * len({layer.window for layer in self.manifest.kv.layers})
+        return (demand.context * dims.hidden_size + self._rows(demand) * encoder.hidden_size) * FLOAT
+
+    def _rows(self, demand: Demand) -> int:
+        """Rows that the encoder hands to the decoder."""
+        encoder = self.manifest.encoder
+        assert encoder is not None
+        return encoder.max_length if encoder.input == "audio" else demand.source
+
+    @property
+    def _cross_bytes(self) -> int:
+        """Bytes of keys and values for one of the encoder's rows."""
+        return 0 if self.manifest.cross is None else self.manifest.cross.bytes_per_token
+
+    def _activations(self, demand: Demand) -> int:
+        """What the largest step of the decoder holds."""
+        dims, tokens = self.manifest.dims, max(min(demand.chunk, demand.context), demand.width)
+        attention = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+        floats = STEP_FEED_FORWARD * self._feed_forward + STEP_ATTENTION * attention
+        floats += STEP_RESIDUAL * dims.hidden_size
+        if self.manifest.encoder is not None:
+            floats += CROSS_SCORES * dims.num_heads * self._rows(demand)
+        if self._trees:
+            floats += 2 * demand.context * demand.branches  # the bias of the host, and what the graph takes of it
+        return STEP + tokens * floats * FLOAT
+
+    def _encoding(self, rows: int) -> int:
+        """What the encoder holds for so many rows, with the frontend for sound."""
+        encoder, cross, speech = self.manifest.encoder, self.manifest.cross, self.manifest.speech
+        assert encoder is not None and cross is not None
+        attention = 3 * encoder.num_heads * cross.layers[0].head_dim
+        floats = ENCODE_FEED_FORWARD * self._encoder_feed_forward + ENCODE_ATTENTION * attention
+        floats += ENCODE_RESIDUAL * encoder.hidden_size
+        scores = rows**2 * SCORES * encoder.num_heads * FLOAT if self._scored else 0
+        layers = rows * floats * FLOAT + scores
+        if self._relative:  # the bias is made before the first layer
+            layers = max(layers, scores + rows**2 * RELATIVE)
+        sound = 0 if speech is None else speech.window_samples * (FRONTEND + WINDOWS) * FLOAT
+        return STEP + layers + rows * ENCODE_CROSS * self._cross_bytes + sound
+
+
+def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> int:
+    """Values for each token of what a feed-forward block's first products make: gate and up, or one where there is no
+    gate; the last product reads `inner`."""
+    return inner if group is None else max(inner, group.parameters // (layers * hidden) - inner)
+
+
+def _scales(group: TensorGroup) -> int:
+    """Bytes of scales and zero points."""
+    return max(0, group.bytes - round(group.bits * group.parameters / 8)) if group.block_size else 0
+
+
+def _values(group: TensorGroup) -> int:
+    """Bytes of weights without scales and zero points."""
+    return group.bytes - _scales(group)
+
+
+def _unpacked(group: TensorGroup) -> int:
+    """Bytes of the same as a kernel finds them: pages of the file, or what onnxruntime makes of 16-bit floats."""
+    return _values(group) if group.block_size else group.parameters * FLOAT
+
+
+def _packed(group: TensorGroup) -> int:
+    """Bytes of a group's matrices as the kernels keep them. Zero points are counted, which they take up in the sums."""
+    if not group.block_size:
+        return group.parameters * FLOAT
+    if group.method == ROWS:
+        return group.bytes
+    return group.bytes + group.parameters // group.block_size * BLOCK_SUM
+
+
+def _tokenizer(unigram: bool, size: int, vocab: int) -> tuple[int, int]:
+    """Bytes of a tokenizer, and while it is read from a file of `size` bytes."""
+    if unigram:
+        return (TOKENIZERS + PIECE * vocab,) * 2
+    return TOKENIZERS + BPE * size, TOKENIZERS + BPE_READING * size
+
+
+def _unigram(bundle: Bundle) -> bool:
+    """Whether the tokenizer is a Unigram model, found without taking its file into memory."""
+    word, end = b'"Unigram"', b""
+    path = bundle.path(TOKENIZER)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(MIB):
+                if word in end + block:
+                    return True
+                end = block[-len(word) :]
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    return False
+
+
+def _text(bundle: Bundle, role: str) -> bytes:
+    """A graph's file, in which the names of its inputs and operators stand as they are."""
+    path = bundle.path(bundle.manifest.graph(role).path)
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
