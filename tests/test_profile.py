@@ -60,6 +60,8 @@ def test_memory_is_told_by_kind_over_time(measured: Profile) -> None:
     last = memory.samples[-1].kinds
     assert last["floor"] > 20e6 and last["kv"] >= 2 * 2 * 2 * 4096  # a page for each head of keys and values
     assert abs(sum(last.values()) / memory.peak_bytes - 1) < 0.2
+    assert memory.predicted is not None and sum(memory.predicted.values()) == memory.predicted_bytes
+    assert abs(memory.predicted_bytes / memory.peak_bytes - 1) < 0.2
 
 
 @pytest.mark.parametrize("seconds", [1, 4])
@@ -70,6 +72,17 @@ def test_the_time_is_kept(tiny_bundle: Bundle, seconds: int, monkeypatch: pytest
     found = profile(tiny_bundle.root, ProfileOptions(seconds=seconds))
     assert time.monotonic() - start < seconds * 1.25 + 0.5
     assert {point.size for point in found.curve} == set(profiles.SIZES)
+
+
+def test_where_loading_takes_all_the_time_everything_is_still_measured_once(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fresh, "load_ms", lambda settings: time.sleep(0.6) or 600.0)
+    monkeypatch.setattr(fresh, "memory", lambda settings, prompt, tokens: example_profile().memory)
+    found = profile(tiny_bundle.root, ProfileOptions(seconds=1))
+    assert found.ttft and found.sustained is not None and len(found.decode) == 4
+    assert {point.size for point in found.curve} == set(profiles.SIZES)
+    assert all(point.count >= 1 for point in found.curve)
 
 
 def test_what_is_measured_is_what_generates(tiny_bundle: Bundle) -> None:
@@ -127,7 +140,7 @@ def test_lengths_are_about_four_times_one_another() -> None:
 
 def test_a_small_context_is_measured_within_itself(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "load_ms", lambda settings: 5.0)
-    monkeypatch.setattr(fresh, "memory", lambda settings, prompt, tokens: None)
+    monkeypatch.setattr(fresh, "memory", lambda settings, prompt, tokens: example_profile().memory)
     found = profile(tiny_bundle.root, ProfileOptions(seconds=1, context=16))
     assert found.context == 16 and max(point.size + point.context for point in found.curve) <= 16
 

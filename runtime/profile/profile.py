@@ -3,6 +3,7 @@ to those that follow."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import Manifest
 from edge.runtime.engine import Engine
+from edge.runtime.memory_model import Demand, MemoryModel
+from edge.runtime.model import PREFILL_CHUNK
 from edge.runtime.profile import fresh, machine
 from edge.runtime.profile.drift import Canary, sustain
 from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
@@ -36,6 +39,7 @@ SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
 LONGEST = 1 / 8  # share of the time that one input may take
 LEAST_ROUNDS = 4  # of the cost curve, warm-up included, that there should be time for
 LEAST_CONTEXT = 16
+DECODER_START = 4  # most tokens that the decoder of an encoder-decoder begins with
 LEAST_SECONDS = 1.0
 BUSY = 0.05  # share of the machine that others may take before it is said
 
@@ -186,7 +190,9 @@ class _Run:
         settings = fresh.Settings(str(self._bundle.root), capacity, self._options.threads)
         del self._waiting["memory"]  # it takes what one answer takes
         try:
-            return fresh.memory(settings, prompt, tokens)
+            found = fresh.memory(settings, prompt, tokens)
+            predicted = MemoryModel(self._bundle).footprint(_demand(self._bundle.manifest, prompt, tokens))
+            return dataclasses.replace(found, predicted=predicted.kinds, predicted_bytes=predicted.peak)
         except (fresh.ChildFailed, OSError, ValueError) as e:
             self._notes.append(f"Memory could not be measured in a fresh process: {e}")
             return None
@@ -213,7 +219,7 @@ class _Run:
         for length in lengths:
             # Attention is quadratic in the length and all else linear: a guess is enough to keep within the time.
             expected = took * (length / jobs[-1].tokens) ** 1.3 if jobs else 0.0
-            if expected > most:
+            if jobs and expected > most:
                 self._notes.append(
                     f"An input of {length} tokens takes about {expected:.0f} s; more --seconds would have it measured."
                 )
@@ -271,6 +277,14 @@ def _capacity(manifest: Manifest, asked: int | None) -> int:
     available = machine.available_bytes()
     fits = manifest.context if available is None else available // 2 // manifest.kv.bytes_per_token
     return max(LEAST_CONTEXT, min(manifest.context, fits))
+
+
+def _demand(manifest: Manifest, prompt: int, tokens: int) -> Demand:
+    """What a process must hold that takes an input of `prompt` tokens and generates `tokens` more."""
+    if manifest.encoder is None:
+        return Demand(context=prompt + tokens + 1, chunk=min(prompt, PREFILL_CHUNK))
+    source = prompt if manifest.encoder.input == "text" else 0
+    return Demand(context=DECODER_START + tokens + 1, chunk=DECODER_START, source=source)
 
 
 def roles(manifest: Manifest) -> list[str]:
