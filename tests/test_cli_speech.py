@@ -175,6 +175,14 @@ def test_samples_are_read_from_a_pipe(run: Run, fake: Callable, monkeypatch: pyt
     assert np.abs(np.concatenate(engine.windows) - noise(5)).max() < 1e-4
 
 
+def test_an_empty_pipe_gets_a_sentence(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(0))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (2, "")
+    assert err == "edge: Standard input ended without a sample; pipe 16-bit mono samples at 16,000 Hz into it.\n"
+
+
 def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
     run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

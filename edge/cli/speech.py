@@ -68,7 +68,7 @@ def run_speech(args: argparse.Namespace) -> int:
 
     form = _form(args)
     with CtrlC() as interrupted:
-        loading = start(args.bundle, threads=args.threads)
+        loading = start(args.bundle, threads=args.threads, memory=args.memory, beams=args.beams)
         speech = loading.bundle.manifest.speech
         if speech is None:
             check_no_speech(loading.bundle, args)
@@ -99,6 +99,10 @@ def run_speech(args: argparse.Namespace) -> int:
         model = Transcriber(loading.bundle, loading.engine, Text(loading.bundle))
         with _Output(args.output, FORMATS[form], progress) as output:
             running = _transcribe(model, sound, options, output)
+        if args.stdin_pcm and not running.position:
+            raise InputError(
+                f"Standard input ended without a sample; pipe 16-bit mono samples at {speech.sample_rate:,} Hz into it."
+            )
         if form != "json":
             print(_figures(running, output.count, progress.seconds), file=sys.stderr)
     return INTERRUPTED if interrupted() and not args.stdin_pcm else 0
