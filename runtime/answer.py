@@ -109,10 +109,11 @@ class Result:
 def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
     """Raise InputError where a prompt does not fit into the engine's context."""
     if prompt_tokens > engine.context:
-        limit = engine.bundle.manifest.context
+        more = f"the bundle allows up to {engine.bundle.manifest.context}"
+        if engine.plan is not None:
+            more += ", but the memory that it may take has no room for them"
         raise InputError(
-            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} (the bundle allows up to "
-            f"{limit}); {advice}."
+            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} ({more}); {advice}."
         )
 
 

@@ -132,7 +132,15 @@ def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: C
     """A cache in which no search for texts behind such a prompt runs out of room.
 
     It may have more rows than the engine's context, which limits positions: branches side by side share those.
+
+    Raises:
+        InputError: more beams than there is memory for.
     """
+    if engine.plan is not None and options.beams > engine.plan.demand.branches:
+        raise InputError(
+            f"Memory was planned for {engine.plan.demand.branches} beams, not for {options.beams}; name them when the "
+            "bundle is loaded, or take fewer."
+        )
     return KVCache(engine.bundle.manifest.kv, prompt_tokens + options.beams * options.max_tokens, cross)
 
 

@@ -30,14 +30,18 @@ class Cross:
 class Encoder:
     """The encoder's session, and for speech the frontend's. `edge.runtime.engine.Engine.encoder` is one.
 
+    Args:
+        source: most tokens of a text, where memory has room for fewer than the model takes.
+
     Raises:
         BundleError: a graph cannot be loaded.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, source: int | None = None) -> None:
         manifest = bundle.manifest
         assert manifest.encoder is not None and manifest.cross is not None
-        self.max_length = manifest.encoder.max_length
+        self.max_length = source or manifest.encoder.max_length
+        self._why = " in the memory that it may take" if self.max_length < manifest.encoder.max_length else ""
         self._layers = manifest.cross.layers
         self._turned = manifest.encoder.values_transposed
         self._speech = manifest.speech
@@ -54,7 +58,7 @@ class Encoder:
         """
         if not 1 <= len(ids) <= self.max_length:
             raise InputError(
-                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {self.max_length}; "
+                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {self.max_length}{self._why}; "
                 + ("shorten it or split it." if len(ids) else "give it some text.")
             )
         return self._encode("input_ids", np.asarray(ids, np.int64)[None], len(ids), into)

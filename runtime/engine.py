@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,6 +16,9 @@ from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
+
+if TYPE_CHECKING:
+    from edge.runtime.plan import Plan
 
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
@@ -43,20 +46,26 @@ class Engine:
         bundle: an opened bundle whose files were checked.
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         threads: threads of the pool that all engines of this process share; the first engine decides.
+        plan: what a memory budget has room for, in the place of `context`.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
         BundleError: the graph cannot be loaded.
     """
 
-    def __init__(self, bundle: Bundle, *, context: int | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, *, context: int | None = None, threads: int | None = None, plan: Plan | None = None
+    ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
+        self.plan = plan
+        context = context if plan is None else plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
         if not 1 <= self.context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.threads = cpu.share_thread_pool(threads)
-        self.encoder = Encoder(bundle) if bundle.manifest.encoder is not None else None
+        source = None if plan is None else plan.demand.source
+        self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._session = cpu.open_session(bundle, "decoder")
         self._inputs = {value.name for value in self._session.get_inputs()}
         release_mapped(bundle.path(WEIGHTS))

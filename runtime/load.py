@@ -18,7 +18,13 @@ HEAD_START_S = 0.005  # enough for the Python code between starting the engine's
 
 
 def load(
-    path: str | Path, *, context: int | None = None, threads: int | None = None, prefill_chunk: int = PREFILL_CHUNK
+    path: str | Path,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+    memory: int | str | None = None,
+    beams: int | None = None,
 ) -> Model | Text2Text | Transcriber:
     """Open a bundle, check its files and load it.
 
@@ -27,15 +33,18 @@ def load(
         context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
         threads: threads to compute with, shared by all models of this process; default: one per core.
         prefill_chunk: most prompt tokens of a decoder to run in one step; smaller ones need less memory.
+        memory: most bytes that this process may have resident, as a number or like ``300MB``: what fits is chosen
+            before anything is loaded, the context too where none is given. What the program holds already counts.
+        beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
-        InputError: an option out of its range.
+        InputError: an option out of its range, or too little memory.
     """
-    loading = start(path, context=context, threads=threads)
+    loading = start(path, context=context, threads=threads, memory=memory, chunk=prefill_chunk, beams=beams)
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
     time.sleep(HEAD_START_S)

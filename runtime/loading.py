@@ -50,18 +50,37 @@ class Loading:
     engine: Background[Engine]
 
 
-def start(path: str | Path, *, context: int | None = None, threads: int | None = None) -> Loading:
+def start(
+    path: str | Path,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    memory: int | str | None = None,
+    chunk: int | None = None,
+    beams: int | None = None,
+) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
     What is wrong with the files or the options is raised by `engine.result()`.
 
+    Args:
+        memory: most bytes that the process may have resident, as a number or like ``300MB``.
+        chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
+
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
+        InputError: the memory is too small.
     """
     bundle = open_bundle(path)
+    plan = None
+    if memory is not None:
+        from edge.runtime.memory import rss_bytes
+        from edge.runtime.plan import make_plan
+
+        plan = make_plan(bundle, memory, context=context, chunk=chunk, branches=beams, present=rss_bytes())
 
     def make() -> Engine:
         bundle.check_files_once()
-        return Engine(bundle, context=context, threads=threads)
+        return Engine(bundle, context=context, threads=threads, plan=plan)
 
     return Loading(bundle, Background(make))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def peak_rss_mb() -> float | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used / (MIB if sys.platform == "darwin" else 1024)
+
+
+def rss_bytes() -> int:
+    """What this process has resident now; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def release_mapped(path: Path) -> None:

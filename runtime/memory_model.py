@@ -48,12 +48,14 @@ BLOCK_SUM = 4
 STEP = 2 * MIB
 STEP_FEED_FORWARD, STEP_ATTENTION, STEP_RESIDUAL = 4, 6, 2
 CROSS_SCORES = 4  # copies of the scores over the encoder's rows: product, transposed, softmax, transposed back
-# An encoder's layers take half of that per token, and its last product all layers' keys and values twice.
-ENCODE_FEED_FORWARD, ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 3, 1
-ENCODE_CROSS = 2
-SCORES = 2  # copies of the scores [heads, T, T], where the encoder's attention keeps them, or of their bias
-RELATIVE = 16  # bytes of two indices [T, T]
-FRONTEND = 14  # floats per sample: overlapping frames, spectrum and powers, and the samples themselves
+# An encoder runs all its rows at once: more of them fit into each other's place. Feed-forward blocks with a gate hold
+# the two halves of their first product beside it.
+ENCODE_FEED_FORWARD, ENCODE_GATED = 2, 3
+ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 1
+ENCODE_CROSS = 2  # copies of one decoder layer's keys and values
+SCORES = 3  # copies of the scores [heads, T, T], where the encoder's attention keeps them, and of their bias
+CONVOLUTIONS = 6  # floats per row and width, of those that bring sound to the encoder's rate
+FRONTEND = 10  # floats per sample: overlapping frames, spectrum and powers
 WINDOWS = 3  # float copies of a window of sound that the host holds
 SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
@@ -123,8 +125,8 @@ class MemoryModel:
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
         self._trees = b"attention_bias" in decoder
-        self._relative = b"key_positions" in decoder  # scores are biased by relative positions
-        self._scored = self._relative or b"Softmax" in encoder  # attention keeps all scores; else it works in blocks
+        # Attention works in blocks, but keeps all scores where they are biased by relative positions, or capped.
+        self._scored = b"key_positions" in decoder or b"Softmax" in encoder
         groups = {group.name: group for group in manifest.groups}
         self._looked = [group for name, group in groups.items() if name.endswith("embedding")]
         head = [groups["head"]] if "head" in groups else self._looked[:1]  # the packed matrix that is packed last
@@ -206,14 +208,16 @@ class MemoryModel:
         encoder, cross, speech = self.manifest.encoder, self.manifest.cross, self.manifest.speech
         assert encoder is not None and cross is not None
         attention = 3 * encoder.num_heads * cross.layers[0].head_dim
-        floats = ENCODE_FEED_FORWARD * self._encoder_feed_forward + ENCODE_ATTENTION * attention
-        floats += ENCODE_RESIDUAL * encoder.hidden_size
-        scores = rows**2 * SCORES * encoder.num_heads * FLOAT if self._scored else 0
-        layers = rows * floats * FLOAT + scores
-        if self._relative:  # the bias is made before the first layer
-            layers = max(layers, scores + rows**2 * RELATIVE)
-        sound = 0 if speech is None else speech.window_samples * (FRONTEND + WINDOWS) * FLOAT
-        return STEP + layers + rows * ENCODE_CROSS * self._cross_bytes + sound
+        gated = self._encoder_feed_forward > self.manifest.dims.intermediate_size
+        floats = (ENCODE_GATED if gated else ENCODE_FEED_FORWARD) * self._encoder_feed_forward
+        floats += ENCODE_ATTENTION * attention + ENCODE_RESIDUAL * encoder.hidden_size
+        taken = STEP + rows * ENCODE_CROSS * self._cross_bytes // len(cross.layers)
+        if self._scored:
+            taken += rows**2 * SCORES * encoder.num_heads * FLOAT
+        if speech is not None:
+            floats += CONVOLUTIONS * encoder.hidden_size
+            taken += speech.window_samples * (FRONTEND + WINDOWS) * FLOAT
+        return taken + rows * floats * FLOAT
 
 
 def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> int:

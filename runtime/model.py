@@ -40,7 +40,7 @@ class Model:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
         self.bundle = bundle
         self.text = text
-        self.prefill_chunk = prefill_chunk
+        self._prefill_chunk = prefill_chunk
         self._engine = engine
 
     @property
@@ -50,6 +50,12 @@ class Model:
             self._engine = self._engine.result()
             release_freed()  # what reading the tokenizer and the graph took
         return self._engine
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most prompt tokens to run in one step: as asked, or fewer where memory has no room for so many."""
+        plan = self.engine.plan
+        return self._prefill_chunk if plan is None else plan.demand.chunk
 
     @cached_property
     def template(self) -> ChatTemplate | None:

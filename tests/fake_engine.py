@@ -27,6 +27,8 @@ LAYOUT = KVLayout("float32", [KVLayer(1, 8)])  # buffers that no one reads
 class FakeEngine:
     """Keeps what `Engine` promises, and records the tokens of every step."""
 
+    plan = None
+
     def __init__(self, bundle: Bundle, next_token: Callable[[list[int]], int], context: int = 1000) -> None:
         self.bundle, self.context, self.next_token = bundle, context, next_token
         self.steps: list[list[int]] = []

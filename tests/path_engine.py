@@ -22,6 +22,7 @@ class PathEngine:
     """`next_logits` gives the logits [V] of what follows a path of tokens; each path is asked for once."""
 
     takes_trees = True
+    plan = None
 
     def __init__(self, next_logits: Callable[[tuple[int, ...]], np.ndarray], context: int = 1000) -> None:
         self.bundle = SimpleNamespace(manifest=SimpleNamespace(kv=LAYOUT))

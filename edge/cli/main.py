@@ -11,6 +11,7 @@ from typing import Any
 COMMANDS = {
     "export": "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle.",
     "run": "Answer a prompt with a bundle, or chat with it.",
+    "plan": "Show the memory that a bundle takes, and what fits into a budget.",
     "profile": "Measure what a bundle costs on this device; compare two profiles.",
     "eval": "Measure a bundle's perplexity, or how far two bundles agree.",
     "inspect": "Show what is in a bundle: sizes, bits per weight, graphs, quality.",

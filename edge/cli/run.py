@@ -58,7 +58,9 @@ def execute(args: list[str]) -> int:
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
         from edge.runtime.loading import start
 
-        loading = start(given.bundle, context=given.context, threads=given.threads)
+        loading = start(
+            given.bundle, context=given.context, threads=given.threads, memory=given.memory, chunk=given.prefill_chunk
+        )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
         from edge.runtime.text import Text
@@ -144,6 +146,7 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     room = "most tokens of prompt and answer (default: the bundle's, up to 4096)"
     add("--context", metavar="N", type=int, help=room)
     add("--prefill-chunk", metavar="N", type=int, help="prompt tokens run at once; fewer need less memory")
+    add("--memory", metavar="SIZE", help="stay under so much memory, such as 300MB; see edge plan")
     return parser
 
 

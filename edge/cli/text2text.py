@@ -98,7 +98,9 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
 def _load(args: argparse.Namespace, interrupted: CtrlC) -> tuple[Text2Text, Text2TextOptions]:
     from edge.runtime.loading import start
 
-    loading = start(args.bundle, context=args.context, threads=args.threads)
+    loading = start(
+        args.bundle, context=args.context, threads=args.threads, memory=args.memory, beams=args.beams
+    )
     from edge.runtime.text import Text
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 

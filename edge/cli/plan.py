@@ -1,0 +1,110 @@
+"""`edge plan`: how much memory a bundle takes, by kind, and what fits into a budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.bundle import open_bundle
+
+if TYPE_CHECKING:
+    from edge.manifest import Manifest
+    from edge.runtime.plan import Plan
+
+BAR = 28  # characters for the peak
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle, a folder NAME.edge.")],
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The budget: 300MB, 1.5GB, 512MiB or a number of bytes.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer that must fit.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(metavar="N", help="Texts that a search pursues at a time (default: the bundle's).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
+    from edge.runtime.plan import make_plan
+
+    opened = open_bundle(bundle)
+    opened.check_sizes()
+    plan = make_plan(opened, memory, context=context, branches=beams)
+    if as_json:
+        print(json.dumps({"name": opened.manifest.name, **summary(plan)}, indent=1, ensure_ascii=False))
+    else:
+        _show(opened.manifest, plan)
+
+
+def summary(plan: Plan) -> dict[str, Any]:
+    """A plan with the figures that follow from it, in bytes."""
+    from edge.runtime.plan import needed
+
+    return {
+        **dataclasses.asdict(plan.demand),
+        "widest": plan.widest,
+        "budget": plan.budget,
+        "smallest_budget": needed(plan.footprint),
+        "peak": plan.footprint.peak,
+        "loading": plan.footprint.loading,
+        "running": plan.footprint.running,
+    }
+
+
+def _show(manifest: Manifest, plan: Plan) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from edge.runtime.plan import RESERVE, needed, show_size
+
+    console, tides = Console(highlight=False), plan.footprint
+    title = f"{manifest.name}, MB"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold", show_footer=True)
+    sums = [f"{sum(kinds.values()) / 1e6:.1f}" for kinds in (tides.loading, tides.running)]
+    table.add_column("Kind", footer="together", no_wrap=True)
+    table.add_column("Loading", footer=sums[0], justify="right")
+    table.add_column("Running", footer=sums[1], justify="right")
+    table.add_column("At the peak", no_wrap=True)
+    largest = max(tides.kinds.values())
+    for kind, size in sorted(tides.running.items(), key=lambda item: -tides.kinds[item[0]]):
+        bar = f"[cyan]{_bar(tides.kinds[kind] / largest)}[/]"
+        table.add_row(kind, f"{tides.loading[kind] / 1e6:.1f}", f"{size / 1e6:.1f}", bar)
+    console.print(table)
+    for name, value in _facts(manifest, plan).items():
+        console.print(f"[bold]{name:14}[/] {value}")
+    smallest = show_size(needed(tides))
+    if plan.budget is None:
+        console.print(f"[bold]{'Budget':14}[/] {smallest} would do: the peak and {RESERVE:.0%} in reserve")
+    else:
+        used = tides.peak / plan.budget
+        console.print(f"[bold]{'Budget':14}[/] {show_size(plan.budget)}: {_bar(used, 30)} {used:.0%} at the peak")
+
+
+def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
+    """What fits, in words."""
+    demand = plan.demand
+    all_of_it = demand.context == manifest.context
+    facts = {"Context": f"{demand.context:,} tokens" + (", all that the bundle has" if all_of_it else "")}
+    if demand.source:
+        facts["Input"] = f"{demand.source:,} tokens"
+    if manifest.encoder is None:
+        facts["Prompt chunk"] = f"{demand.chunk} tokens"
+    if demand.branches > 1:
+        facts["Beams"] = f"{demand.branches}"
+    facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"
+    return facts
+
+
+def _bar(share: float, width: int = BAR) -> str:
+    """A bar of `share` of the width, exact to an eighth of a character."""
+    eighths = round(min(share, 1) * width * 8)
+    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()

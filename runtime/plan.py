@@ -1,0 +1,179 @@
+"""Choosing how much a run may hold, so that it stays inside a memory budget.
+
+What is given up, in the order of least loss:
+
+1. **Step width**: a narrower step verifies fewer drafted tokens; the answer is the same.
+2. **The prompt chunk**: a prompt that runs in steps of 32 tokens instead of 128 is the same prompt, read a sixth
+   slower, in steps of 16 a third slower (SmolLM2-135M, and a model 2048 wide; two cores).
+3. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
+   given up. Without one, the chunk goes first where less than `GOAL` tokens would be left; above that, reading prompts
+   faster is worth more than a few percent of context that nobody asked for.
+
+Beams are never given up: with fewer of them a model says something else. A further thing to save on (bits of the KV
+cache, tables of a draft) is a field of `Demand`, and a step of `_Choices.ladder` before the context.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.manifest import Manifest
+from edge.runtime.engine import DEFAULT_CONTEXT, KEPT_STEP
+from edge.runtime.memory_model import Demand, Footprint, MemoryModel
+from edge.runtime.model import PREFILL_CHUNK
+
+GOAL = 1024  # tokens of context
+LEAST_CONTEXT = 128  # a question and a short answer
+LEAST_CHUNK = 16
+RESERVE = 0.04  # of a prediction: peaks were up to 2% above, and programs differ by `memory_model.SLACK`
+TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
+SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
+WIDEST = 64  # tokens of a step that `Plan.widest` looks for
+
+UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmg]i?)?b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may hold, and the bytes that it takes then.
+
+    budget: in bytes; None where there is none. widest: the widest step that the budget has room for besides, up to 64
+    tokens; that of `demand` where there is no budget.
+    """
+
+    demand: Demand
+    footprint: Footprint
+    budget: int | None
+    widest: int
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes.
+
+    Raises:
+        InputError: something else, or nothing.
+    """
+    found = SIZE.fullmatch(text)
+    size = int(Decimal(found[1]) * UNITS[(found[2] or "").lower()]) if found else 0
+    if size < 1:
+        raise InputError(f"{text!r} is no amount of memory; write it like 300MB, 1.5GB or 512MiB.")
+    return size
+
+
+def make_plan(
+    bundle: Bundle,
+    budget: int | str | None = None,
+    *,
+    context: int | None = None,
+    chunk: int | None = None,
+    branches: int | None = None,
+    present: int = 0,
+) -> Plan:
+    """Choose the largest context, prompt chunk and step width that fit.
+
+    Args:
+        bundle: an opened bundle.
+        budget: most bytes that the process may have resident, as a number or like ``300MB``; None: no limit.
+        context: tokens of prompt and answer that must fit, and of an encoder's text; default: what the budget has room
+            for, up to the bundle's; without a budget up to 4,096.
+        chunk: most prompt tokens of a step; default: 128.
+        branches: texts that grow side by side (beams); default: as many as the bundle sets.
+        present: bytes that this process has resident already; see `MemoryModel`.
+
+    Raises:
+        InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
+            named.
+        BundleError: a file of the bundle cannot be read.
+    """
+    budget = parse_size(budget) if isinstance(budget, str) else budget
+    model = MemoryModel(bundle, present)
+    choices = _Choices(bundle.manifest, context, chunk, branches)
+    if budget is None:
+        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), *next(choices.ladder()))
+        return Plan(demand, model.footprint(demand), None, demand.width)
+
+    def fits(demand: Demand) -> bool:
+        return needed(model.footprint(demand)) <= budget
+
+    def fitting(sizes: range, width: int, tokens: int) -> int:
+        """How many of these sizes of the context fit: the first ones."""
+        return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, width, tokens)))
+
+    sizes, count = range(choices.least, choices.most + 1), 0
+    for width, tokens in choices.ladder():
+        count = fitting(sizes, width, tokens)
+        if count and sizes[count - 1] >= choices.goal:
+            break
+    if not count:
+        smallest = needed(model.footprint(choices.demand(choices.least, width, tokens)))
+        what = "" if bundle.manifest.speech else f" with {choices.least} tokens of context"
+        shorter = 0 if context is None else fitting(range(1, context), width, tokens)
+        raise InputError(
+            f"{bundle.manifest.name}{what} does not fit into {show_size(budget, math.floor)}; the smallest budget that "
+            f"would do is {show_size(smallest)}" + (f", and {shorter} tokens would fit." if shorter else ".")
+        )
+    demand = choices.demand(sizes[count - 1], width, tokens)
+    wider = (dataclasses.replace(demand, width=n) for n in range(WIDEST, demand.width, -1))
+    widest = next((each.width for each in wider if fits(each)), demand.width)
+    return Plan(demand, model.footprint(demand), budget, widest)
+
+
+def needed(footprint: Footprint) -> int:
+    """The smallest budget for a run that is predicted to take this much."""
+    return math.ceil(footprint.peak * (1 + RESERVE))
+
+
+class _Choices:
+    """The demands that can be made of one bundle, and which of them are rather made."""
+
+    def __init__(self, manifest: Manifest, context: int | None, chunk: int | None, branches: int | None) -> None:
+        limit = manifest.context
+        if context is not None and not 1 <= context <= limit:
+            raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {context}.")
+        if chunk is not None and chunk < 1:
+            raise InputError(f"The prefill chunk must be 1 token or more, not {chunk}.")
+        self._manifest, self._chunk = manifest, PREFILL_CHUNK if chunk is None else chunk
+        self._branches = branches or (1 if manifest.generation is None else manifest.generation.num_beams)
+        if manifest.speech is not None:
+            self._branches = branches or 1  # whatever the checkpoint's own settings say, transcriptions are greedy
+            context = limit  # of its window's text
+        elif manifest.encoder is not None and context is None:
+            limit = max(limit, manifest.encoder.max_length)
+        self.most = limit if context is None else context
+        self.least = min(LEAST_CONTEXT, limit) if context is None else context
+        self.goal = min(GOAL, limit) if context is None else context
+
+    def ladder(self) -> Iterator[tuple[int, int]]:
+        """Step widths and prompt chunks, the best first."""
+        widths = [max(KEPT_STEP, self._branches), self._branches] if self._manifest.text is not None else [1]
+        chunks = [self._chunk]
+        if self._manifest.encoder is not None:
+            chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
+        while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
+            chunks.append(chunks[-1] // 2)
+        yield from ((width, chunks[0]) for width in widths)
+        yield from ((widths[-1], chunk) for chunk in chunks[1:])
+
+    def demand(self, size: int, width: int, chunk: int) -> Demand:
+        """The demand for `size` tokens of context and, of an encoder, of text."""
+        encoder = self._manifest.encoder
+        source = min(size, encoder.max_length) if encoder is not None and encoder.input == "text" else 0
+        return Demand(min(size, self._manifest.context), chunk, width, self._branches, source)
+
+
+def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:
+    """A number of bytes in a unit that `parse_size` reads, rounded up or as `whole` does it."""
+    if size >= 10**9:
+        return f"{whole(size / 10**7) / 100:.2f} GB"
+    if size >= 10**6:
+        return f"{whole(size / 10**6)} MB"
+    return f"{size} bytes"

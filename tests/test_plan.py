@@ -1,0 +1,260 @@
+"""What is given up under a memory budget, in which order, and that a budget holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import edge
+from edge.bundle import Bundle
+from edge.cli.main import main
+from edge.errors import InputError
+from edge.manifest import Dims, Generation, KVLayer, KVLayout
+from edge.runtime import plan as planning
+from edge.runtime.beam import BeamOptions, new_cache
+from edge.runtime.memory_model import MIB
+from edge.runtime.plan import GOAL, LEAST_CONTEXT, Plan, make_plan, needed, parse_size, show_size
+
+MB = 10**6
+
+
+@pytest.fixture
+def bundle(paper_bundle: Bundle) -> Bundle:
+    """A model whose KV cache and activations are large beside its weights: 64 kB a token of context."""
+    return dataclasses.replace(
+        paper_bundle,
+        manifest=dataclasses.replace(
+            paper_bundle.manifest,
+            dims=Dims(8, 2048, 8192, 16, 16, 64, 2000),
+            kv=KVLayout("float32", [KVLayer(16, 64)] * 8),
+            context=4096,
+        ),
+    )
+
+
+def smallest(bundle: Bundle, **asked: int) -> int:
+    """The smallest budget that is accepted, in whole MB."""
+    budget = 1
+    while True:
+        try:
+            make_plan(bundle, budget * MB, **asked)
+            return budget
+        except InputError:
+            budget += 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("300MB", 300 * MB),
+        ("300 mb", 300 * MB),
+        ("300M", 300 * MB),
+        ("1.5GB", 1500 * MB),
+        (".5g", 500 * MB),
+        ("512MiB", 512 * MIB),
+        ("2KiB", 2048),
+        ("7kB", 7000),
+        ("123456", 123456),
+        ("123456 B", 123456),
+        ("1" + "0" * 400, 10**400),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "a lot", "300 apples", "-1GB", "0", "0.1B", "1e9", "3,5GB", "300MBB", "٣"])
+def test_what_is_no_size_gets_a_sentence(text: str) -> None:
+    with pytest.raises(InputError, match="is no amount of memory; write it like 300MB, 1.5GB or 512MiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", [1, 999, 10**6, 10**6 + 1, 209_600_001, 10**9, 1_234_567_890])
+def test_a_size_that_is_shown_is_enough(size: int) -> None:
+    assert size <= parse_size(show_size(size).replace(" bytes", "")) <= 1.01 * size + MB
+
+
+def test_without_a_budget_the_plan_is_what_runs_by_default(bundle: Bundle) -> None:
+    plan = make_plan(bundle)
+    assert (plan.demand.context, plan.demand.chunk, plan.demand.width, plan.budget) == (4096, 128, 1, None)
+
+
+def test_the_budget_holds_the_prediction_with_a_reserve(bundle: Bundle) -> None:
+    for budget in range(smallest(bundle), 600, 37):
+        plan = make_plan(bundle, budget * MB)
+        assert plan.footprint.peak * (1 + planning.RESERVE) <= budget * MB
+
+
+def test_all_of_a_budget_is_used(bundle: Bundle) -> None:
+    plan = make_plan(bundle, 200 * MB)
+    assert LEAST_CONTEXT < plan.demand.context < 4096
+    more = dataclasses.replace(plan.demand, context=plan.demand.context + 1)
+    assert needed(planning.MemoryModel(bundle).footprint(more)) > 200 * MB
+
+
+def test_the_prompt_chunk_goes_before_the_context_falls_below_the_goal(bundle: Bundle) -> None:
+    plans = [make_plan(bundle, budget * MB) for budget in range(smallest(bundle), 500)]
+    for plan in plans:
+        assert plan.demand.chunk == 128 or plan.demand.context >= GOAL or plan.demand.chunk == planning.LEAST_CHUNK
+    chunks = [plan.demand.chunk for plan in plans]
+    assert chunks == sorted(chunks) and set(chunks) == {16, 32, 64, 128}
+
+
+def test_a_larger_budget_never_gives_less(bundle: Bundle) -> None:
+    plans = [make_plan(bundle, budget * MB) for budget in range(smallest(bundle), 500, 3)]
+    for before, after in itertools.pairwise(plans):
+        assert after.demand.chunk > before.demand.chunk or after.demand.context >= before.demand.context
+
+
+def test_plenty_gives_all_there_is_and_room_for_wide_steps(bundle: Bundle) -> None:
+    plan = make_plan(bundle, "2GB")
+    assert (plan.demand.context, plan.demand.chunk, plan.widest) == (4096, 128, planning.WIDEST)
+
+
+def test_a_context_that_is_asked_for_is_never_given_up(bundle: Bundle) -> None:
+    least = smallest(bundle, context=3000)
+    for budget in range(least, least + 60, 7):
+        assert make_plan(bundle, budget * MB, context=3000).demand.context == 3000
+    assert make_plan(bundle, least * MB, context=3000).demand.chunk == planning.LEAST_CHUNK
+
+
+def test_a_prompt_chunk_that_is_asked_for_is_the_most(bundle: Bundle) -> None:
+    assert make_plan(bundle, "2GB", chunk=48).demand.chunk == 48
+    assert make_plan(bundle, smallest(bundle) * MB, chunk=4).demand.chunk == 4
+
+
+@pytest.mark.parametrize("asked", [{}, {"context": 2000}])
+def test_the_budget_that_a_refusal_names_would_do(bundle: Bundle, asked: dict[str, int]) -> None:
+    with pytest.raises(InputError) as refused:
+        make_plan(bundle, "10MB", **asked)
+    said, tokens = str(refused.value), asked.get("context", LEAST_CONTEXT)
+    assert said.startswith(f"paper with {tokens} tokens of context does not fit into 10 MB; the smallest")
+    named = said.partition("the smallest budget that would do is ")[2].rstrip(".")
+    assert isinstance(make_plan(bundle, named, **asked), Plan)
+    with pytest.raises(InputError):
+        make_plan(bundle, parse_size(named) - MB, **asked)
+
+
+def test_a_refusal_of_a_context_names_one_that_would_fit(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match=r"and (\d+) tokens would fit") as refused:
+        make_plan(bundle, "200MB", context=4000)
+    fits = int(str(refused.value).split(", and ")[1].split()[0])
+    assert make_plan(bundle, "200MB", context=fits).demand.context == fits
+    with pytest.raises(InputError):
+        make_plan(bundle, "200MB", context=fits + 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"context": 0}, "The context must be between 1 and 4096 tokens for this bundle, not 0"),
+        ({"context": 5000}, "The context must be between 1 and 4096 tokens for this bundle, not 5000"),
+        ({"chunk": 0}, "The prefill chunk must be 1 token or more, not 0"),
+    ],
+)
+def test_what_cannot_be_planned_for_gets_a_sentence(bundle: Bundle, asked: dict[str, int], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        make_plan(bundle, "1GB", **asked)
+
+
+def test_a_program_that_holds_memory_already_leaves_less(bundle: Bundle) -> None:
+    free, full = make_plan(bundle, "300MB"), make_plan(bundle, "300MB", present=150 * MIB)
+    assert full.demand.context < free.demand.context
+
+
+def test_beams_are_kept_and_drafts_are_not(bundle: Bundle) -> None:
+    from test_memory_model import encoder_decoder
+
+    manifest = encoder_decoder(bundle, "text").manifest
+    text = dataclasses.replace(
+        bundle, manifest=dataclasses.replace(manifest, generation=Generation(num_beams=4), context=512)
+    )
+    plenty, tight = make_plan(text, "2GB").demand, make_plan(text, smallest(text) * MB).demand
+    assert (plenty.branches, plenty.width, plenty.source) == (4, 16, 1500)
+    assert (tight.branches, tight.width) == (4, 4) and tight.source == tight.context < 512
+    assert make_plan(text, "2GB", branches=2).demand.branches == 2
+
+
+def test_more_beams_than_memory_was_planned_for_are_refused(bundle: Bundle) -> None:
+    engine = SimpleNamespace(bundle=bundle, plan=make_plan(bundle, branches=2))
+    assert new_cache(engine, 1, BeamOptions(beams=2, max_tokens=3)).capacity == 7  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="planned for 2 beams, not for 3"):
+        new_cache(engine, 1, BeamOptions(beams=3))  # type: ignore[arg-type]
+
+
+def test_a_loaded_model_keeps_to_the_plan(tiny_bundle: Bundle) -> None:
+    model = edge.load(tiny_bundle.root, memory=4 * 10**9)
+    assert model.engine.plan is not None and model.engine.context == 512 and model.prefill_chunk == 128
+    assert edge.load(tiny_bundle.root, memory="4GB", context=100, prefill_chunk=20).prefill_chunk == 20
+    with pytest.raises(InputError, match="does not fit into 10 MB; the smallest budget that would do is"):
+        edge.load(tiny_bundle.root, memory="10MB")
+
+
+def test_a_prompt_that_the_memory_has_no_room_for_gets_a_sentence(tiny_bundle: Bundle) -> None:
+    model = edge.load(tiny_bundle.root, memory="4GB", context=16)
+    with pytest.raises(InputError, match="the memory that it may take has no room for them"):
+        model.generate("The moon changes its shape. " * 20, raw=True)
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edge.cli.main", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the constants were measured on Linux")
+def test_edge_run_stays_under_the_smallest_budget(tiny_bundle: Bundle) -> None:
+    refused = run("run", str(tiny_bundle.root), "Hi", "--memory", "10MB")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    named = refused.stderr.partition("would do is ")[2].strip().rstrip(".")
+    prompt = "The moon changes its shape. " * 5
+    done = run("run", str(tiny_bundle.root), prompt, "--memory", named, "--json", "--max-tokens", "20", "--raw")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_rss_mb"] * MIB <= parse_size(named)
+
+
+def test_edge_plan_prints_json(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tiny_bundle.root), "--json", "--memory", "1GB"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["name"] == tiny_bundle.manifest.name
+    assert (plan["context"], plan["chunk"], plan["budget"]) == (512, 128, 10**9)
+    assert plan["peak"] == max(sum(plan["loading"].values()), sum(plan["running"].values()))
+    assert plan["peak"] < plan["smallest_budget"] < 10**9
+
+
+def test_edge_plan_prints_a_table_and_a_bar(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tiny_bundle.root), "--context", "300"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("KV cache", "packed weights", "Loading", "Running", "together", "█"))
+    assert "300 tokens" in out and "would do" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--memory", "10MB"], "does not fit into 10 MB; the smallest budget that would do is"),
+        (["--memory", "lots"], "'lots' is no amount of memory"),
+        (["--context", "100000"], "The context must be between 1 and 512"),
+    ],
+)
+def test_edge_plan_says_what_is_wrong_in_a_sentence(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str], args: list[str], sentence: str
+) -> None:
+    assert main(["plan", str(tiny_bundle.root), *args]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_edge_run_imports_the_plan_only_for_a_budget(tiny_bundle: Bundle) -> None:
+    code = (
+        "import sys; from edge.cli.main import main; main(sys.argv[1:]); "
+        "print(any(name in sys.modules for name in ('edge.runtime.plan', 'edge.runtime.memory_model')))"
+    )
+    command = [sys.executable, "-c", code, "run", str(tiny_bundle.root), "Hi", "--max-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False"
