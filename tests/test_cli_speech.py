@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,8 +188,18 @@ def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
     run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake(ONE, Script(said(0.0, " Last words.", 2.0)))
-    press_at_window(engine, 0)
     stdin_of(monkeypatch, noise(33))
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        while sys.stdin.buffer.tell() < 33 * 2 * RATE:  # all of it was said
+            time.sleep(0.05)
+        if not engine.windows:
+            time.sleep(0.05)
+            signal.raise_signal(signal.SIGINT)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
     status, out, _ = run("x.edge", "--stdin-pcm")
     assert (status, out) == (0, "One.\nTwo.\nLast words.\n")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from fake_speech import RATE, Script, fake_transcriber, noise, said
 
 from edge.errors import InputError
-from edge.runtime.speech.audio import Audio, from_pcm
+from edge.runtime.speech.audio import Audio
 from edge.runtime.speech.live import recording
 from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip
 
@@ -129,12 +127,16 @@ def test_nothing_of_a_recording_reaches_into_the_next_window(tmp_path: Path) -> 
 
 
 def test_sound_that_waits_already_fills_whole_windows(tmp_path: Path) -> None:
-    sound = np.concatenate([noise(3), noise(1, 0.003)] * 10)
-    pipe = io.BytesIO((sound * 32767).astype("<i2").tobytes())
+    read = threading.Event()
+
+    def piped() -> Iterator[np.ndarray]:
+        yield from [noise(3), noise(1, 0.003)] * 10
+        read.set()
+
     model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 30.0, 30.0)))
-    audio = recording(from_pcm(pipe, RATE), lambda: False)
+    audio = recording(Audio(piped(), None), lambda: False)
     next(audio.blocks)
-    time.sleep(0.2)  # all of it is there by now
+    assert read.wait(10)
     list(model.transcribe_stream(audio))
     assert len(engine.windows[0]) == 30 * RATE
 
@@ -152,18 +154,21 @@ def test_a_recording_is_read_on_while_the_model_computes() -> None:
 
 
 def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
-    stop, blocked = threading.Event(), threading.Event()
+    stop, taken, later = threading.Event(), threading.Event(), threading.Event()
 
     def speaking() -> Iterator[np.ndarray]:
         yield from (noise(1) for _ in range(3))
-        blocked.wait(20)
+        taken.set()
+        later.wait(5)
+        yield noise(1)
 
     audio = recording(Audio(speaking(), None), stop.is_set)
     heard = [next(audio.blocks)]
+    assert taken.wait(10)
     stop.set()
     heard += audio.blocks
-    assert len(heard) == 3
-    blocked.set()
+    assert len(heard) == 3, "what is said after the stop is not waited for"
+    later.set()
 
 
 def test_what_goes_wrong_while_recording_is_raised() -> None:
