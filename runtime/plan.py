@@ -27,13 +27,13 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Manifest
 from edge.runtime.engine import DEFAULT_CONTEXT, KEPT_STEP
-from edge.runtime.memory_model import Demand, Footprint, MemoryModel
+from edge.runtime.memory_model import SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
 
 GOAL = 1024  # tokens of context
 LEAST_CONTEXT = 128  # a question and a short answer
 LEAST_CHUNK = 16
-RESERVE = 0.04  # of a prediction: peaks were up to 2% above, and programs differ by `memory_model.SLACK`
+RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
 WIDEST = 64  # tokens of a step that `Plan.widest` looks for
@@ -129,7 +129,7 @@ def make_plan(
 
 def needed(footprint: Footprint) -> int:
     """The smallest budget for a run that is predicted to take this much."""
-    return math.ceil(footprint.peak * (1 + RESERVE))
+    return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
 
 
 class _Choices:
