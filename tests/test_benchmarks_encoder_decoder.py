@@ -184,7 +184,7 @@ def test_a_whole_run_writes_every_metric(
         "greedy": dict.fromkeys(forms, 2), "beam 4": dict.fromkeys(forms, 2), "peak RSS": dict.fromkeys(forms, 1)
     }
     assert set(result["parts"]["translator"]["skipped"]) == {"ctranslate2", "transformers", "optimum"}
-    assert result["skipped"]["bleu"].endswith("transformers is not installed")
+    assert result["skipped"]["bleu"].endswith("is not installed")  # transformers, or sacrebleu before it
     out = capsys.readouterr().out
     assert "| greedy, sentences/s" in out
     assert "SKIPPED ctranslate2: ctranslate2 is not installed" in out
