@@ -218,6 +218,7 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(
     err = run("x.edge", "--audio", talk)[2]
     assert "\r00:30 of 00:33, 91%, " in err
     assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
+    assert err.count("\r\x1b[K") == 2, "the line is cleared before segments are printed"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from transformers import GenerationConfig, WhisperFeatureExtractor, WhisperForCo
 from whisper_files import IDS, LANGUAGES, TOKENS, tiny_whisper, write_ctranslate2
 
 import edge
+from edge.bundle import Bundle
+from edge.runtime.engine import Engine
 from edge.runtime.speech.transcribe import Transcriber
 
 RATE = 16_000
@@ -60,6 +64,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[WhisperForConditio
     ours = edge.load(bundle.root)
     assert isinstance(ours, Transcriber)
     return model, ours
+
+
+def endless(
+    models: tuple[WhisperForConditionalGeneration, Transcriber],
+) -> tuple[WhisperForConditionalGeneration, Transcriber]:
+    """The same models, which never say that a text ends."""
+    model, ours = copy.deepcopy(models[0]), models[1]
+    model.generation_config.suppress_tokens = [*WORDLESS, END]
+    speech = dataclasses.replace(ours.speech, suppress=[*WORDLESS, END])
+    bundle = Bundle(ours.bundle.root, dataclasses.replace(ours.bundle.manifest, speech=speech))
+    return model, Transcriber(bundle, Engine(bundle), ours.text)
 
 
 def sound(seconds: float, seed: int) -> np.ndarray:
@@ -131,3 +146,14 @@ def test_segments_are_those_of_transformers(
     found = ours(transcriber, samples, previous_text=previous, beams=beams)
     wanted = theirs(model, samples, monkeypatch, condition_on_prev_tokens=previous, num_beams=beams)
     assert len(found) > 3 and found == wanted
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_that_are_cut_off_are_those_of_transformers(
+    models: tuple[WhisperForConditionalGeneration, Transcriber], monkeypatch: pytest.MonkeyPatch, beams: int
+) -> None:
+    model, transcriber = endless(models)
+    samples = sound(31, 3)
+    found = ours(transcriber, samples, previous_text=False, beams=beams)
+    wanted = theirs(model, samples, monkeypatch, condition_on_prev_tokens=False, num_beams=beams)
+    assert found and found == wanted

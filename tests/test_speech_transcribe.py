@@ -159,6 +159,13 @@ def test_the_measures_of_a_text_are_those_of_the_reference(tmp_path: Path) -> No
     assert segment.compression_ratio == pytest.approx(2 / 10)
 
 
+def test_a_segment_without_words_is_neither_given_out_nor_shown_to_the_next_window(tmp_path: Path) -> None:
+    first = Script(said(0.0, " One.", 5.0, 5.0, "  ", 9.0, 9.0, " Two.", 25.0, 25.0))
+    transcript, engine = heard(tmp_path, noise(40), first, HELLO)
+    assert [segment.text for segment in transcript.segments] == [" One.", " Two.", " Hello."]
+    assert engine.prompts[1][1:-3] == said(0.0, " One.", 5.0, 9.0, " Two.", 25.0)
+
+
 def test_a_hot_text_does_not_lead_the_next_window(tmp_path: Path) -> None:
     good = said(0.0, " One.", 25.0, 25.0)
     loop = said(0.0, " la" * 60, 25.0, 25.0)
@@ -172,7 +179,8 @@ def test_a_window_without_speech_is_skipped_where_the_text_is_unsure(tmp_path: P
     nothing = Script(said(0.0, " you", 2.0), sure=3.0, no_speech=20.0)
     transcript, engine = heard(tmp_path, noise(40), nothing, HELLO)
     assert times(transcript) == [(30.0, 32.0, " Hello.")]
-    assert len(engine.windows) == 2, "no other temperature is tried where nothing was said"
+    once = heard(tmp_path, noise(40), nothing, HELLO, temperatures=(0.0,))[1]
+    assert engine.steps == once.steps, "no other temperature is tried where nothing was said"
     sure = dataclasses.replace(nothing, sure=20.0)
     assert times(heard(tmp_path, noise(3), sure)[0]) == [(0.0, 2.0, " you")]
     assert heard(tmp_path, noise(3), sure, logprob_threshold=None)[0].segments == []
