@@ -109,11 +109,10 @@ class Result:
 def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
     """Raise InputError where a prompt does not fit into the engine's context."""
     if prompt_tokens > engine.context:
-        more = f"the bundle allows up to {engine.bundle.manifest.context}"
-        if engine.plan is not None:
-            more += ", but the memory that it may take has no room for them"
+        what = "raise the context" if engine.plan is None else "raise the memory or the context"
         raise InputError(
-            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} ({more}); {advice}."
+            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} (the bundle allows up to "
+            f"{engine.bundle.manifest.context}); {advice} or {what}."
         )
 
 

@@ -60,7 +60,7 @@ class Chat:
         check_messages(messages)
         prompt_text = self._render(messages)
         prompt = self._tokens(prompt_text)
-        check_room(len(prompt), self._model.engine, "start the conversation over or raise the context")
+        check_room(len(prompt), self._model.engine, "start the conversation over")
         shared = _shared(self._cached, prompt)
         self._cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         self._cached = prompt[: self._cache.length]

@@ -145,7 +145,7 @@ class MemoryModel:
 
     def footprint(self, demand: Demand) -> Footprint:
         """Bytes by kind for what is asked."""
-        kv = self.manifest.kv.bytes_per_token
+        tokens = demand.context + (demand.branches - 1) * self._own(demand)  # that are in the cache
         always = {"graphs": self._graphs, "packed weights": self._packed}
         loading = always | {
             "program": self._program + TO_LOAD,
@@ -156,9 +156,9 @@ class MemoryModel:
             "program": self._program + TO_RUN,
             "tokenizer": self._tokenizer,
             **always,
-            "mapped weights": self._looked_up(demand.context * demand.branches + demand.source),
+            "mapped weights": self._looked_up(tokens + demand.source),
             "tables": self._tables(demand),
-            "KV cache": demand.context * demand.branches * kv,
+            "KV cache": tokens * self.manifest.kv.bytes_per_token,
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
@@ -166,6 +166,10 @@ class MemoryModel:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
             running["encoder activations"] = self._encoding(self._rows(demand))
         return Footprint({kind: loading.get(kind, 0) for kind in running}, running)
+
+    def _own(self, demand: Demand) -> int:
+        """Tokens that a branch does not share with others: all but a transcription's prompt, which takes half."""
+        return demand.context if self.manifest.speech is None else demand.context // 2
 
     def _looked_up(self, tokens: int) -> int:
         """Pages of the embedding around the rows of a text of so many tokens, rows spread evenly."""
@@ -200,7 +204,8 @@ class MemoryModel:
         if self.manifest.encoder is not None:
             floats += CROSS_SCORES * dims.num_heads * self._rows(demand)
         if self._trees:
-            floats += 2 * demand.context * demand.branches  # the bias of the host, and what the graph takes of it
+            # The bias of the host, and what the graph takes of it.
+            floats += 2 * (demand.context + (demand.branches - 1) * self._own(demand))
         return STEP + tokens * floats * FLOAT
 
     def _encoding(self, rows: int) -> int:

@@ -104,7 +104,7 @@ class Model:
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
-        check_room(len(ids), engine, "shorten it or raise the context")
+        check_room(len(ids), engine, "shorten it")
         cache = engine.new_cache(min(engine.context, len(ids) + options.max_tokens))
         return answer(engine, self.text, cache, ids, options, chunk=self.prefill_chunk, started_ns=started)
 

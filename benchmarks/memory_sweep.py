@@ -1,0 +1,236 @@
+"""Does a run stay under its memory budget, and is its peak what was predicted?
+
+    python benchmarks/memory_sweep.py smollm2.edge translator.edge whisper-base.edge
+
+Every case is a fresh process: it loads a bundle under a budget, from just enough to plenty, and takes a prompt, from a
+few tokens to the whole context that the plan allows; its peak RSS is read from the system (Linux only). The exit status
+is 0 where every peak was under its budget and within 10% of the prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge.bundle import Bundle, open_bundle
+from edge.errors import InputError
+from edge.runtime.memory_model import Demand, MemoryModel
+from edge.runtime.plan import make_plan, needed
+
+TOLERANCE = 0.1
+BUDGETS = (1.0, 1.08, 1.25, 1.6, 2.2)  # times the smallest that would do; the last one holds everything
+PROMPTS = (0.0, 0.5, 1.0)  # of what the plan leaves for the prompt
+SHORT, ANSWER = 16, 16  # tokens
+BEAMS, BEAM_CONTEXT = 4, 256
+FRAME = 3  # tokens that a format puts around a text
+RATE, SECONDS = 16_000, 70  # of sound: three windows, so that earlier text leads the later ones
+MB = 1e6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One process: what it loads, under which budget, and how many tokens of prompt and answer it takes."""
+
+    bundle: str
+    budget: int | None
+    prompt: int
+    answer: int
+    beams: int | None = None
+    audio: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Bytes that were predicted for what the process did, and those that it had at its peak."""
+
+    predicted: int
+    measured: int
+    prompt: int
+    answer: int
+    context: int
+    chunk: int
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.measured - 1
+
+    def held(self, budget: int | None) -> bool:
+        return abs(self.off) <= TOLERANCE and (budget is None or self.measured <= budget)
+
+
+def main() -> int:
+    """Run all cases, print a line for each, and return the exit status."""
+    args = _arguments()
+    if args.case:
+        print(json.dumps(asdict(run(Case(**json.loads(args.case))))))
+        return 0
+    print("Megabytes. Budget, then the plan: context and prompt chunk; then what ran: prompt and answer.\n")
+    print(f"{'bundle':24} {'budget':>7} {'context':>7} {'chunk':>5} {'prompt':>6} {'answer':>6} {'beams':>5} "
+          f"{'predicted':>9} {'measured':>8} {'off':>6}")  # fmt: skip
+    failed = 0
+    for path in args.bundles:
+        for case in cases(open_bundle(path), args.audio, args.quick):
+            outcome = measure(case)
+            held = outcome.held(case.budget)
+            failed += not held
+            print(
+                f"{path.stem[:24]:24} {'none' if case.budget is None else f'{case.budget / MB:.0f}':>7} "
+                f"{outcome.context:7} {outcome.chunk:5} {outcome.prompt:6} {outcome.answer:6} {case.beams or 1:5} "
+                f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%}"
+                f"{'' if held else '  MISSED'}",
+                flush=True,
+            )
+    print(f"\n{'All held.' if not failed else f'{failed} missed.'}")
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundles", nargs="*", type=Path)
+    parser.add_argument("--audio", help="a recording for speech bundles (default: noise)")
+    parser.add_argument("--quick", action="store_true", help="two budgets and the longest prompts alone")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
+    """Budgets from just enough to plenty, prompts from short to all that fits."""
+    name, manifest = str(bundle.root), bundle.manifest
+    if manifest.speech is not None:  # a window has one size: its length and context are given
+        for beams in (None, BEAMS):
+            enough = needed(make_plan(bundle, branches=beams).footprint)
+            for times in BUDGETS[:1] if quick else (BUDGETS[0], BUDGETS[-1]):
+                yield Case(name, int(enough * times), 0, 0, beams, audio)
+        return
+    smallest = smallest_budget(bundle)
+    most = needed(make_plan(bundle, context=manifest.context).footprint)
+    budgets = sorted({min(int(smallest * times), most) for times in BUDGETS} | {most})
+    for budget in sorted({budgets[0], budgets[-1]}) if quick else budgets:
+        plan = make_plan(bundle, budget)
+        room = plan.demand.context - ANSWER
+        if manifest.text is not None:
+            for share in PROMPTS[-1:] if quick else PROMPTS:
+                length = max(4, int(share * (plan.demand.source - 1)))
+                yield Case(name, budget, length, min(plan.demand.context - 4, max(length, ANSWER)))
+            continue
+        for share in PROMPTS[-1:] if quick else PROMPTS:
+            yield Case(name, budget, max(SHORT, int(share * room)), ANSWER)
+    if manifest.text is not None:
+        budget = needed(make_plan(bundle, context=min(BEAM_CONTEXT, manifest.context), branches=BEAMS).footprint)
+        plan = make_plan(bundle, budget, branches=BEAMS)
+        yield Case(name, budget, plan.demand.source - 1, plan.demand.context - 4, beams=BEAMS)
+
+
+def smallest_budget(bundle: Bundle) -> int:
+    """The smallest budget that the planner accepts, in bytes."""
+    low, high = 0, needed(make_plan(bundle).footprint)
+    while high - low > 10_000:
+        middle = (low + high) // 2
+        try:
+            make_plan(bundle, middle)
+            high = middle
+        except InputError:
+            low = middle
+    return high
+
+
+def measure(case: Case) -> Outcome:
+    """Run a case in a process of its own."""
+    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"memory_sweep: {case} ended with status {done.returncode}:\n{done.stderr}")
+    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def run(case: Case) -> Outcome:
+    """Load, answer, and look back at the peak. Runs in a fresh process."""
+    import edge
+    from edge.runtime.memory import rss_bytes
+    from edge.runtime.speech.transcribe import Transcriber
+    from edge.runtime.text2text import Text2Text
+
+    bundle = open_bundle(case.bundle)
+    present = rss_bytes()
+    model = edge.load(case.bundle, memory=case.budget, beams=case.beams)
+    plan = model.engine.plan or make_plan(bundle)
+    if isinstance(model, Transcriber):
+        prompt, answer, windows = _transcribe(model, case)
+        # What was said leads the next window's text; a first window has no such prompt.
+        chunk = plan.demand.chunk if windows > 1 else FRAME + 1
+        ran = replace(plan.demand, context=min(plan.demand.context, FRAME + answer), chunk=chunk)
+    elif isinstance(model, Text2Text):
+        prompt, answer = _translate(model, case)
+        ran = Demand(answer, plan.demand.chunk, plan.demand.branches, plan.demand.branches, prompt)
+    else:
+        prompt, answer = _answer(model, case)
+        ran = Demand(prompt + answer, plan.demand.chunk)
+    predicted = MemoryModel(bundle, present).footprint(ran).peak
+    return Outcome(predicted, _peak(), prompt, answer, plan.demand.context, plan.demand.chunk)
+
+
+def _answer(model: Any, case: Case) -> tuple[int, int]:
+    """A prompt of real text, cut to its length, and an answer."""
+    from pydoc_data.topics import topics
+
+    from edge import GenerateOptions
+
+    text = ""
+    for paragraph in "\n\n".join(topics.values()).split("\n\n"):
+        ids = model.text.encode(f"{text}\n\n{paragraph}")
+        text = f"{text}\n\n{paragraph}"
+        if len(ids) >= case.prompt:
+            break
+    while len(model.prompt_ids(text, raw=True)) > case.prompt:
+        text = text[: -max(1, (len(ids) - case.prompt) // 2)]
+    result = model.generate(text, GenerateOptions(max_tokens=case.answer), raw=True)
+    return result.prompt_tokens, result.generated_tokens
+
+
+def _translate(model: Any, case: Case) -> tuple[int, int]:
+    """A text of its length, and an output that goes on to the number of tokens that was asked for."""
+    from edge import Text2TextOptions
+
+    words = ["a", "man", "in", "blue", "cleans", "the", "window", "of", "his", "house", "and", "sees", "a", "dog"]
+    text = words[0]
+    for count in range(2, case.prompt + 1):
+        longer = " ".join((words * count)[:count])
+        if len(model.text.encode(longer)) > case.prompt - FRAME:
+            break
+        text = longer
+    options = Text2TextOptions(max_tokens=case.answer, min_tokens=case.answer, beams=case.beams)
+    result = model.generate(text, options)
+    return result.prompt_tokens, result.generated_tokens
+
+
+def _transcribe(model: Any, case: Case) -> tuple[int, int, int]:
+    """A recording, or noise that swells and fades; the last number is that of windows."""
+    import numpy as np
+
+    from edge import TranscribeOptions
+
+    sound: Any = case.audio
+    if sound is None:
+        time = np.arange(RATE * SECONDS) / RATE
+        noise = np.random.default_rng(0).normal(size=len(time))
+        sound = (0.1 * noise * (1 + np.sin(5 * time))).astype(np.float32)
+    transcript = model.transcribe(sound, TranscribeOptions(temperatures=(0.0,), beams=case.beams or 1))
+    windows = math.ceil(transcript.duration * RATE / model.speech.window_samples)
+    return 0, sum(len(segment.tokens) for segment in transcript.segments), windows
+
+
+def _peak() -> int:
+    """The largest resident set so far, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
