@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import io
 import struct
+import subprocess
+import sys
 import wave
 from collections.abc import Callable
 from pathlib import Path
@@ -208,3 +210,12 @@ def test_a_pipe_of_samples_is_read_as_it_comes() -> None:
     data = struct.pack(f"<{len(values)}h", *values)
     heard = np.concatenate(list(from_pcm(Pipe(data + b"\x01"), RATE).blocks))  # type: ignore[arg-type]
     assert np.array_equal(heard, np.array(values, np.float32) / 32768)
+
+
+def test_transcribing_imports_the_extra_only_where_a_file_needs_it() -> None:
+    script = (
+        "import sys; from edge.cli import speech; from edge.runtime.speech import formats, live, transcribe;"
+        "print(sorted({'soundfile', 'soxr', 'torch', 'transformers', 'rich', 'typer'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "[]\n", result.stderr
