@@ -21,6 +21,7 @@ from edge.runtime.sampling import Sampler
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
+    from edge.runtime.profile.curve import CostCurve
 
 DRAFTS = (1, 3, 7, 15)  # tokens of a draft: few sizes, because the engine keeps bound buffers for each
 LONGEST_RUN = 4  # equal tokens in a row after which it no longer matters how many there were
@@ -32,15 +33,19 @@ FASTER, SLOWER = 1 / 1.1, 1.03
 
 
 class Experience:
-    """How often the input told the next token, and how long steps take. One for all inputs of a model."""
+    """How often the input told the next token, and how long steps take. One for all inputs of a model.
 
-    def __init__(self) -> None:
+    Args:
+        costs: what steps were measured to cost on this device; without it, a guess is where learning starts.
+    """
+
+    def __init__(self, costs: CostCurve | None = None) -> None:
         # For each number of tokens in a row that agreed: how many then agreed too, and how many did not. To begin with
         # an output is taken to resemble its input, but a single equal token says little.
         self._agreed = [2.0, 1.0, 2.0, 3.0, 4.0]
         self._failed = [1.0, 1.0, 1.0, 1.0, 1.0]
         self._seconds = 0.0  # of a step of one token
-        self.cost = GUESSED_COST  # of each further token in a step, in steps of one token
+        self.cost = GUESSED_COST if costs is None else _slope(costs)  # of each further token, in steps of one token
 
     def observe(self, run: int, agreed: bool) -> None:
         """After `run` tokens that agreed with the input, the next one did or did not."""
@@ -74,6 +79,11 @@ class Experience:
                 if rate > best_rate:
                     best, best_rate = length, rate
         return best
+
+
+def _slope(costs: CostCurve) -> float:
+    """What each further token of a step of 8 costs, in steps of one token, early in a text."""
+    return (costs.ms(1 + DRAFTS[2], 0) / costs.ms(1, 0) - 1) / DRAFTS[2]
 
 
 def _follow(known: float, measured: float) -> float:

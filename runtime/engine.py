@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +21,7 @@ from edge.runtime.providers import cpu
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
+    from edge.runtime.profile.curve import CostCurve
 
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
@@ -80,6 +83,14 @@ class Engine:
         if capacity > self.context:
             raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
         return KVCache(self.bundle.manifest.kv, capacity, cross)
+
+    @cached_property
+    def costs(self) -> CostCurve | None:
+        """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
+        where what it left cannot be used, which is logged."""
+        from edge.runtime.profile.curve import load
+
+        return load(self.bundle, provider="cpu", threads=self.threads, say=logging.getLogger(__name__).warning)
 
     @property
     def takes_trees(self) -> bool:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -155,7 +156,6 @@ class Text2Text:
         self._defaults = bundle.manifest.generation or Generation()
         self._engine = engine
         self._spare: list[KVCache] = []  # of inputs that are done
-        self._experience = Experience()
 
     @property
     def engine(self) -> Engine:
@@ -164,6 +164,11 @@ class Text2Text:
             self._engine = self._engine.result()
             release_freed()  # what reading the tokenizer and the graph took
         return self._engine
+
+    @cached_property
+    def _experience(self) -> Experience:
+        """What drafts from inputs have taught so far."""
+        return Experience(self.engine.costs)
 
     @property
     def languages(self) -> list[str]:

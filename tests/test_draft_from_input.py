@@ -8,6 +8,8 @@ import pytest
 from fake_text2text import END, START, fake_text2text
 
 from edge.runtime.draft_from_input import Experience, InputDraft
+from edge.runtime.profile.curve import CostCurve
+from edge.runtime.profile.record import CurvePoint
 from edge.runtime.text2text import Text2Text, Text2TextOptions
 
 TEXT = "he have two cat and a dog, he say"
@@ -127,6 +129,13 @@ def test_measured_costs_decide() -> None:
         for size in (1, 2, 4, 8, 16):
             experience.took(size, float(size))  # as if nothing was gained by verifying together
     assert before > 0 == experience.best_length(run=4, most=15)
+
+
+def test_what_the_device_was_measured_at_comes_before_a_guess() -> None:
+    free = CostCurve([CurvePoint(size, 0, 2.0, 2.0, 2.0, 1) for size in (1, 8)])
+    dear = CostCurve([CurvePoint(size, 0, 2.0 * size, 2.0 * size, 2.0 * size, 1) for size in (1, 8)])
+    assert Experience(free).best_length(run=1, most=15) > Experience().best_length(run=1, most=15)
+    assert Experience(dear).best_length(run=4, most=15) == 0
 
 
 def test_a_single_slow_step_changes_little() -> None:

@@ -11,6 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from profile_example import example_profile, step_ms
 
 import edge
 from edge.bundle import Bundle
@@ -21,6 +22,10 @@ from edge.runtime import plan as planning
 from edge.runtime.beam import BeamOptions, new_cache
 from edge.runtime.memory_model import MIB
 from edge.runtime.plan import GOAL, LEAST_CONTEXT, Plan, make_plan, needed, parse_size, show_size
+from edge.runtime.profile import machine
+from edge.runtime.profile.curve import store
+from edge.runtime.profile.profile import bundle_info
+from edge.runtime.providers.cpu import default_threads
 
 MB = 10**6
 
@@ -233,6 +238,20 @@ def test_edge_plan_prints_a_table_and_a_bar(tiny_bundle: Bundle, capsys: pytest.
     out = capsys.readouterr().out
     assert all(word in out for word in ("KV cache", "packed weights", "Loading", "Running", "together", "█"))
     assert "300 tokens" in out and "would do" in out
+
+
+def test_edge_plan_tells_the_speed_that_was_measured(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["plan", str(tiny_bundle.root), "--context", "300"]
+    assert main(command) == 0 and "not measured on this device yet" in capsys.readouterr().out
+
+    device = machine.describe("cpu", default_threads())
+    store(dataclasses.replace(example_profile(), device=device, bundle=bundle_info(tiny_bundle)))
+    assert main([*command, "--json"]) == 0
+    speeds = json.loads(capsys.readouterr().out)["tokens_per_s"]
+    assert speeds == {str(n): pytest.approx(1e3 / step_ms(1, n), abs=0.06) for n in (128, 300)}
+    assert main(command) == 0 and f"{speeds['300']:.0f} tokens/s at 300" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from profile_example import CONTEXTS, SIZES, example_profile, step_ms
 
 from edge.bundle import Bundle
+from edge.runtime.engine import Engine
 from edge.runtime.profile import machine
 from edge.runtime.profile.curve import CostCurve, load, path_for, store
 from edge.runtime.profile.profile import bundle_info
@@ -131,6 +132,22 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_word(
     curve, said = ask(paper_bundle)
     assert curve is None and re.fullmatch(r"The cost curve \S+ cannot be used and is ignored \(.*\)\.", said)
     assert word in said
+
+
+def test_an_engine_knows_what_was_measured_for_its_threads(
+    tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(tiny_bundle)
+    assert engine.costs is None and not caplog.records
+
+    device = machine.describe("cpu", engine.threads)
+    kept = store(dataclasses.replace(example_profile(), device=device, bundle=bundle_info(tiny_bundle)))
+    measured = Engine(tiny_bundle).costs
+    assert measured is not None and measured.ms(8, 512) == pytest.approx(step_ms(8, 512))
+
+    spoiled(kept, "device.cpu", "Abacus")
+    assert Engine(tiny_bundle).costs is None
+    assert "is of another processor, Abacus, and is ignored" in caplog.text
 
 
 def test_nothing_half_written_is_left(kept: Path) -> None:

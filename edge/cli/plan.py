@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge.bundle import open_bundle
+from edge.bundle import Bundle, open_bundle
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
     from edge.runtime.plan import Plan
 
 BAR = 28  # characters for the peak
+EARLY = 128  # tokens of context
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -38,10 +40,12 @@ def command(
     opened = open_bundle(bundle)
     opened.check_sizes()
     plan = make_plan(opened, memory, context=context, branches=beams)
+    speeds = _speeds(opened, plan)
     if as_json:
-        print(json.dumps({"name": opened.manifest.name, **summary(plan)}, indent=1, ensure_ascii=False))
+        found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds}
+        print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        _show(opened.manifest, plan)
+        _show(opened.manifest, plan, speeds)
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -59,7 +63,18 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _show(manifest: Manifest, plan: Plan) -> None:
+def _speeds(bundle: Bundle, plan: Plan) -> dict[int, float] | None:
+    """Tokens a second by tokens of context, early in an answer and where the plan's context ends, from the cost curve
+    that `edge profile` left on this device; None where there is none."""
+    from edge.runtime.profile.curve import load
+    from edge.runtime.providers.cpu import default_threads
+
+    costs = load(bundle, provider="cpu", threads=default_threads(), say=lambda line: print(line, file=sys.stderr))
+    contexts = sorted({min(EARLY, plan.demand.context), plan.demand.context})
+    return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
+
+
+def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -79,7 +94,7 @@ def _show(manifest: Manifest, plan: Plan) -> None:
         bar = f"[cyan]{_bar(tides.kinds[kind] / largest)}[/]"
         table.add_row(kind, f"{tides.loading[kind] / 1e6:.1f}", f"{size / 1e6:.1f}", bar)
     console.print(table)
-    for name, value in _facts(manifest, plan).items():
+    for name, value in (_facts(manifest, plan) | {"Speed": _speed(speeds)}).items():
         console.print(f"[bold]{name:14}[/] {value}")
     smallest = show_size(needed(tides))
     if plan.budget is None:
@@ -102,6 +117,13 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"
     return facts
+
+
+def _speed(speeds: dict[int, float] | None) -> str:
+    if speeds is None:
+        return "not measured on this device yet: edge profile does it"
+    rates = [f"{rate:,.0f} tokens/s at {context:,} tokens of context" for context, rate in speeds.items()]
+    return ", ".join(rates) + ", as edge profile measured it here"
 
 
 def _bar(share: float, width: int = BAR) -> str:

@@ -19,15 +19,20 @@ def share_thread_pool(threads: int | None) -> int:
     cost 4 ms with a shared one, because idle pools spin.
 
     Returns:
-        The threads of the pool: `threads`, or the number of usable cores, at most 8, where it is None.
+        The threads of the pool: `threads`, or `default_threads` where it is None.
     """
     global _pool_threads
     if threads is not None and threads < 1:
         raise InputError(f"The number of threads must be at least 1, not {threads}.")
     if _pool_threads is None:
-        _pool_threads = threads or min(len(os.sched_getaffinity(0)), 8)
+        _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
     return _pool_threads
+
+
+def default_threads() -> int:
+    """The threads of the pool where nobody says how many: the usable cores, at most 8."""
+    return min(len(os.sched_getaffinity(0)), 8)
 
 
 def open_session(bundle: Bundle, role: str) -> ort.InferenceSession:
