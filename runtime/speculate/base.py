@@ -1,0 +1,141 @@
+"""What a drafter is: it guesses how the text goes on, and the model checks its guess in one step.
+
+A drafter is one file beside this one, named as in `DRAFTERS`, with two functions: `nbytes(setting)`, the most memory it
+will ever take, known before anything is allocated, and `make(setting)`, the drafter.
+
+It says nothing about how long a draft should be: the planner cuts it where the next token would cost more than it is
+expected to bring. For that every drafted token has a *grade*, a small number that says how good the evidence for it is
+(how many tokens matched before it, its rank in a table, a bucket of a small model's probability). How often tokens of a
+grade turn out right is learnt from the answers, by `edge.runtime.speculate.planner`; `priors` is what is believed
+before.
+
+A draft is never random. The sampler draws each token from the model's logits just as it does without a draft, and what
+it drew is looked for in the draft. That accepts a drafted token x with probability p(x), the most that is possible for
+a draft that is not random, and leaves the distribution the model's (Leviathan et al. 2023, appendix A.1, for a draft
+distribution that is 1 at x).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+
+DRAFTERS: dict[str, str] = {
+    "lookup": "what followed the same words earlier in prompt or answer",
+}
+"""Drafters by name, each a module of this package, and what they guess from. The key of one that takes an argument
+ends with ``=``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may come next.
+
+    tokens: a token stands behind its parent. grades: of each, an index into the drafter's `priors`. parents: of each,
+    the index of its parent in `tokens`, below its own, or -1 where it follows the text; None for a chain, in which each
+    token follows the one before.
+    """
+
+    tokens: Sequence[int]
+    grades: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+NOTHING = Draft((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one draft may hold.
+
+    tokens: at most. least: the chance that all of a token's path holds below which it cannot pay; a drafter whose
+    tokens cost time stops there, others need not look. trees: whether the step takes trees; if not, it must be a chain.
+    """
+
+    tokens: int
+    least: float = 0.0
+    trees: bool = False
+
+
+class Drafter(Protocol):
+    """Guesses how a text goes on. One drafter serves one model, text after text.
+
+    What it learns from one text and keeps for the next is its own business, within `nbytes`.
+    """
+
+    @property
+    def name(self) -> str:
+        """As in `DRAFTERS`."""
+
+    @property
+    def priors(self) -> Sequence[float]:
+        """For each grade, the chance that such a token is right where the one before it was."""
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether `verified` is to be called."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A text begins with `tokens`: the prompt, which holds the earlier turns of a chat."""
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """The text goes on with `tokens`, drafted or not."""
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        """The draft of what follows `context`, all of the text so far, to which nothing was added that `begin` and
+        `accept` were not told of. Nothing is changed by asking, and it may be asked twice."""
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        """The model ran `tokens` [S], those that turned out wrong too, and made these logits [S, V] of what follows
+        each; they are overwritten by the next step."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a drafter is made for.
+
+    bundle: of the model that verifies. context: most tokens of a text. argument: what stood behind ``=`` in its name,
+    as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs more than that
+    at its smallest raises InputError.
+    """
+
+    bundle: Bundle
+    context: int
+    argument: str | None = None
+    limit: int | None = None
+    threads: int | None = None
+
+
+class DrafterModule(Protocol):
+    """What each module of a drafter has."""
+
+    def nbytes(self, setting: Setting) -> int:
+        """Most bytes that the drafter will take."""
+
+    def make(self, setting: Setting) -> Drafter:
+        """The drafter."""
+
+
+def find(name: str) -> tuple[DrafterModule, str | None]:
+    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``.
+
+    Raises:
+        InputError: there is no such drafter, or it needs an argument, or takes none.
+    """
+    word, sign, argument = name.partition("=")
+    takes = {key.partition("=")[0]: "=" in key for key in DRAFTERS}
+    if word not in takes:
+        raise InputError(f"There is no drafter {name!r}; there are auto, off, {', '.join(DRAFTERS)}.")
+    if takes[word] and not argument:
+        raise InputError(f"The drafter {word} needs to be told which; write it as in {word}=PATH.")
+    if sign and not takes[word]:
+        raise InputError(f"The drafter {word} takes nothing behind it; write {word} alone.")
+    return cast(DrafterModule, importlib.import_module(f"edge.runtime.speculate.{word}")), argument or None
