@@ -13,11 +13,12 @@ from edge.export.torch_reference import RecordedLogits, TorchLogits, load_torch
 from edge.manifest import Manifest
 from edge.runtime.engine import Engine
 from edge.runtime.evaluate import Agreement, EngineLogits, compare, windows
+from edge.runtime.memory import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-WINDOW = 512  # tokens of the text that are used: their Torch logits are held in memory (100 MB at a 49k vocabulary)
+WINDOW = 512  # tokens of the text that are used: their Torch logits take 100 MB of disk at a 49k vocabulary
 
 # What no sound export comes near: beyond this mean divergence, in nats a token, a graph or a weight is wrong.
 MOST_KL = {"fp32": 1e-3, "fp16": 1e-2, "int8": 0.1, "keep": 0.1, "int4": 1.0}
@@ -68,6 +69,7 @@ def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = 
     recorded = RecordedLogits(TorchLogits(model), texts)
     del model
     gc.collect()  # a model's modules point at each other
+    release_freed()
     return recorded
 
 

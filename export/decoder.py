@@ -45,6 +45,8 @@ def write_decoder(
     say: Callable[[str], None],
 ) -> Written:
     """Write tensors, graph and tokenizer of `checkpoint`, and check them against Torch where `compare` is true."""
+    # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
+    recorded = check.reference(checkpoint, context, options.progress) if compare else None
     quantized = methods.quantize(
         checkpoint,
         weights,
@@ -52,9 +54,8 @@ def write_decoder(
         calibration=options.calibration,
         progress=options.progress,
     )
-    gc.collect()  # a calibrated method's Torch model, whose modules point at each other, before the next one
+    gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
-    recorded = check.reference(checkpoint, context, options.progress) if compare else None
     watched = Watched(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, watched, writer, context)
     say_what_changed(checkpoint, watched.methods, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,21 +88,27 @@ class TorchLogits:
 
 
 class RecordedLogits:
-    """Logits of texts, taken once and kept as [S, V] each, so that the model they came from can be freed."""
+    """Logits of texts, taken once and kept in a temporary file, so that the model they came from can be freed, and they
+    (200 kB a token with a large vocabulary) take no memory while the bundle is made.
+
+    Raises:
+        OSError: there is no room for the file.
+    """
 
     def __init__(self, source: LogitsSource, texts: list[NDArray[np.int64]]) -> None:
         self.texts = texts
         self.vocab_size = source.vocab_size
-        self._kept: dict[bytes, NDArray[np.float32]] = {}
+        self._file = tempfile.TemporaryFile()
+        self._starts: dict[bytes, int] = {}
         for tokens in texts:
-            kept = self._kept[tokens.tobytes()] = np.empty((len(tokens), self.vocab_size), np.float32)
-            start = 0
+            self._starts[tokens.tobytes()] = self._file.tell()
             for piece in source.logits(tokens):
-                kept[start : start + len(piece)] = piece
-                start += len(piece)
+                self._file.write(np.ascontiguousarray(piece, np.float32).data)
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        kept, start = self._kept[tokens.tobytes()], 0
+        at = self._starts[tokens.tobytes()]
         for piece in pieces(tokens):
-            yield kept[start : start + len(piece)]
-            start += len(piece)
+            self._file.seek(at)
+            kept = np.frombuffer(self._file.read(4 * len(piece) * self.vocab_size), np.float32)
+            yield kept.reshape(len(piece), self.vocab_size)
+            at += kept.nbytes
