@@ -80,6 +80,11 @@ class Drafter(Protocol):
         """For each grade, the chance that such a token is right where the one before it was."""
 
     @property
+    def cost(self) -> float:
+        """What drafting a token takes, in the model's own steps of one token, as far as it can be told before it was
+        measured; 0 where it is next to nothing."""
+
+    @property
     def reads_logits(self) -> bool:
         """Whether `verified` is to be called."""
 

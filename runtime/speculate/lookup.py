@@ -49,6 +49,7 @@ class Lookup:
 
     name = "lookup"
     priors = PRIORS
+    cost = 0.0
     reads_logits = False
 
     def __init__(self, size: int) -> None:
