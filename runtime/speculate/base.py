@@ -20,19 +20,22 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge.bundle import Bundle
 from edge.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edge.bundle import Bundle
 
 DRAFTERS: dict[str, str] = {
     "lookup": "what followed the same words earlier in prompt or answer",
 }
 """Drafters by name, each a module of this package, and what they guess from. The key of one that takes an argument
 ends with ``=``."""
+AUTO, OFF = "auto", "off"  # the best that can be had, and none
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +132,29 @@ class DrafterModule(Protocol):
         """The drafter."""
 
 
+def check_name(name: str) -> None:
+    """Raise InputError where `name` is neither ``auto``, ``off`` nor a drafter's."""
+    if name not in (AUTO, OFF):
+        _parts(name)
+
+
 def find(name: str) -> tuple[DrafterModule, str | None]:
     """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``.
 
     Raises:
         InputError: there is no such drafter, or it needs an argument, or takes none.
     """
+    word, argument = _parts(name)
+    return cast(DrafterModule, importlib.import_module(f"edge.runtime.speculate.{word}")), argument
+
+
+def _parts(name: str) -> tuple[str, str | None]:
     word, sign, argument = name.partition("=")
     takes = {key.partition("=")[0]: "=" in key for key in DRAFTERS}
     if word not in takes:
-        raise InputError(f"There is no drafter {name!r}; there are auto, off, {', '.join(DRAFTERS)}.")
+        raise InputError(f"There is no drafter {name!r}; there are {', '.join([AUTO, OFF, *DRAFTERS])}.")
     if takes[word] and not argument:
         raise InputError(f"The drafter {word} needs to be told which; write it as in {word}=PATH.")
     if sign and not takes[word]:
         raise InputError(f"The drafter {word} takes nothing behind it; write {word} alone.")
-    return cast(DrafterModule, importlib.import_module(f"edge.runtime.speculate.{word}")), argument or None
+    return word, argument or None
