@@ -98,7 +98,7 @@ class RecordedLogits:
     def __init__(self, source: LogitsSource, texts: list[NDArray[np.int64]]) -> None:
         self.texts = texts
         self.vocab_size = source.vocab_size
-        self._file = tempfile.TemporaryFile()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this does)
         self._starts: dict[bytes, int] = {}
         for tokens in texts:
             self._starts[tokens.tobytes()] = self._file.tell()
