@@ -140,8 +140,11 @@ class _Scaled(nn.Module):
         return torch.cat(sums) * self.scales
 
     def result(self) -> QTensor:
+        """The weight with its new scales. Uses up the integers, so that a model's are never there twice."""
         scales = to_float16(self.scales * (1 + self.change.detach()))
         q = (self.steps + self._zeros()).to(torch.uint8).numpy()
+        self.steps = torch.empty(0)
+        release_freed()
         return dataclasses.replace(self.stored, q=q, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
 
     def _zeros(self) -> torch.Tensor | float:
