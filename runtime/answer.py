@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from edge.runtime.text import Detokenizer, StopStrings, Text
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
+    from edge.runtime.speculate.decode import Figures, Speculation
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 """``stop``: an end token or a stop string; ``length``: max_tokens; ``context``: the KV cache is full;
@@ -65,6 +66,7 @@ class Timings:
     ttft_ms: float | None = None  # from asking to the first token
     prefill_s: float = 0.0
     decode_s: float = 0.0  # after the first token
+    speculation: Figures | None = None  # where drafts were verified
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -104,6 +106,7 @@ class Result:
     prefill_tokens_per_s: float | None
     peak_rss_mb: float | None
     finish_reason: FinishReason
+    speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
 
 
 def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
@@ -125,18 +128,34 @@ def answer(
     *,
     chunk: int,
     started_ns: int,
+    speculation: Speculation | None = None,
 ) -> Iterator[Piece]:
     """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
 
     Args:
         chunk: most prompt tokens to run in one step.
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
+        speculation: what drafts, where anything does.
     """
     timings = Timings(len(prompt), cache.length)
     sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
     room = cache.capacity - len(prompt) + 1  # the last token is never run
-    new = np.asarray(prompt[cache.length :], np.int64)
-    tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted)
+    if speculation is None:
+        new = np.asarray(prompt[cache.length :], np.int64)
+        tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted)
+    else:
+        timings.speculation = figures = speculation.figures()
+        tokens = speculation.generate(
+            engine,
+            cache,
+            prompt,
+            sampler,
+            figures,
+            chunk=chunk,
+            most=min(options.max_tokens, room),
+            ends=text.eos,
+            interrupted=options.interrupted,
+        )
     ends = Ends(options.stop, options.max_tokens, room)
     return pieces(tokens, text, timings, ends, started_ns=started_ns)
 
@@ -210,4 +229,5 @@ def collect(pieces: Iterable[Piece]) -> Result:
         prefill_tokens_per_s=piece.timings.prefill_tokens_per_s,
         peak_rss_mb=peak_rss_mb(),
         finish_reason=piece.finish_reason,
+        speculation=None if piece.timings.speculation is None else piece.timings.speculation.summary(),
     )

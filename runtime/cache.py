@@ -23,28 +23,31 @@ PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP
 class KVCache:
     """Keys and values of one conversation.
 
-    `buffers` holds, per layer, key and value, each [1, heads, capacity, head_dim]. They are taken from zeroed
+    `buffers` holds, per layer, key and value, each [1, heads, rows, head_dim]. They are taken from zeroed
     memory that the system hands out page by page, so that a large capacity costs nothing until rows are written.
-    Rows below `length` are valid; rolling back is moving `length`. `positions` [capacity] holds the position in the
-    text of each row: in a tree of tokens several rows share one. `cross` is what an encoder made of the input.
+    Rows below `length` are valid; rolling back is moving `length`. `positions` [rows] holds the position in the
+    text of each row: in a tree of tokens several rows share one. `cross` is what an encoder made of the input. Behind
+    the capacity, buffers have `spare` rows, which a step may write that are dropped at once.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
     """
 
-    def __init__(self, layout: KVLayout, capacity: int, cross: Cross | None = None) -> None:
+    def __init__(self, layout: KVLayout, capacity: int, cross: Cross | None = None, spare: int = 0) -> None:
         if capacity < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.capacity = capacity
+        self.rows = rows = capacity + spare
         self.cross = cross
         self.length = 0
-        shapes = [(1, layer.heads, capacity, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
+        self.prompt = 0
+        shapes = [(1, layer.heads, rows, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
         dtype = np.dtype(layout.dtype)
         sizes = [-(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE for shape in shapes]
         try:
             # Not np.zeros: that may hand out memory that was used before, and then writes every page of it.
             memory = mmap.mmap(-1, sum(sizes), **PRIVATE)
-            self.positions = np.arange(capacity, dtype=np.int64)
+            self.positions = np.arange(rows, dtype=np.int64)
         except (OSError, OverflowError, MemoryError):
             raise InputError(
                 f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
@@ -78,7 +81,7 @@ class KVCache:
         self.positions[target] = self.positions[moved]
         self.length = len(keep)
 
-    def reset(self, cross: Cross | None = None) -> None:
+    def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
         self.cross = cross or self.cross

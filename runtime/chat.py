@@ -74,12 +74,14 @@ class Chat:
         self, messages: list[Message], prompt_text: str, prompt: list[int], options: GenerateOptions, started: int
     ) -> Iterator[Piece]:
         model = self._model
-        engine, text, chunk = model.engine, model.text, model.prefill_chunk
+        engine, text, chunk, drafts = model.engine, model.text, model.prefill_chunk, model.speculation
         shown: list[str] = []
         sampled: list[int] = []
         ended = False
         try:
-            for piece in answer(engine, text, self._cache, prompt, options, chunk=chunk, started_ns=started):
+            for piece in answer(
+                engine, text, self._cache, prompt, options, chunk=chunk, started_ns=started, speculation=drafts
+            ):
                 shown.append(piece.text)
                 if piece.token_id is not None:
                     sampled.append(piece.token_id)

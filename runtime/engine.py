@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
+from edge.home import cache_dir
 from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder
 from edge.runtime.memory import release_mapped
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 LAST_ROW = np.array([-1], np.int64)
+PADDED_ROWS = np.array([0, 1], np.int64)
 KEPT_STEP = 16  # steps up to this size keep their bound buffers; larger ones (prompt chunks) are bound when they come
 
 
@@ -50,6 +53,9 @@ class Engine:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         threads: threads of the pool that all engines of this process share; the first engine decides.
         plan: what a memory budget has room for, in the place of `context`.
+        reproducible: run no step and no row of logits alone, but a second one beside it that is dropped. Kernels for
+            one row differ from those for more in the last bits of what they compute; those for more do not differ
+            among each other, so that an answer does not depend on how many tokens a step had.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
@@ -57,11 +63,18 @@ class Engine:
     """
 
     def __init__(
-        self, bundle: Bundle, *, context: int | None = None, threads: int | None = None, plan: Plan | None = None
+        self,
+        bundle: Bundle,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        plan: Plan | None = None,
+        reproducible: bool = False,
     ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
         self.plan = plan
+        self.reproducible = reproducible
         context = context if plan is None else plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
         if not 1 <= self.context <= limit:
@@ -69,25 +82,35 @@ class Engine:
         self.threads = cpu.share_thread_pool(threads)
         source = None if plan is None else plan.demand.source
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
-        self._session = cpu.open_session(bundle, "decoder")
-        self._inputs = {value.name for value in self._session.get_inputs()}
+        self._inputs = self._open_decoder()
         release_mapped(bundle.path(WEIGHTS))
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], _Step]] = WeakKeyDictionary()
+        self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
+
+    def _open_decoder(self) -> set[str]:
+        """Load the decoder; the names of its inputs."""
+        self._session = cpu.open_session(self.bundle, "decoder")
+        return {value.name for value in self._session.get_inputs()}
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
 
         cross: what the encoder made of the input, where the model has an encoder.
         """
-        capacity = self.context if capacity is None else capacity
+        return KVCache(self.bundle.manifest.kv, self._capacity(capacity), cross, spare=int(self.reproducible))
+
+    def _capacity(self, asked: int | None) -> int:
+        capacity = self.context if asked is None else asked
         if capacity > self.context:
             raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
-        return KVCache(self.bundle.manifest.kv, capacity, cross)
+        return capacity
 
     @cached_property
     def costs(self) -> CostCurve | None:
         """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
         where what it left cannot be used, which is logged."""
+        if not (cache_dir() / "curves").is_dir():  # importing what reads them takes 13 ms
+            return None
         from edge.runtime.profile.curve import load
 
         return load(self.bundle, provider="cpu", threads=self.threads, say=logging.getLogger(__name__).warning)
@@ -109,18 +132,33 @@ class Engine:
         [R, V] of `rows` [R], indices into the S tokens; default: the last one. `tree` says what each token attends to,
         where they do not follow each other; while a cache holds more than one branch, every step needs one.
 
-        The result is overwritten by the next step of the same shape on the same cache.
+        The result is overwritten by the next step of the same shape on the same cache, and where there are several
+        rows of logits, by the next such step of any shape.
         """
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        if not self.reproducible or (size > 1 and wanted.shape[0] > 1):
+            return self._run(cache, tokens, wanted, tree)
+        assert tree is None, "trees are not made reproducible"
+        if size > 1:
+            return self._run(cache, tokens, wanted.repeat(2))[:1]
+        logits = self._run(cache, tokens.repeat(2), PADDED_ROWS)
+        cache.length -= 1
+        return logits[:1]
+
+    def _run(
+        self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None
+    ) -> NDArray[np.float32]:
+        """`step`, as it is asked for."""
+        size = tokens.shape[0]
         steps = self._steps.get(cache)
         if steps is None:
             steps = self._steps[cache] = {}
         shape = size, wanted.shape[0]
         step = steps.get(shape)
         if step is None:
-            step = _Step(self._session, self._inputs, cache, *shape, self.bundle.manifest.dims.vocab_size)
+            step = _Step(self._session, self._inputs, cache, size, self._logits_for(cache, shape[1]))
             if size <= KEPT_STEP:
                 steps[shape] = step
         if step.cross is not cache.cross:
@@ -144,19 +182,36 @@ class Engine:
         return logits
 
 
+    def _logits_for(self, cache: KVCache, rows: int) -> NDArray[np.float32]:
+        """A buffer [1, R, V] for logits. That of several rows is shared by all such steps on the cache, so that drafts
+        of many lengths take no more memory than the longest."""
+        vocab = self.bundle.manifest.dims.vocab_size
+        if rows == 1 or rows > KEPT_STEP:
+            return np.empty((1, rows, vocab), np.float32)
+        shared = self._logits.get(cache)
+        if shared is None:
+            shared = self._logits[cache] = _untouched(KEPT_STEP * vocab)
+        return shared[: rows * vocab].reshape(1, rows, vocab)
+
+
+def _untouched(size: int) -> NDArray[np.float32]:
+    """Memory that the system hands out page by page, as it is written."""
+    return np.frombuffer(mmap.mmap(-1, size * 4), np.float32)
+
+
 class _Step:
     """Inputs and outputs of a step of one shape on one cache, bound once: running it again allocates nothing."""
 
     def __init__(
-        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, rows: int, vocab: int
+        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, logits: NDArray[np.float32]
     ) -> None:
         self.tokens = np.zeros((1, size), np.int64)
         self.positions = np.zeros((1, size), np.int64)
         self.offsets = np.arange(size, dtype=np.int64)
         self.seqlens_k = np.zeros(1, np.int32)
         self.total = np.zeros((), np.int32)
-        self.rows = np.zeros(rows, np.int64)
-        self.logits = np.empty((1, rows, vocab), np.float32)
+        self.logits = logits  # [1, R, V]
+        self.rows = np.zeros(logits.shape[1], np.int64)
         self.binding = session.io_binding()
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": self.tokens,
@@ -168,7 +223,7 @@ class _Step:
         self.bias: NDArray[np.float32] | None = None  # [1, 1, S, C]
         self.masked = False  # whether the bias was written
         if "attention_bias" in names:
-            self.bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.capacity), np.float32)
+            self.bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.rows), np.float32)
         if "key_positions" in names:
             inputs["key_positions"] = cache.positions
         self.cross: Cross | None = None

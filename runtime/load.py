@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge.runtime.loading import Loading, start
 from edge.runtime.model import PREFILL_CHUNK, Model
+from edge.runtime.speculate.base import AUTO, check_name
 from edge.runtime.text import Text
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def load(
     prefill_chunk: int = PREFILL_CHUNK,
     memory: int | str | None = None,
     beams: int | None = None,
+    speculate: str = AUTO,
+    reproducible: bool = False,
 ) -> Model | Text2Text | Transcriber:
     """Open a bundle, check its files and load it.
 
@@ -36,6 +39,10 @@ def load(
         memory: most bytes that this process may have resident, as a number or like ``300MB``: what fits is chosen
             before anything is loaded, the context too where none is given. What the program holds already counts.
         beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
+        speculate: what drafts tokens of a decoder's answer that are verified several in a step: ``auto``, ``off`` or a
+            drafter's name; see docs/speculation.md.
+        reproducible: make a decoder's answer independent, bit for bit, of how many tokens its steps had; a little
+            slower. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
@@ -44,17 +51,26 @@ def load(
         BundleError: the bundle is missing, damaged or of another version.
         InputError: an option out of its range, or too little memory.
     """
-    loading = start(path, context=context, threads=threads, memory=memory, chunk=prefill_chunk, beams=beams)
+    check_name(speculate)
+    loading = start(
+        path,
+        context=context,
+        threads=threads,
+        memory=memory,
+        chunk=prefill_chunk,
+        beams=beams,
+        reproducible=reproducible,
+    )
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
     time.sleep(HEAD_START_S)
     try:
-        return _model(loading, prefill_chunk)
+        return _model(loading, prefill_chunk, speculate)
     finally:
         loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
 
 
-def _model(loading: Loading, prefill_chunk: int) -> Model | Text2Text | Transcriber:
+def _model(loading: Loading, prefill_chunk: int, speculate: str) -> Model | Text2Text | Transcriber:
     bundle, engine = loading.bundle, loading.engine
     text = Text(bundle)
     if bundle.manifest.speech is not None:
@@ -65,4 +81,4 @@ def _model(loading: Loading, prefill_chunk: int) -> Model | Text2Text | Transcri
         from edge.runtime.text2text import Text2Text
 
         return Text2Text(bundle, engine, text)
-    return Model(bundle, engine, text, prefill_chunk=prefill_chunk)
+    return Model(bundle, engine, text, prefill_chunk=prefill_chunk, speculate=speculate)

@@ -58,6 +58,7 @@ def start(
     memory: int | str | None = None,
     chunk: int | None = None,
     beams: int | None = None,
+    reproducible: bool = False,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -66,6 +67,7 @@ def start(
     Args:
         memory: most bytes that the process may have resident, as a number or like ``300MB``.
         chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
+        reproducible: see `Engine`.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
@@ -81,6 +83,6 @@ def start(
 
     def make() -> Engine:
         bundle.check_files_once()
-        return Engine(bundle, context=context, threads=threads, plan=plan)
+        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     return Loading(bundle, Background(make))

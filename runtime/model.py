@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle
 from edge.errors import InputError
@@ -13,8 +14,12 @@ from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
 from edge.runtime.loading import Background
 from edge.runtime.memory import release_freed
+from edge.runtime.speculate.base import AUTO, OFF, check_name
 from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text import Text
+
+if TYPE_CHECKING:
+    from edge.runtime.speculate.decode import Speculation
 
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 Prompt = str | Sequence[Message]
@@ -28,18 +33,28 @@ class Model:
         engine: the engine over it, which may still be loading.
         text: its tokenizer.
         prefill_chunk: most prompt tokens to run in one step.
+        speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
+            `edge.runtime.speculate.base.DRAFTERS`.
 
     Raises:
-        InputError: `prefill_chunk` below 1.
+        InputError: `prefill_chunk` below 1, or no such drafter.
     """
 
     def __init__(
-        self, bundle: Bundle, engine: Engine | Background[Engine], text: Text, *, prefill_chunk: int = PREFILL_CHUNK
+        self,
+        bundle: Bundle,
+        engine: Engine | Background[Engine],
+        text: Text,
+        *,
+        prefill_chunk: int = PREFILL_CHUNK,
+        speculate: str = AUTO,
     ) -> None:
         if prefill_chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
+        check_name(speculate)
         self.bundle = bundle
         self.text = text
+        self._speculate = speculate
         self._prefill_chunk = prefill_chunk
         self._engine = engine
 
@@ -56,6 +71,15 @@ class Model:
         """Most prompt tokens to run in one step: as asked, or fewer where memory has no room for so many."""
         plan = self.engine.plan
         return self._prefill_chunk if plan is None else plan.demand.chunk
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """What drafts, and what it has learnt; None where nothing does."""
+        if self._speculate == OFF:
+            return None
+        from edge.runtime.speculate.decode import make_speculation
+
+        return make_speculation(self._speculate, self.engine)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -106,7 +130,8 @@ class Model:
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
         check_room(len(ids), engine, "shorten it")
         cache = engine.new_cache(min(engine.context, len(ids) + options.max_tokens))
-        return answer(engine, self.text, cache, ids, options, chunk=self.prefill_chunk, started_ns=started)
+        chunk, drafts = self.prefill_chunk, self.speculation
+        return answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
 
     def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None, *, system: str | None = None, raw: bool = False

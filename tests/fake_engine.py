@@ -28,6 +28,10 @@ class FakeEngine:
     """Keeps what `Engine` promises, and records the tokens of every step."""
 
     plan = None
+    costs = None
+    threads = 1
+    reproducible = False
+    takes_trees = False
 
     def __init__(self, bundle: Bundle, next_token: Callable[[list[int]], int], context: int = 1000) -> None:
         self.bundle, self.context, self.next_token = bundle, context, next_token
@@ -38,16 +42,25 @@ class FakeEngine:
         assert capacity is None or capacity <= self.context
         return KVCache(LAYOUT, capacity or self.context)
 
-    def step(self, cache: KVCache, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    def step(
+        self, cache: KVCache, tokens: np.ndarray, rows: np.ndarray | None = None, *, tree: None = None
+    ) -> np.ndarray:
         assert tokens.dtype == np.int64 and tokens.ndim == 1 and 1 <= len(tokens) <= cache.room
         self.steps.append(tokens.tolist())
         history = self._contents.setdefault(cache, [])
         del history[cache.length :]
         assert len(history) == cache.length
+        start = len(history)
         history.extend(tokens.tolist())
         cache.length += len(tokens)
-        logits = np.zeros((1, self.bundle.manifest.dims.vocab_size), np.float32)
-        logits[0, self.next_token(history)] = 10
+        wanted = [len(tokens) - 1] if rows is None else rows
+        logits = np.zeros((len(wanted), self.bundle.manifest.dims.vocab_size), np.float32)
+        for out, row in zip(logits, wanted, strict=True):
+            try:
+                out[self.next_token(history[: start + row + 1])] = 10
+            except AssertionError:
+                if rows is None or row == 0:  # what stands behind a row of a draft may be wrong
+                    raise
         return logits
 
 

@@ -23,7 +23,7 @@ from edge.runtime.answer import GenerateOptions
 
 JSON_KEYS = {
     *("text", "token_ids", "prompt_tokens", "generated_tokens", "ttft_ms", "decode_tokens_per_s"),
-    *("prefill_tokens_per_s", "peak_rss_mb", "finish_reason"),
+    *("prefill_tokens_per_s", "peak_rss_mb", "finish_reason", "speculation"),
 }
 
 Run = Callable[..., tuple[int, str, str]]

@@ -56,10 +56,19 @@ def execute(args: list[str]) -> int:
         prompt = read_prompt(given.prompt, given.file)
         if prompt is None and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
+        from edge.runtime.speculate.base import AUTO, check_name
+
+        speculate = given.speculate or AUTO
+        check_name(speculate)
         from edge.runtime.loading import start
 
         loading = start(
-            given.bundle, context=given.context, threads=given.threads, memory=given.memory, chunk=given.prefill_chunk
+            given.bundle,
+            context=given.context,
+            threads=given.threads,
+            memory=given.memory,
+            chunk=given.prefill_chunk,
+            reproducible=given.reproducible,
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -77,7 +86,7 @@ def execute(args: list[str]) -> int:
             interrupted=interrupted,
         )
         chunk = PREFILL_CHUNK if given.prefill_chunk is None else given.prefill_chunk
-        model = Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=chunk)
+        model = Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=chunk, speculate=speculate)
         if not given.raw and model.template is None:
             print(f"{given.bundle} has no chat template, so the model gets the prompt as it is.", file=sys.stderr)
         if prompt is not None:
@@ -109,6 +118,8 @@ class _Help(argparse.HelpFormatter):
 
 
 def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
+    from edge.runtime.speculate.base import DRAFTERS
+
     parser = _Parser(
         prog="edge run",
         usage="edge run [OPTIONS] BUNDLE [PROMPT]",
@@ -140,6 +151,12 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
 
     for kind in kinds:
         kind.add_arguments(parser)
+
+    add = parser.add_argument_group("speed").add_argument
+    drafts = "what guesses tokens that the model then checks several at once: auto (default), off, or a name: "
+    add("--speculate", metavar="WHAT", help=drafts + ", ".join(key + "PATH" * ("=" in key) for key in DRAFTERS))
+    exact = "the same text, bit for bit, whatever is guessed; a little slower"
+    add("--reproducible", action="store_true", help=exact)
 
     add = parser.add_argument_group("machine").add_argument
     add("--threads", metavar="N", type=int, help="threads to compute with (default: one per core)")
@@ -238,12 +255,13 @@ def figures(timings: Timings) -> str:
     """One line: prompt tokens, time to first token, tokens per second, peak memory."""
     from edge.runtime.memory import peak_rss_mb
 
-    rate, rss = timings.decode_tokens_per_s, peak_rss_mb()
+    rate, rss, speculation = timings.decode_tokens_per_s, peak_rss_mb(), timings.speculation
+    drafts = f" ({speculation.accepted} drafted)" if speculation and speculation.accepted else ""
     return " · ".join(
         [
             f"{timings.prompt_tokens} prompt tokens",
             "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms",
-            f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s"),
+            f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s") + drafts,
             "peak RSS unknown" if rss is None else f"peak RSS {rss:.0f} MiB",
         ]
     )

@@ -30,6 +30,8 @@ FOREIGN: dict[str, object] = {
     "max_tokens": None,
     "prefill_chunk": None,
     "context": None,
+    "speculate": None,
+    "reproducible": False,
 }
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it

@@ -1,0 +1,248 @@
+"""How much of a draft to verify: as much as brings the most tokens for the time, which is often nothing.
+
+A step of S tokens brings the tokens of the draft that hold and one more. What it costs is the cost curve's to say
+(`StepCosts`), how likely drafted tokens hold is learnt by the grade of their evidence (`Acceptance`); a draft grows
+while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, and as DySpec grows trees, Xiong et al.
+2024), and where none beats a plain step, the step is plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from edge.runtime.speculate.base import NOTHING, Budget, Draft
+
+if TYPE_CHECKING:
+    from edge.runtime.profile.curve import CostCurve
+
+WIDTH = 16  # most tokens of a step: the engine keeps bound buffers up to it
+GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
+GAIN = 1.03  # by how much a draft must be expected to beat a plain step
+REFRESH = 64  # tokens after which the curve is read anew: it changes slowly with the context
+
+# What is believed of a grade at the start of an answer counts as so many observations of it; older ones fade.
+STRENGTH = 12.0
+LASTING = 24.0  # the same of what is believed before the first answer
+FADING = 0.96
+ACROSS = 0.998  # the same over answers
+
+# By how much one measured time may move what is known, down and up: the machine has other things to do at times, so
+# that slow steps say less than fast ones.
+FASTER, SLOWER = 1 / 1.1, 1.03
+
+COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is asked only where it is likely to pay
+EXPLORE = 48  # plain rounds after which a costly drafter is tried again
+
+
+class Acceptance:
+    """How often drafted tokens of each grade turned out right where the one before them did, over answers and in this
+    one."""
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._right = [LASTING * prior for prior in priors]
+        self._seen = [LASTING for _ in priors]
+        self.begin()
+
+    def begin(self) -> None:
+        """An answer begins: what earlier ones taught is where it starts from."""
+        long_run = [right / seen for right, seen in zip(self._right, self._seen, strict=True)]
+        self._right_here = [STRENGTH * chance for chance in long_run]
+        self._seen_here = [STRENGTH for _ in long_run]
+        self.chances = long_run  # by grade
+
+    def observe(self, grade: int, right: bool) -> None:
+        """A token of this grade followed the text, or did not."""
+        self._right[grade] = self._right[grade] * ACROSS + right
+        self._seen[grade] = self._seen[grade] * ACROSS + 1
+        rights = self._right_here[grade] = self._right_here[grade] * FADING + right
+        seen = self._seen_here[grade] = self._seen_here[grade] * FADING + 1
+        self.chances[grade] = rights / seen
+
+
+class StepCosts:
+    """What steps cost, in plain steps: from the device's cost curve or a guess, and from the steps that are run.
+
+    What was measured during an answer counts from the next one on: times differ from run to run, and the first answer
+    of a process shall not.
+
+    Args:
+        curve: gives the curve that was measured on this device, where there is one; asked when the first answer begins.
+        width: most tokens of a step.
+        slope: the guess where there is no curve: of each further token, in plain steps.
+    """
+
+    def __init__(self, curve: Callable[[], CostCurve | None], width: int, slope: float = GUESSED_SLOPE) -> None:
+        self._curve_of = curve
+        self._sizes = range(1, width + 1)
+        self._slope = slope
+        self._steepness = 1.0  # by which what more tokens cost was found to differ from what was believed
+        self._known: dict[int, float] = {}  # of the sizes that were run
+        self.plain = 0.0  # seconds of a plain step, followed; 0 before there was one
+
+    def begin(self) -> None:
+        """An answer begins."""
+        self._curve = self._curve_of()
+        self._counted = dict(self._known)
+        self._counted_steepness = self._steepness
+        self._read_at = -REFRESH
+        self.at(0)
+
+    def at(self, context: int) -> None:
+        """Steps are run behind about so many tokens."""
+        if abs(context - self._read_at) < REFRESH:
+            return
+        self._read_at = context
+        if self._curve is None:
+            self._believed = [1 + self._slope * (size - 1) for size in self._sizes]
+        else:
+            plain = self._curve.ms(1, context)
+            self._believed = [self._curve.ms(size, context) / plain for size in self._sizes]
+        ratios = [1 + (believed - 1) * self._counted_steepness for believed in self._believed]
+        for size, known in self._counted.items():
+            ratios[size - 1] = known
+        for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
+            ratios[i - 1] = min(ratios[i - 1], ratios[i])
+        self.ratios = [0.0, *ratios]  # by size
+
+    def took(self, size: int, seconds: float) -> None:
+        """A step of `size` tokens took so long."""
+        if size == 1:
+            self.plain = _follow(self.plain or seconds, seconds)
+        elif self.plain:
+            ratio, more = seconds / self.plain, self._believed[size - 1] - 1
+            if more > 0:
+                self._steepness = _follow(self._steepness, max(0.05, (ratio - 1) / more))
+            self._known[size] = _follow(self._known.get(size, self.ratios[size]), max(1.0, ratio))
+
+
+def _follow(known: float, measured: float) -> float:
+    return min(max(measured, known * FASTER), known * SLOWER)
+
+
+class Planner:
+    """Cuts drafts to what pays.
+
+    Args:
+        priors: what is believed of the drafter's grades.
+        costs: what steps cost.
+        width: most tokens of a step, the one before the draft included.
+        trees: whether steps take trees.
+        cost: of drafting a token, in plain steps, before it was measured.
+    """
+
+    def __init__(
+        self, priors: Sequence[float], costs: StepCosts, width: int, *, trees: bool = False, cost: float = 0.0
+    ) -> None:
+        self.acceptance = Acceptance(priors)
+        self.costs = costs
+        self._width = width
+        self._trees = trees
+        self._cost = cost
+        self._draft_s = 0.0  # seconds of drafting a token, followed
+        self._mean = 0.5  # chance of a drafted token, whatever its grade
+        self._plain_rounds = 0
+
+    def begin(self) -> None:
+        """An answer begins."""
+        self.acceptance.begin()
+        self.costs.begin()
+        if self._draft_s and self.costs.plain:
+            self._cost = self._draft_s / self.costs.plain
+
+    def budget(self, most: int, context: int) -> Budget:
+        """What to ask the drafter for, where `most` tokens have room; no tokens where asking would not pay."""
+        self.costs.at(context)
+        tokens = min(most, self._width - 1)
+        ratios = self.costs.ratios
+        slope = (ratios[-1] - 1) / (len(ratios) - 2) if len(ratios) > 2 else 1.0
+        cost = self._cost
+        if cost <= COSTLY:
+            return Budget(tokens, 0.0, self._trees)
+        self._plain_rounds += 1
+        if self._plain_rounds > EXPLORE:
+            self._plain_rounds = 0
+            return Budget(min(tokens, 2), slope + cost, self._trees)
+        length = _best_length([self._mean] * tokens, ratios, cost)
+        if length:
+            self._plain_rounds = 0
+        return Budget(length, slope + cost, self._trees)
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """Drafting so many tokens took so long."""
+        each = seconds / max(1, tokens)
+        self._draft_s = _follow(self._draft_s or each, each)
+
+    def cut(self, draft: Draft) -> Draft:
+        """The part of a draft that brings the most tokens per time; nothing where a plain step brings more."""
+        if not draft.tokens:
+            return NOTHING
+        chances, ratios = self.acceptance.chances, self.costs.ratios
+        if draft.parents is None:
+            length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
+            return Draft(draft.tokens[:length], draft.grades[:length]) if length else NOTHING
+        return self._pruned(draft, draft.parents)
+
+    def _pruned(self, draft: Draft, parents: Sequence[int]) -> Draft:
+        """The likeliest nodes of a tree, each behind its parent, as many as pay; the likeliest path first."""
+        chances, holds = self.acceptance.chances, list[float]()
+        for parent, grade in zip(parents, draft.grades, strict=True):
+            holds.append((holds[parent] if parent >= 0 else 1.0) * chances[grade])
+        # A node is never likelier than its parent, and of equals the parent has the smaller index.
+        order = sorted(range(len(holds)), key=lambda node: (-holds[node], node))[: self._width - 1]
+        ratios, best, best_rate, expected = self.costs.ratios, 0, GAIN, 1.0
+        for count, node in enumerate(order, 1):
+            expected += holds[node]
+            rate = expected / ratios[count + 1]
+            if rate > best_rate:
+                best, best_rate = count, rate
+        kept = order[:best]
+        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+        return Draft(
+            [draft.tokens[node] for node in kept],
+            [draft.grades[node] for node in kept],
+            [place[parents[node]] for node in kept],
+        )
+
+    def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
+        """The text went on with `sampled`, after the drafter had proposed `draft`: all of it, what was cut as well."""
+        observe = self.acceptance.observe
+        if draft.parents is None:
+            for token, grade, actual in zip(draft.tokens, draft.grades, sampled, strict=False):
+                right = token == actual
+                observe(grade, right)
+                self._mean += 0.03 * (right - self._mean)
+                if not right:
+                    return
+            return
+        at = -1
+        for actual in sampled:
+            children = [node for node, parent in enumerate(draft.parents) if parent == at]
+            at = -2
+            for node in children:
+                right = draft.tokens[node] == actual
+                observe(draft.grades[node], right)
+                if right:
+                    at = node
+            if children:
+                self._mean += 0.03 * ((at >= 0) - self._mean)
+            if at < 0:
+                return
+
+
+def _best_length(chances: Sequence[float], ratios: Sequence[float], cost: float = 0.0) -> int:
+    """How many tokens of a chain bring the most tokens per time; 0 where a plain step does.
+
+    chances: of each token that it holds where the one before does. cost: of drafting each, in plain steps.
+    """
+    best, best_rate = 0, GAIN
+    expected = holds = 1.0
+    for length, chance in enumerate(chances, 1):
+        holds *= chance
+        expected += holds
+        rate = expected / (ratios[length + 1] + cost * length)
+        if rate > best_rate:
+            best, best_rate = length, rate
+        elif holds < 0.02:
+            break
+    return best
