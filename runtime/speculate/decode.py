@@ -134,6 +134,9 @@ class Speculation:
                 single[0] = text[-1]
                 tokens, logits = single, engine.step(cache, single)
             stepped = clock()
+            if interrupted():
+                cache.truncate(length + 1)
+                return
             sampled, path = accept(logits, draft, sampler)
             if draft.tokens:
                 keep(cache, length, draft, path)
