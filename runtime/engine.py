@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 LAST_ROW = np.array([-1], np.int64)
-PADDED_ROWS = np.array([0, 1], np.int64)
 KEPT_STEP = 16  # steps up to this size keep their bound buffers; larger ones (prompt chunks) are bound when they come
 
 
@@ -53,9 +52,9 @@ class Engine:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         threads: threads of the pool that all engines of this process share; the first engine decides.
         plan: what a memory budget has room for, in the place of `context`.
-        reproducible: run no step and no row of logits alone, but a second one beside it that is dropped. Kernels for
-            one row differ from those for more in the last bits of what they compute; those for more do not differ
-            among each other, so that an answer does not depend on how many tokens a step had.
+        reproducible: run an even number of tokens in every step, and of rows of logits, the last one twice where it
+            would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer
+            does not depend on how many tokens its steps had.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
@@ -138,14 +137,18 @@ class Engine:
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
-        if not self.reproducible or (size > 1 and wanted.shape[0] > 1):
+        if not self.reproducible:
             return self._run(cache, tokens, wanted, tree)
         assert tree is None, "trees are not made reproducible"
-        if size > 1:
-            return self._run(cache, tokens, wanted.repeat(2))[:1]
-        logits = self._run(cache, tokens.repeat(2), PADDED_ROWS)
-        cache.length -= 1
-        return logits[:1]
+        count, lone = wanted.shape[0], size % 2
+        if count % 2:
+            wanted = np.append(wanted, wanted[-1])
+        if lone:
+            wanted = np.where(wanted < 0, wanted + size, wanted)
+            tokens = np.append(tokens, tokens[-1])
+        logits = self._run(cache, tokens, wanted)
+        cache.length -= lone
+        return logits[:count]
 
     def _run(
         self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None

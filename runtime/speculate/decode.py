@@ -178,5 +178,6 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
         return None
     drafter = module.make(Setting(engine.bundle, engine.context, argument, threads=engine.threads))
     trees = engine.takes_trees and not engine.reproducible
-    planner = Planner(drafter.priors, StepCosts(lambda: engine.costs, width), width, trees=trees, cost=drafter.cost)
+    costs = StepCosts(lambda: engine.costs, width, multiple=2 if engine.reproducible else 1)
+    planner = Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost)
     return Speculation(drafter, planner)

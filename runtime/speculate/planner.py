@@ -69,12 +69,15 @@ class StepCosts:
     Args:
         curve: gives the curve that was measured on this device, where there is one; asked when the first answer begins.
         width: most tokens of a step.
+        multiple: of which the engine makes every step's size.
         slope: the guess where there is no curve: of each further token, in plain steps.
     """
 
-    def __init__(self, curve: Callable[[], CostCurve | None], width: int, slope: float = GUESSED_SLOPE) -> None:
+    def __init__(
+        self, curve: Callable[[], CostCurve | None], width: int, multiple: int = 1, slope: float = GUESSED_SLOPE
+    ) -> None:
         self._curve_of = curve
-        self._sizes = range(1, width + 1)
+        self._sizes = [-(-size // multiple) * multiple for size in range(1, width + 1)]
         self._slope = slope
         self._steepness = 1.0  # by which what more tokens cost was found to differ from what was believed
         self._known: dict[int, float] = {}  # of the sizes that were run
@@ -94,10 +97,10 @@ class StepCosts:
             return
         self._read_at = context
         if self._curve is None:
-            self._believed = [1 + self._slope * (size - 1) for size in self._sizes]
+            costs = [1 + self._slope * (size - 1) for size in self._sizes]
         else:
-            plain = self._curve.ms(1, context)
-            self._believed = [self._curve.ms(size, context) / plain for size in self._sizes]
+            costs = [self._curve.ms(size, context) for size in self._sizes]
+        self._believed = [cost / costs[0] for cost in costs]
         ratios = [1 + (believed - 1) * self._counted_steepness for believed in self._believed]
         for size, known in self._counted.items():
             ratios[size - 1] = known
