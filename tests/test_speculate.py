@@ -1,0 +1,427 @@
+"""Speculative decoding: drafts change how many steps an answer takes, and nothing else about it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_engine import fake_model, says, tokens_in
+from path_engine import PathEngine, hashed
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.answer import GenerateOptions
+from edge.runtime.engine import Engine
+from edge.runtime.generate import generate
+from edge.runtime.load import load
+from edge.runtime.model import Model
+from edge.runtime.sampling import SamplingOptions, make_sampler
+from edge.runtime.speculate import decode, verify
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
+from edge.runtime.speculate.decode import Figures, Speculation
+from edge.runtime.speculate.planner import Acceptance, Planner, StepCosts
+from edge.runtime.text import Text
+
+VOCAB = 12
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Guesser:
+    """A drafter whose guesses are those of a function of the text; what it is told is checked against what it is
+    asked."""
+
+    name, reads_logits, cost = "guesser", False, 0.0
+    priors = (0.9,)
+
+    def __init__(self, guess: Callable[[Sequence[int], Budget], Draft]) -> None:
+        self._guess = guess
+        self._told: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._told = list(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self._told += tokens
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        assert self._told == list(context), "a drafter is told of every token before it is asked"
+        draft = self._guess(context, budget)
+        assert len(draft.tokens) <= budget.tokens
+        return draft
+
+    def verified(self, tokens: np.ndarray, logits: np.ndarray) -> None:
+        raise AssertionError("it reads no logits")
+
+
+class AllOfIt(Planner):
+    """Runs every draft as it is."""
+
+    def __init__(self, trees: bool = False, width: int = 9) -> None:
+        super().__init__((0.9,), StepCosts(lambda: None, width), width, trees=trees)
+
+    def cut(self, draft: Draft) -> Draft:
+        return draft
+
+
+def chains(seed: int, right: float, continues: Callable[[Sequence[int]], int]) -> Callable[..., Draft]:
+    """Chains whose tokens are those of the model in a share of cases."""
+    rng = random.Random(seed)
+
+    def guess(context: Sequence[int], budget: Budget) -> Draft:
+        text, count = list(context), rng.randrange(budget.tokens + 1)
+        for _ in range(count):
+            text.append(continues(text) if rng.random() < right else rng.randrange(VOCAB))
+        return Draft(text[len(context) :], [0] * count) if count else NOTHING
+
+    return guess
+
+
+def trees(seed: int, right: float, continues: Callable[[Sequence[int]], int]) -> Callable[..., Draft]:
+    """Trees that hold the model's own path somewhere among others in a share of cases."""
+    rng = random.Random(seed)
+
+    def guess(context: Sequence[int], budget: Budget) -> Draft:
+        tokens: list[int] = []
+        parents: list[int] = []
+        paths = {-1: list(context)}
+        for node in range(rng.randrange(budget.tokens + 1)):
+            parent = rng.choice([-1, *range(node)])
+            siblings = {tokens[i] for i in range(node) if parents[i] == parent}
+            own = continues(paths[parent])
+            token = own if rng.random() < right else rng.randrange(VOCAB)
+            if token in siblings:
+                token = next(t for t in range(VOCAB) if t not in siblings)
+            tokens.append(token)
+            parents.append(parent)
+            paths[node] = [*paths[parent], token]
+        return Draft(tokens, [0] * len(tokens), parents) if tokens else NOTHING
+
+    return guess
+
+
+def run(engine: PathEngine, sampling: SamplingOptions, speculation: Speculation | None, most: int = 40) -> list[int]:
+    """The tokens of one answer to `PROMPT`; on the way, what the cache holds is checked."""
+    cache = engine.new_cache(len(PROMPT) + most - 1)
+    sampler = make_sampler(sampling, VOCAB, PROMPT)
+    if speculation is None:
+        return list(
+            generate(engine, cache, np.array(PROMPT), sampler, chunk=3, interrupted=lambda: False)  # type: ignore[arg-type]
+        )
+    said: list[int] = []
+    for token in speculation.generate(
+        engine,  # type: ignore[arg-type]
+        cache,
+        PROMPT,
+        sampler,
+        Figures("guesser"),
+        chunk=3,
+        most=most,
+        ends=frozenset(),
+        interrupted=lambda: False,
+    ):
+        said.append(token)
+        assert cache.length == len(PROMPT) + len(said) - 1, "the last token yielded is never in the cache"
+        assert cache.buffers[0][0][0, 0, : cache.length, 0].astype(int).tolist() == [*PROMPT, *said[:-1]]
+        assert cache.positions[: cache.length].tolist() == list(range(cache.length))
+    return said
+
+
+SAMPLINGS = [
+    SamplingOptions(),
+    SamplingOptions(repetition_penalty=1.3),
+    SamplingOptions(temperature=0.8, seed=5),
+    SamplingOptions(temperature=1.5, top_k=5, top_p=0.9, min_p=0.02, repetition_penalty=1.2, seed=6),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "penalty", "sampled", "everything"])
+@pytest.mark.parametrize("guesses", [chains, trees])
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_an_answer_is_the_same_token_for_token_with_any_drafts(
+    sampling: SamplingOptions, guesses: Callable[..., Callable[..., Draft]], right: float
+) -> None:
+    model = hashed(VOCAB, None, seed=2)
+    plain = PathEngine(model)
+    wanted = run(plain, sampling, None)
+    drafted = PathEngine(model)
+
+    def continues(text: Sequence[int]) -> int:
+        known = [*PROMPT, *wanted]
+        return known[len(text)] if len(text) < len(known) else 0
+
+    speculation = Speculation(Guesser(guesses(1, right, continues)), AllOfIt(guesses is trees))
+    assert run(drafted, sampling, speculation) == wanted
+    assert max(drafted.steps) > 3, "drafts were verified"
+    if right == 1.0:
+        assert len(drafted.steps) < 0.6 * len(plain.steps), "right drafts save steps"
+
+
+def test_a_full_context_ends_the_answer_where_it_would_without_drafts() -> None:
+    model = hashed(VOCAB, None, seed=3)
+    for most in (1, 2, 3, 10):
+        wanted = run(PathEngine(model), SamplingOptions(), None, most)
+        speculation = Speculation(Guesser(chains(4, 0.0, lambda text: 0)), AllOfIt())
+        assert run(PathEngine(model), SamplingOptions(), speculation, most) == wanted and len(wanted) == most
+
+
+def distribution(rule: Callable[..., object], monkeypatch: pytest.MonkeyPatch, runs: int = 3000) -> float:
+    """Chi-square over the degrees of freedom, of the second and third token of many answers against the model's own
+    probabilities, with drafts of the likeliest tokens, accepted by `rule`."""
+    monkeypatch.setattr(decode, "accept", rule)
+    small = 5
+    table = np.random.default_rng(8).standard_normal((small, small)).astype(np.float32) * 1.5
+
+    def logits(path: tuple[int, ...]) -> np.ndarray:
+        return np.concatenate([table[path[-1] % small], np.full(VOCAB - small, -50, np.float32)])
+
+    def guess(context: Sequence[int], budget: Budget) -> Draft:
+        first = int(table[context[-1] % small].argmax())
+        return Draft([first, int(table[first].argmax())][: budget.tokens], [0, 0][: budget.tokens])
+
+    engine, counts = PathEngine(logits), Counter[tuple[int, int]]()
+    speculation = Speculation(Guesser(guess), AllOfIt())
+    first = None
+    for seed in range(runs):
+        said = run(engine, SamplingOptions(temperature=0.7, top_p=0.95, seed=seed), speculation, 4)
+        first = said[0] if first is None else first
+        if said[0] == first:
+            counts[said[1], said[2]] += 1
+
+    def chances(token: int) -> np.ndarray:
+        p = np.exp(table[token].astype(np.float64) / 0.7)
+        p /= p.sum()
+        order = np.argsort(-p)
+        p[order[np.searchsorted(np.cumsum(p[order]), 0.95) + 1 :]] = 0
+        return p / p.sum()
+
+    total, square, cells = sum(counts.values()), 0.0, 0
+    for second, p in enumerate(chances(first)):  # type: ignore[arg-type]
+        for third, q in enumerate(chances(second)):
+            expected = total * p * q
+            assert expected > 0 or counts[second, third] == 0, "a token outside of the nucleus was drawn"
+            if expected >= 5:
+                square += (counts[second, third] - expected) ** 2 / expected
+                cells += 1
+    assert cells >= 5
+    freedom = cells - 1
+    return (square - freedom) / math.sqrt(2 * freedom)
+
+
+def test_sampling_with_drafts_has_the_models_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert distribution(verify.accept, monkeypatch) < 3.5
+
+
+def test_the_test_of_the_distribution_fails_where_likely_drafts_are_simply_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(logits: np.ndarray, draft: Draft, sampler: Callable[..., int]) -> tuple[list[int], list[int]]:
+        sampled: list[int] = []
+        for row, token in enumerate(draft.tokens):
+            p = np.exp(logits[row] - logits[row].max())
+            if p[token] / p.sum() < 0.2:
+                break
+            sampled.append(token)
+        return [*sampled, sampler(logits[len(sampled)])], list(range(len(sampled)))
+
+    assert distribution(broken, monkeypatch) > 10
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_lookup_finds_the_longest_match_and_the_latest_of_equals(seed: int) -> None:
+    from edge.runtime.speculate.lookup import LONGEST, Lookup
+
+    rng = random.Random(seed)
+    words = rng.choice([20, 200])
+    text = [rng.randrange(words) for _ in range(rng.choice([1, 5, 100, 700]))]
+    lookup = Lookup(256)
+    lookup.begin(text)
+    for _ in range(60):
+        draft, end, first = lookup.propose(text, Budget(8)), len(text), max(0, len(text) - 256)
+        lengths = []
+        for place in range(first + 1, end):
+            length = 0
+            while length < min(LONGEST, place - first) and text[place - 1 - length] == text[end - 1 - length]:
+                length += 1
+            lengths.append(length)
+        assert (draft.grades[0] if draft.tokens else 0) >= max(lengths, default=0), "or more, from before the window"
+        if draft.tokens:
+            found = text[-draft.grades[0] :] + list(draft.tokens[:1])
+            assert any(text[i : i + len(found)] == found for i in range(end)), "that is what followed there"
+        text.append(draft.tokens[0] if draft.tokens and rng.random() < 0.6 else rng.randrange(words))
+        lookup.accept(text[-1:])
+
+
+def test_lookup_drafts_a_repetition_beyond_the_end_of_the_text() -> None:
+    from edge.runtime.speculate.lookup import Lookup
+
+    lookup = Lookup(256)
+    lookup.begin([9, 1, 2, 3, 1, 2, 3, 1, 2])
+    assert lookup.propose([], Budget(7)).tokens == [3, 1, 2, 3, 1, 2, 3]
+    assert lookup.propose([], Budget(7)).grades == [5, 6, 7, 8, 9, 10, 11]
+
+
+def test_lookup_takes_the_memory_that_it_says_and_keeps_to_a_limit(tmp_path: Path) -> None:
+    from edge.runtime.speculate import base, lookup
+
+    model, _ = fake_model(tmp_path, says("x"))
+    for limit in (None, 200_000):
+        setting = base.Setting(model.bundle, 5000, limit=limit)
+        index = lookup.make(setting)
+        index.begin(list(range(9000)))
+        held = sum(v.itemsize * len(v) for v in vars(index).values() if hasattr(v, "itemsize"))
+        assert held == lookup.nbytes(setting) and held <= (limit or held)
+
+
+def test_a_draft_is_as_long_as_pays() -> None:
+    costs = StepCosts(lambda: None, 9)
+    costs.begin()
+    planner = Planner((0.1, 0.6, 0.95), costs, 9)
+    draft = Draft([7] * 8, [2] * 8)
+    assert len(planner.cut(draft).tokens) == 8, "likely tokens are worth their time"
+    assert planner.cut(Draft([7] * 8, [0] * 8)) == NOTHING, "unlikely ones are not"
+    middle = planner.cut(Draft([7] * 8, [1] * 8))
+    assert 1 <= len(middle.tokens) <= 3, "and of chances in between the first ones are"
+    for _ in range(60):
+        planner.observe(draft, [1])
+    assert planner.cut(draft) == NOTHING, "a grade that fails is not trusted any longer"
+
+
+def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
+    costs = StepCosts(lambda: None, 9)
+    costs.begin()
+    planner = Planner((0.02, 0.4, 0.9), costs, 9, trees=True)
+    tree = Draft([10, 11, 12, 13, 14], [0, 2, 2, 1, 0], [-1, -1, 1, 1, 0])
+    kept = planner.cut(tree)
+    assert kept.tokens[:2] == [11, 12] and kept.parents is not None and kept.parents[:2] == [-1, 0]
+    assert 10 not in kept.tokens and 14 not in kept.tokens
+
+
+def test_what_steps_take_counts_from_the_next_answer_on() -> None:
+    costs = StepCosts(lambda: None, 4)
+    costs.begin()
+    before = list(costs.ratios)
+    for _ in range(100):
+        costs.took(1, 0.010)
+        costs.took(4, 0.011)
+    assert costs.ratios == before, "the first answer of a process does not depend on the clock"
+    costs.begin()
+    assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
+
+
+def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:
+    costs = StepCosts(lambda: None, 9)
+    costs.begin()
+    planner = Planner((0.9,), costs, 9, cost=0.3)
+    planner._mean = 0.95
+    assert planner.budget(8, 100).tokens >= 2
+    for _ in range(200):
+        planner.observe(Draft([1], [0]), [2])
+    asked = [planner.budget(8, 100).tokens for _ in range(200)]
+    assert 0 < sum(n > 0 for n in asked) < 20, "tried again now and then"
+
+
+def test_what_was_learnt_in_an_answer_weighs_less_in_the_next() -> None:
+    acceptance = Acceptance((0.5,))
+    for _ in range(50):
+        acceptance.observe(0, True)
+    after = acceptance.chances[0]
+    acceptance.begin()
+    assert 0.5 < acceptance.chances[0] < after
+
+
+SONG = "la la la la, la la la la, la la la la, la la la la."
+
+
+def songs(folder: Path, speculate: str, **changes: int) -> tuple[Model, object]:
+    model, engine = fake_model(folder / speculate, says(SONG, SONG), **changes)
+    return Model(model.bundle, engine, Text(model.bundle), speculate=speculate), engine  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        GenerateOptions(),
+        GenerateOptions(max_tokens=23),
+        GenerateOptions(stop=["la, la la la la, la l"]),
+        GenerateOptions(stop=["a."]),
+    ],
+    ids=["end", "length", "stop string", "late stop string"],
+)
+def test_what_ends_an_answer_ends_it_with_drafts_as_well(tmp_path: Path, options: GenerateOptions) -> None:
+    plain, engine = songs(tmp_path, "off")
+    drafted, other = songs(tmp_path, "auto")
+    a, b = plain.generate("sing", options), drafted.generate("sing", options)
+    assert (a.text, a.token_ids, a.finish_reason) == (b.text, b.token_ids, b.finish_reason)
+    assert len(other.steps) < len(engine.steps)  # type: ignore[attr-defined]
+    assert a.speculation is None and b.speculation is not None
+    assert b.speculation["accepted"] > 5 and b.speculation["steps"] < b.generated_tokens
+    assert b.speculation["accepted_per_step"] == b.speculation["accepted"] / b.speculation["steps"]
+
+
+def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(tmp_path: Path) -> None:
+    plain, engine = songs(tmp_path, "off")
+    drafted, other = songs(tmp_path, "auto")
+    for model in (plain, drafted):
+        chat = model.chat()
+        stream = chat.stream("sing", GenerateOptions(max_tokens=30))
+        assert "".join(piece.text for piece in stream) == SONG[:30]
+        assert chat.cached_tokens == len(model.prompt_ids("sing")) + 29
+        assert chat.generate("again").text == SONG
+    again = len(tokens_in(other.steps))  # type: ignore[attr-defined]
+    assert len(other.steps) < 0.6 * len(engine.steps) and again > 0  # type: ignore[attr-defined]
+
+
+def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    model, _ = songs(tmp_path, "auto")
+    one, two = model.stream("sing"), model.stream("sing")
+    texts = ["", ""]
+    for a, b in zip(one, two, strict=True):
+        texts[0] += a.text
+        texts[1] += b.text
+    assert texts == [SONG, SONG]
+
+
+def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match="There is no drafter 'magic'; there are auto, off, lookup"):
+        find("magic")
+    with pytest.raises(InputError, match="The drafter lookup takes nothing behind it"):
+        find("lookup=3")
+
+
+def test_reproducible_logits_do_not_depend_on_the_size_of_steps(tiny_bundle: Bundle) -> None:
+    engine = Engine(tiny_bundle, context=64, threads=2, reproducible=True)
+    tokens = np.random.default_rng(0).integers(3, 200, 40)
+
+    def logits(size: int) -> np.ndarray:
+        cache = engine.new_cache(40)
+        parts = []
+        for start in range(0, 40, size):
+            piece = tokens[start : start + size]
+            parts.append(engine.step(cache, piece, np.arange(len(piece))).copy())
+        assert cache.length == cache.capacity == 40
+        return np.concatenate(parts)
+
+    alone = logits(1)
+    for size in (2, 3, 5, 8, 16):
+        np.testing.assert_array_equal(logits(size), alone)
+
+
+def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planner, "cut", AllOfIt.cut)
+    plain = load(tiny_bundle.root, context=200, threads=2, speculate="off", reproducible=True)
+    drafted = load(tiny_bundle.root, context=200, threads=2, speculate="lookup", reproducible=True)
+    drafted_tokens = accepted = 0
+    for prompt in ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)"):
+        options = GenerateOptions(max_tokens=150)
+        wanted, got = plain.generate(prompt, options), drafted.generate(prompt, options)  # type: ignore[union-attr]
+        assert got.token_ids == wanted.token_ids and got.finish_reason == wanted.finish_reason
+        drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
+        accepted += got.speculation["accepted"]  # type: ignore[index]
+    assert drafted_tokens > 100 and accepted >= 5
