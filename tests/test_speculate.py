@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_engine import fake_model, says, tokens_in
+from fake_engine import fake_model, says
 from path_engine import PathEngine, hashed
 
 from edge.bundle import Bundle
@@ -363,7 +363,10 @@ def test_what_ends_an_answer_ends_it_with_drafts_as_well(tmp_path: Path, options
     assert b.speculation["accepted_per_step"] == b.speculation["accepted"] / b.speculation["steps"]
 
 
-def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(tmp_path: Path) -> None:
+def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCosts, "took", lambda *_: None)  # a fake engine's times mean nothing
     plain, engine = songs(tmp_path, "off")
     drafted, other = songs(tmp_path, "auto")
     for model in (plain, drafted):
@@ -372,8 +375,7 @@ def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(tmp_path:
         assert "".join(piece.text for piece in stream) == SONG[:30]
         assert chat.cached_tokens == len(model.prompt_ids("sing")) + 29
         assert chat.generate("again").text == SONG
-    again = len(tokens_in(other.steps))  # type: ignore[attr-defined]
-    assert len(other.steps) < 0.6 * len(engine.steps) and again > 0  # type: ignore[attr-defined]
+    assert len(other.steps) < 0.6 * len(engine.steps)  # type: ignore[attr-defined]
 
 
 def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None:
