@@ -81,7 +81,7 @@ class Bundle:
         self.check_files()
         newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())
         if self._stamp() == before and time.time_ns() - newest > SETTLED_NS:
-            _replace_text(store, json.dumps(before))
+            replace_text(store, json.dumps(before))
 
     def _stamp(self) -> dict[str, list[Any]]:
         """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""
@@ -127,9 +127,11 @@ def open_bundle(path: str | Path) -> Bundle:
         raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
     names = [f.path for f in manifest.files]
-    for name in [*names, *(g.path for g in manifest.graphs)]:
+    graphs = [graph.path for graph in [*manifest.graphs, *manifest.segments]]
+    routers = [] if manifest.routers is None else [manifest.routers]
+    for name in [*names, *graphs, *routers]:
         _check_inside(root, name)
-    for name in [WEIGHTS, TOKENIZER, GOLDEN, *(g.path for g in manifest.graphs)]:
+    for name in [WEIGHTS, TOKENIZER, GOLDEN, *graphs, *routers]:
         if name not in names:
             raise BundleError(f"{file} does not list {name!r} among its files; export the model again.")
     return Bundle(root=root, manifest=manifest)
@@ -163,7 +165,7 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Write a file of the cache whole or, where the cache cannot be written, not at all."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

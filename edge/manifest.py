@@ -17,6 +17,7 @@ from edge.errors import BundleError, EdgeError
 
 FORMAT_VERSION = 1
 KINDS = ("decoder", "encoder-decoder")
+SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 KV_DTYPES = {"float32": 4}  # bytes of one value
 ADVICE = "export the model again"
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
@@ -87,6 +88,19 @@ class TensorGroup:
     bits: float  # bits of one stored weight, averaged over the group, without scales and zero points
     block_size: int  # weights that share one scale; 0 where the group is float
     method: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the decoder's graph in a file of its own; a decoder has either none or all, in the order they run.
+
+    part: ``start`` (embedding and first layer), ``layers``, or ``attention`` and ``feed_forward`` in turns, and ``end``
+    (last layer, final norm and head). Those between start and end can be left out.
+    """
+
+    path: str
+    part: str
+    layers: list[int]
 
 
 @dataclass(frozen=True)
@@ -191,8 +205,8 @@ class Manifest:
     speech: Speech | None = None  # of one for audio
     generation: Generation | None = None
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
-    skip_units: list[list[int]] = field(default_factory=list)
-    router_weights: list[str] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    routers: str | None = None  # the file with a router's weights for each segment that can be left out
     files: list[File] = field(default_factory=list)
 
     def graph(self, role: str) -> Graph:
@@ -253,11 +267,24 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
+    if manifest.segments:
+        yield from _segment_faults(manifest)
     if not manifest.groups:
         yield "groups is empty"
     for group in manifest.groups:
         if group.parameters < 1:
             yield f"the group {group.name!r} has {group.parameters} parameters"
+
+
+def _segment_faults(manifest: Manifest) -> Iterator[str]:
+    parts = [segment.part for segment in manifest.segments]
+    if parts[0] != "start" or parts[-1] != "end" or not set(parts[1:-1]) <= set(SKIPPABLE):
+        yield f"segments are {', '.join(parts)}"
+    for part in ("attention", "feed_forward"):  # a layer has its rows in the KV cache from one segment
+        layers = [i for s in manifest.segments if s.part in (part, "start", "layers", "end") for i in s.layers]
+        if layers != list(range(manifest.dims.num_layers)):
+            yield f"segments have the layers {layers}"
+            return
 
 
 def _encoder_faults(manifest: Manifest) -> Iterator[str]:

@@ -42,6 +42,7 @@ def export(
     calibration: str | None = None,
     encoder_weights: str | None = None,
     decoder_weights: str | None = None,
+    segments: int | str | None = None,
     check: bool = True,
     force: bool = False,
     name: str | None = None,
@@ -60,6 +61,7 @@ def export(
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
+        segments: also write the decoder in parts that can be left out: of so many layers each, or "ffn" for half-layers.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
@@ -75,6 +77,8 @@ def export(
     tell, advance = say or _silent, progress or _silent
     if weights is not None and weights not in methods.METHODS:
         raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(methods.METHODS)}.")
+    if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
+        raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
     try:
         import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
 
@@ -114,6 +118,11 @@ def export(
         writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")
         manifest = written.manifest
         del written
+        if segments is not None:
+            from edge.export.graph.segments import write_segments
+
+            advance(0, 0, "writing segments")
+            manifest = dataclasses.replace(manifest, segments=write_segments(writer, manifest, segments))
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
 

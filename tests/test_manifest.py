@@ -36,7 +36,7 @@ def test_unknown_fields_of_the_same_version_are_ignored(manifest: Manifest) -> N
 
 def test_fields_with_defaults_may_be_absent(manifest: Manifest) -> None:
     text = json.loads(manifest.to_json())
-    for name in ("quality", "skip_units", "router_weights", "files"):
+    for name in ("quality", "segments", "routers", "files"):
         del text[name]
     assert parse(json.dumps(text), "edge.json") == dataclasses.replace(manifest, quality={})
 

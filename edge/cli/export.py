@@ -51,6 +51,12 @@ def command(
     decoder_weights: Annotated[
         str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's decoder: fp32, int8 or int4.")
     ] = None,
+    segments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|ffn", help="Also write the decoder in parts of N layers, or of half-layers, that can be skipped."
+        ),
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,
     name: Annotated[
@@ -64,7 +70,7 @@ def command(
     start = time.perf_counter()
     halves = encoder_weights, decoder_weights
     try:
-        bundle = _export(source, out, weights, block_size, max_context, calibration, halves, not no_check, force, name)
+        bundle = _export(source, out, weights, block_size, max_context, calibration, halves, segments, not no_check, force, name)
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
         raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
@@ -79,6 +85,7 @@ def _export(
     max_context: int | None,
     calibration: Path | None,
     halves: tuple[str | None, str | None],
+    segments: str | None,
     check: bool,
     force: bool,
     name: str | None,
@@ -96,6 +103,7 @@ def _export(
             calibration=None if calibration is None else read_calibration(calibration),
             encoder_weights=halves[0],
             decoder_weights=halves[1],
+            segments=int(segments) if segments is not None and segments.isdecimal() else segments,
             check=check,
             force=force,
             name=name,

@@ -31,6 +31,7 @@ class Step:
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
+    cuts: list[Stream] = field(default_factory=list)  # the stream behind each layer's attention and feed-forward, in turns
 
 
 def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:
@@ -280,8 +281,8 @@ def take(op: OpBuilder, x: Value, rows: Value | None) -> Value:
 class Layer(nn.Module):
     """A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    A layer takes the residual stream and returns it; `rows` keeps only those rows after attention: the last layer
-    needs no others.
+    A layer takes the residual stream and returns it, and leaves it as it is between its halves in `step.cuts`; `rows`
+    keeps only those rows after attention: the last layer needs no others.
     """
 
     def __init__(
@@ -299,8 +300,9 @@ class Layer(nn.Module):
 
     def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         h, x = self.input_layernorm(op, stream)
-        h = self.self_attn(op, h, step, rows)
-        h, x = self.post_attention_layernorm(op, Stream(take(op, x, rows), h))
+        stream = Stream(take(op, x, rows), self.self_attn(op, h, step, rows))
+        step.cuts.append(stream)
+        h, x = self.post_attention_layernorm(op, stream)
         return Stream(x, self.mlp(op, h))
 
 
@@ -338,6 +340,7 @@ class Decoder(nn.Module):
         *layers, last = self.layers
         for layer in layers:
             stream = layer(op, stream, step)
+            step.cuts.append(stream)
         stream = last(op, stream, step, logit_rows)
         h, _ = self.norm(op, stream)
         logits = self.lm_head(op, h)

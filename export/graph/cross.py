@@ -362,6 +362,7 @@ class CrossDecoder(nn.Module):
         *layers, last = self.layers
         for layer in layers:
             stream = layer(op, stream, step)
+            step.cuts.append(stream)
         h = finish(op, last(op, stream, step, logit_rows), self.norm)
         if self.scale is not None:
             h = op.Mul(h, scalar(op, "head_scale", self.scale))

@@ -88,6 +88,7 @@ class DecoderLayer(nn.Module):
             op, self.attention_norm, self.pre, stream, lambda h: self.attention(op, h, step, rows), rows
         )
         stream = add(op, self.cross_norm, self.pre, stream, lambda h: self.cross(op, h, step))
+        step.cuts.append(stream)
         return add(op, self.mlp_norm, self.pre, stream, lambda h: self.mlp(op, h))
 
 

@@ -72,10 +72,29 @@ def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape) 
 
 def write_graph(writer: BundleWriter, path: str, builder: GraphBuilder) -> None:
     """Write a finished graph into the bundle."""
-    for node in builder.graph:
+    write_model(writer, path, builder.graph)
+
+
+def write_model(writer: BundleWriter, path: str, graph: ir.Graph) -> None:
+    """Write a graph, or a part of one, into the bundle."""
+    for node in graph:
         node.metadata_props.clear()  # the modules' names stay in the nodes' names
-    model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="edge")
+    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")
     writer.write_file(path, ir.to_proto(model).SerializeToString())
+
+
+def cut_names(layer: int, part: str) -> tuple[str, str]:
+    """What the stream behind a layer's "attention" or "feed_forward" is called: x, and what is added to it."""
+    return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
+
+
+def _name_cuts(step: Step) -> None:
+    """Name the values of the residual stream between the blocks, so that the graph can be cut there."""
+    for i, stream in enumerate(step.cuts):
+        names = cut_names(i // 2, "feed_forward" if i % 2 else "attention")
+        for value, name in zip((stream.x, stream.added), names, strict=True):
+            if value is not None:
+                value.name, value.type = name, ir.TensorType(FLOAT)
 
 
 def step_graph(
@@ -112,6 +131,7 @@ def step_graph(
             step.cross.append((key, value))
         step.attention_bias = _scores_bias(builder, step, bias)
     logits = decoder(builder.op, input_ids, logit_rows, step)
+    _name_cuts(step)
     add_output(builder, logits, "logits", [1, "R", vocab_size])
     for i, shape in enumerate(shapes):
         for value, part in zip(step.present[i], ("key", "value"), strict=True):

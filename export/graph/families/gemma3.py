@@ -78,6 +78,7 @@ class Layer(nn.Module):
 
     def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         h, x = self.input_layernorm(op, stream)
-        h = self.post_attention_layernorm(op, self.self_attn(op, h, step, rows))
-        h, x = self.pre_feedforward_layernorm(op, Stream(take(op, x, rows), h))
+        stream = Stream(take(op, x, rows), self.post_attention_layernorm(op, self.self_attn(op, h, step, rows)))
+        step.cuts.append(stream)
+        h, x = self.pre_feedforward_layernorm(op, stream)
         return Stream(x, self.post_feedforward_layernorm(op, self.mlp(op, h)))

@@ -105,7 +105,9 @@ class DecoderLayer(nn.Module):
         h, x = self.attention_norm(op, stream)
         h = self.attention(op, h, step, rows)
         h, x = self.cross_norm(op, Stream(take(op, x, rows), h))
-        h, x = self.mlp_norm(op, Stream(x, self.cross(op, h, step)))
+        stream = Stream(x, self.cross(op, h, step))
+        step.cuts.append(stream)
+        h, x = self.mlp_norm(op, stream)
         return Stream(x, self.mlp(op, h))
 
 

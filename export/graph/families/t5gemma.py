@@ -260,8 +260,9 @@ class DecoderLayer(nn.Module):
         own = step if self.window is None else dataclasses.replace(step, attention_bias=self.window.bias)
         h = self.post_attention(op, self.attention(op, h, own, rows))
         h, x = self.pre_cross(op, Stream(take(op, x, rows), h))
-        h = self.post_cross(op, self.cross(op, h, step))
-        h, x = self.pre_mlp(op, Stream(x, h))
+        stream = Stream(x, self.post_cross(op, self.cross(op, h, step)))
+        step.cuts.append(stream)
+        h, x = self.pre_mlp(op, stream)
         return Stream(x, self.post_mlp(op, self.mlp(op, h)))
 
 
