@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from edge.errors import BundleError, EdgeError
 
 FORMAT_VERSION = 1
+WIDE_VERSION = 1
 KINDS = ("decoder", "encoder-decoder")
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 KV_DTYPES = {"float32": 4}  # bytes of one value
@@ -40,7 +41,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file. Roles: ``decoder``, ``encoder`` and, for speech, ``frontend``."""
+    """One ONNX file. Roles: ``decoder``, ``wide`` beside it, ``encoder`` and, for speech, ``frontend``."""
 
     role: str
     path: str
@@ -88,6 +89,15 @@ class TensorGroup:
     bits: float  # bits of one stored weight, averaged over the group, without scales and zero points
     block_size: int  # weights that share one scale; 0 where the group is float
     method: str
+
+
+@dataclass(frozen=True)
+class WideForm:
+    """A second form of the decoder's layers, for steps of many tokens: the graph ``wide``, over the same cache."""
+
+    weights: str  # int8
+    version: int  # of what a host must know to run it
+    groups: list[TensorGroup]  # what it has of its own
 
 
 @dataclass(frozen=True)
@@ -205,6 +215,7 @@ class Manifest:
     speech: Speech | None = None  # of one for audio
     generation: Generation | None = None
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
+    wide: WideForm | None = None
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out
     files: list[File] = field(default_factory=list)
@@ -265,6 +276,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     for i, layer in enumerate(manifest.kv.layers):
         if layer.heads < 1 or layer.head_dim < 1 or (layer.window is not None and layer.window < 1):
             yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
+    if (manifest.wide is None) != all(graph.role != "wide" for graph in manifest.graphs):
+        yield "the wide form is described without its graph, or the graph without a description"
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
     if manifest.segments:

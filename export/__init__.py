@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 GOLDEN_TOKENS = 24
+WIDE_WEIGHTS = ("int8", "none")
 
 
 def export(
@@ -42,6 +43,7 @@ def export(
     calibration: str | None = None,
     encoder_weights: str | None = None,
     decoder_weights: str | None = None,
+    wide_weights: str | None = None,
     segments: int | str | None = None,
     check: bool = True,
     force: bool = False,
@@ -61,6 +63,7 @@ def export(
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
+        wide_weights: int8 for a second form of a decoder's layers, for prompts (docs/wide.md), or none; default: none.
         segments: also write the decoder in parts that can be left out: of so many layers each, or "ffn" for half-layers.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         force: replace a bundle that stands at `out`.
@@ -79,6 +82,8 @@ def export(
         raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(methods.METHODS)}.")
     if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
         raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
+    if wide_weights not in (None, *WIDE_WEIGHTS):
+        raise InputError(f"There are no wide weights {wide_weights!r}; choose one of {', '.join(WIDE_WEIGHTS)}.")
     try:
         import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
 
@@ -103,6 +108,11 @@ def export(
         if both:
             from edge.export.encoder_decoder import halves, write_encoder_decoder
 
+            if wide_weights == "int8":
+                raise InputError(
+                    f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; --wide-weights is "
+                    "for decoders alone."
+                )
             pair = halves(weights, encoder_weights, decoder_weights)
             written = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
@@ -113,7 +123,10 @@ def export(
             from edge.export.decoder import write_decoder
 
             options = Options(block_size, calibration, progress)
-            written = write_decoder(checkpoint, writer, name, weights, context, options, compare=check, say=tell)
+            wide = wide_weights == "int8"
+            written = write_decoder(
+                checkpoint, writer, name, weights, context, options, wide=wide, compare=check, say=tell
+            )
         advance(0, 0, "recording golden answers")
         writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")
         manifest = written.manifest

@@ -73,9 +73,9 @@ def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = 
     return recorded
 
 
-def check(engine: Engine, recorded: RecordedLogits) -> Agreement:
-    """The written graphs beside the recorded logits of Torch."""
-    return compare(recorded, EngineLogits(engine, max(map(len, recorded.texts))), recorded.texts)
+def check(engine: Engine, recorded: RecordedLogits, *, wide: bool = False) -> Agreement:
+    """The written graphs beside the recorded logits of Torch; those of the wide form where `wide` says so."""
+    return compare(recorded, EngineLogits(engine, max(map(len, recorded.texts)), wide=wide), recorded.texts)
 
 
 def quality(found: Agreement) -> dict[str, float]:
@@ -90,8 +90,8 @@ def quality(found: Agreement) -> dict[str, float]:
     }
 
 
-def refuse_if_broken(found: Agreement, manifest: Manifest) -> None:
-    """ExportError where the bundle's answers are not those of the model."""
+def refuse_if_broken(found: Agreement, manifest: Manifest, *, flag: str = "--weights") -> None:
+    """ExportError where the bundle's answers are not those of the model. flag: what chose the weights."""
     weights = manifest.weights
     halves = weights.split("+")  # of an encoder-decoder
     most, least = max(MOST_KL[half] for half in halves), min(LEAST_TOP1.get(half, 0.0) for half in halves)
@@ -100,6 +100,6 @@ def refuse_if_broken(found: Agreement, manifest: Manifest) -> None:
     raise ExportError(
         f"The exported {manifest.name} does not answer as the Torch model does (mean KL divergence "
         f"{found.kl_mean:.3g}, top-1 agreement {found.top1:.1%}, perplexity {found.candidate:.4g} against "
-        f"{found.reference:.4g}), so nothing was written; try more precise --weights than {weights}, and report it "
+        f"{found.reference:.4g}), so nothing was written; try more precise {flag} than {weights}, and report it "
         "where fp32 fails too."
     )

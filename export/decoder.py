@@ -14,6 +14,7 @@ from edge.export import check
 from edge.export import quantize as methods
 from edge.export.graph import build_decoder
 from edge.export.quantize.base import Options
+from edge.export.quantize.wide import wide_weights
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, Written, say_what_changed
 from edge.manifest import FORMAT_VERSION, Manifest, Source
@@ -23,6 +24,9 @@ from edge.runtime.verify import GoldenInput
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+
+WIDE = "int8"  # the form's only weights
+WIDE_FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of the wide form too
 
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [
@@ -41,12 +45,14 @@ def write_decoder(
     context: int,
     options: Options,
     *,
+    wide: bool,
     compare: bool,
     say: Callable[[str], None],
 ) -> Written:
     """Write tensors, graph and tokenizer of `checkpoint`, and check them against Torch where `compare` is true."""
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     recorded = check.reference(checkpoint, context, options.progress) if compare else None
+    second = wide_weights(checkpoint, options) if wide else None
     quantized = methods.quantize(
         checkpoint,
         weights,
@@ -57,9 +63,9 @@ def write_decoder(
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")
-    graph = build_decoder(checkpoint, watched, writer, context)
+    graph = build_decoder(checkpoint, watched, writer, context, second)
     say_what_changed(checkpoint, watched.methods, say)
-    del quantized, watched
+    del quantized, watched, second
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
     manifest = Manifest(
@@ -77,6 +83,7 @@ def write_decoder(
         tokens=checkpoint.tokenizer.tokens,
         chat_template=checkpoint.tokenizer.chat_template,
         source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
+        wide=graph.wide,
     )
     staged = Bundle(writer.staging, manifest)
     engine = Engine(staged, context=context)
@@ -84,7 +91,12 @@ def write_decoder(
         options.report(0, 0, "checking against Torch")
         found = check.check(engine, recorded)
         check.refuse_if_broken(found, manifest)
-        manifest = dataclasses.replace(manifest, quality=check.quality(found))
+        quality = check.quality(found)
+        if engine.wide is not None:
+            found = check.check(engine, recorded, wide=True)
+            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
+            quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in WIDE_FIGURES}
+        manifest = dataclasses.replace(manifest, quality=quality)
     return Written(manifest, engine, golden_inputs(engine, staged, say))
 
 

@@ -24,6 +24,7 @@ from edge.runtime.providers import cpu
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
     from edge.runtime.profile.curve import CostCurve
+    from edge.runtime.wide import Wide
 
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
@@ -61,6 +62,8 @@ class Engine:
         BundleError: the graph cannot be loaded.
     """
 
+    wide: Wide | None = None  # the form that long prompts are read in
+
     def __init__(
         self,
         bundle: Bundle,
@@ -89,6 +92,10 @@ class Engine:
     def _open_decoder(self) -> set[str]:
         """Load the decoder; the names of its inputs."""
         self._session = cpu.open_session(self.bundle, "decoder")
+        if self.bundle.manifest.wide is not None:
+            from edge.runtime.wide import wide_form
+
+            self.wide = wide_form(self)
         return {value.name for value in self._session.get_inputs()}
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:

@@ -39,17 +39,18 @@ class LogitsSource(Protocol):
 
 
 class EngineLogits:
-    """The logits of a bundle, on a KV cache of its own for `window` tokens."""
+    """The logits of a bundle, on a KV cache of its own for `window` tokens; of its wide form where `wide` says so."""
 
-    def __init__(self, engine: Engine, window: int) -> None:
+    def __init__(self, engine: Engine, window: int, *, wide: bool = False) -> None:
         self.vocab_size = engine.bundle.manifest.dims.vocab_size
-        self._engine = engine
+        assert not wide or engine.wide is not None
+        self._step = engine.wide.step if wide and engine.wide is not None else engine.step
         self._cache = engine.new_cache(window)
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         self._cache.reset()
         for piece in pieces(tokens):
-            yield self._engine.step(self._cache, piece, np.arange(len(piece)))
+            yield self._step(self._cache, piece, np.arange(len(piece)))
 
 
 def pieces(tokens: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

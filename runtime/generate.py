@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from edge.runtime.sampling import Sampler
 
+LONGER = 2  # steps of the wide form are so many times as long: 256 tokens were 10% faster than 128, and as fast as 512
+
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
@@ -20,10 +22,18 @@ def prefill(
 ) -> NDArray[np.float32] | None:
     """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what follows, or
     None where it was interrupted."""
-    for start in range(0, prompt.shape[0], chunk):
+    start, total, wide = 0, prompt.shape[0], engine.wide
+    least = None if wide is None else wide.least(total)
+    while start < total:
         if interrupted():
             return None
-        logits = engine.step(cache, prompt[start : start + chunk])
+        if wide is not None and least is not None and total - start >= least:
+            piece = prompt[start : start + LONGER * chunk]
+            logits = wide.step(cache, piece)
+        else:
+            piece = prompt[start : start + chunk]
+            logits = engine.step(cache, piece)
+        start += piece.shape[0]
     return logits
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import TensorGroup
+from edge.runtime.generate import LONGER
 
 MIB = 2**20
 FLOAT = 4  # bytes
@@ -77,6 +78,7 @@ class Demand:
         width: most tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
         branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
         source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
+        wide: whether prompts are read in the wide form, in steps that are twice as long.
     """
 
     context: int
@@ -84,6 +86,7 @@ class Demand:
     width: int = 1
     branches: int = 1
     source: int = 0
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,11 @@ class MemoryModel:
         self.manifest = manifest
         self._program = present if present > IMPORTED + SLACK else IMPORTED
         sizes = {file.path: file.size for file in manifest.files}
-        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs)
+        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role != "wide")
+        self._wide = self._wide_turn = 0
+        if manifest.wide is not None:
+            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, manifest.wide.groups))
+            self._wide_turn = manifest.dims.hidden_size**2 * FLOAT
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
         self._trees = b"attention_bias" in decoder
@@ -162,6 +169,8 @@ class MemoryModel:
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
+        if demand.wide:
+            running["wide form"] = self._wide + 2 * self._wide_turn
         if self.manifest.encoder is not None:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
             running["encoder activations"] = self._encoding(self._rows(demand))
@@ -197,7 +206,8 @@ class MemoryModel:
 
     def _activations(self, demand: Demand) -> int:
         """What the largest step of the decoder holds."""
-        dims, tokens = self.manifest.dims, max(min(demand.chunk, demand.context), demand.width)
+        chunk = LONGER * demand.chunk if demand.wide else demand.chunk
+        dims, tokens = self.manifest.dims, max(min(chunk, demand.context), demand.width)
         attention = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
         floats = STEP_FEED_FORWARD * self._feed_forward + STEP_ATTENTION * attention
         floats += STEP_RESIDUAL * dims.hidden_size

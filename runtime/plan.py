@@ -2,10 +2,11 @@
 
 What is given up, in the order of least loss:
 
-1. **Step width**: a narrower step verifies fewer drafted tokens; the answer is the same.
-2. **The prompt chunk**: a prompt that runs in steps of 32 tokens instead of 128 is the same prompt, read a sixth
+1. **The wide form** of a bundle that has one: prompts are read in the narrow form, in half the speed.
+2. **Step width**: a narrower step verifies fewer drafted tokens; the answer is the same.
+3. **The prompt chunk**: a prompt that runs in steps of 32 tokens instead of 128 is the same prompt, read a sixth
    slower, in steps of 16 a third slower (SmolLM2-135M, and a model 2048 wide; two cores).
-3. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
+4. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
    given up. Without one, the chunk goes first where less than `GOAL` tokens would be left; above that, reading prompts
    faster is worth more than a few percent of context that nobody asked for.
 
@@ -98,30 +99,30 @@ def make_plan(
     model = MemoryModel(bundle, present)
     choices = _Choices(bundle.manifest, context, chunk, branches)
     if budget is None:
-        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), *next(choices.ladder()))
+        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
 
     def fits(demand: Demand) -> bool:
         return needed(model.footprint(demand)) <= budget
 
-    def fitting(sizes: range, width: int, tokens: int) -> int:
+    def fitting(sizes: range, rung: _Rung) -> int:
         """How many of these sizes of the context fit: the first ones."""
-        return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, width, tokens)))
+        return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, rung)))
 
     sizes, count = range(choices.least, choices.most + 1), 0
-    for width, tokens in choices.ladder():
-        count = fitting(sizes, width, tokens)
+    for rung in choices.ladder():
+        count = fitting(sizes, rung)
         if count and sizes[count - 1] >= choices.goal:
             break
     if not count:
-        smallest = needed(model.footprint(choices.demand(choices.least, width, tokens)))
+        smallest = needed(model.footprint(choices.demand(choices.least, rung)))
         what = "" if bundle.manifest.speech else f" with {choices.least} tokens of context"
-        shorter = 0 if context is None else fitting(range(1, context), width, tokens)
+        shorter = 0 if context is None else fitting(range(1, context), rung)
         raise InputError(
             f"{bundle.manifest.name}{what} does not fit into {show_size(budget, math.floor)}; the smallest budget that "
             f"would do is {show_size(smallest)}" + (f", and {shorter} tokens would fit." if shorter else ".")
         )
-    demand = choices.demand(sizes[count - 1], width, tokens)
+    demand = choices.demand(sizes[count - 1], rung)
     wider = (dataclasses.replace(demand, width=n) for n in range(WIDEST, demand.width, -1))
     widest = next((each.width for each in wider if fits(each)), demand.width)
     return Plan(demand, model.footprint(demand), budget, widest)
@@ -130,6 +131,15 @@ def make_plan(
 def needed(footprint: Footprint) -> int:
     """The smallest budget for a run that is predicted to take this much."""
     return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """Fields of `Demand` that are chosen together."""
+
+    width: int
+    chunk: int
+    wide: bool = False
 
 
 class _Choices:
@@ -152,22 +162,25 @@ class _Choices:
         self.least = min(LEAST_CONTEXT, limit) if context is None else context
         self.goal = min(GOAL, limit) if context is None else context
 
-    def ladder(self) -> Iterator[tuple[int, int]]:
-        """Step widths and prompt chunks, the best first."""
+    def ladder(self) -> Iterator[_Rung]:
+        """Step widths, prompt chunks and forms, the best first."""
         widths = [max(KEPT_STEP, self._branches), self._branches] if self._manifest.text is not None else [1]
         chunks = [self._chunk]
         if self._manifest.encoder is not None:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
-        yield from ((width, chunks[0]) for width in widths)
-        yield from ((widths[-1], chunk) for chunk in chunks[1:])
+        if self._manifest.wide is not None:
+            yield _Rung(widths[0], chunks[0], wide=True)
+        yield from (_Rung(width, chunks[0]) for width in widths)
+        yield from (_Rung(widths[-1], chunk) for chunk in chunks[1:])
 
-    def demand(self, size: int, width: int, chunk: int) -> Demand:
+    def demand(self, size: int, rung: _Rung) -> Demand:
         """The demand for `size` tokens of context and, of an encoder, of text."""
         encoder = self._manifest.encoder
         source = min(size, encoder.max_length) if encoder is not None and encoder.input == "text" else 0
-        return Demand(min(size, self._manifest.context), chunk, width, self._branches, source)
+        context = min(size, self._manifest.context)
+        return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide)
 
 
 def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:

@@ -29,6 +29,7 @@ class FakeEngine:
 
     plan = None
     costs = None
+    wide = None
     threads = 1
     reproducible = False
     takes_trees = False

@@ -24,6 +24,7 @@ class PathEngine:
     takes_trees = True
     plan = None
     costs = None
+    wide = None
 
     def __init__(self, next_logits: Callable[[tuple[int, ...]], np.ndarray], context: int = 1000) -> None:
         self.bundle = SimpleNamespace(manifest=SimpleNamespace(kv=LAYOUT))

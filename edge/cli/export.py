@@ -51,6 +51,10 @@ def command(
     decoder_weights: Annotated[
         str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's decoder: fp32, int8 or int4.")
     ] = None,
+    wide_weights: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="A second form of a decoder's layers, for prompts: int8 or none."),
+    ] = None,
     segments: Annotated[
         str | None,
         typer.Option(
@@ -68,9 +72,11 @@ def command(
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
     start = time.perf_counter()
-    halves = encoder_weights, decoder_weights
+    kinds = encoder_weights, decoder_weights, wide_weights
     try:
-        bundle = _export(source, out, weights, block_size, max_context, calibration, halves, segments, not no_check, force, name)
+        bundle = _export(
+            source, out, weights, block_size, max_context, calibration, kinds, segments, not no_check, force, name
+        )
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
         raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
@@ -84,7 +90,7 @@ def _export(
     block_size: int | None,
     max_context: int | None,
     calibration: Path | None,
-    halves: tuple[str | None, str | None],
+    kinds: tuple[str | None, str | None, str | None],
     segments: str | None,
     check: bool,
     force: bool,
@@ -101,8 +107,9 @@ def _export(
             block_size=block_size,
             max_context=max_context,
             calibration=None if calibration is None else read_calibration(calibration),
-            encoder_weights=halves[0],
-            decoder_weights=halves[1],
+            encoder_weights=kinds[0],
+            decoder_weights=kinds[1],
+            wide_weights=kinds[2],
             segments=int(segments) if segments is not None and segments.isdecimal() else segments,
             check=check,
             force=force,

@@ -36,6 +36,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "parameters": sum(group.parameters for group in manifest.groups),
         "groups": groups,
         "bits_per_weight": manifest.bits_per_weight,
+        "wide": fields["wide"] and {**fields["wide"], "bytes": _wide_bytes(manifest)},
         "kv_bytes_per_token": manifest.kv.bytes_per_token,
         "tokens": fields["tokens"],
         "chat_template": manifest.chat_template is not None,
@@ -71,12 +72,15 @@ def _show(manifest: Manifest) -> None:
         "producer": f"{manifest.producer}, format {manifest.format_version}",
         "size": _bytes(sum(sizes.values())),
     }
+    if manifest.wide is not None:
+        rows["wide form"] = f"{manifest.wide.weights} for prompts, {_bytes(_wide_bytes(manifest))} more"
     for name, value in rows.items():
         about.add_row(name, value)
     console.print(about)
 
     groups = _table("Group", "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
-    for group in manifest.groups:
+    second = [] if manifest.wide is None else manifest.wide.groups
+    for group in [*manifest.groups, *(dataclasses.replace(g, name=f"wide {g.name}") for g in second)]:
         groups.add_row(
             group.name,
             f"{group.parameters:,}",
@@ -98,6 +102,13 @@ def _show(manifest: Manifest) -> None:
         for name, figure in manifest.quality.items():
             quality.add_row(name, f"{figure:.5g}")
         console.print(quality)
+
+
+def _wide_bytes(manifest: Manifest) -> int:
+    """Bytes that the bundle would be smaller without the wide form."""
+    assert manifest.wide is not None
+    path = manifest.graph("wide").path
+    return sum(g.bytes for g in manifest.wide.groups) + sum(f.size for f in manifest.files if f.path == path)
 
 
 def _table(first: str, *others: str, header: bool = True) -> Any:

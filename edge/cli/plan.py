@@ -113,6 +113,8 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
         facts["Input"] = f"{demand.source:,} tokens"
     if manifest.encoder is None:
         facts["Prompt chunk"] = f"{demand.chunk} tokens"
+    if manifest.wide is not None:
+        facts["Wide form"] = "used for prompts" if demand.wide else "left out: prompts are read more slowly"
     if demand.branches > 1:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"

@@ -10,8 +10,9 @@ from edge.export.graph.blocks import Attention, Decoder, heads_of
 from edge.export.graph.families import find_family, known_families
 from edge.export.graph.step import DECODER, ModelSource, configuration, step_graph, write_graph
 from edge.export.graph.weights import Weights
+from edge.export.graph.wide import PATH, build_wide
 from edge.export.quantize.base import Weight
-from edge.manifest import Dims, Graph, KVLayer, KVLayout, TensorGroup
+from edge.manifest import Dims, Graph, KVLayer, KVLayout, TensorGroup, WideForm
 
 __all__ = ["DecoderGraph", "build_decoder", "known_families"]
 
@@ -25,12 +26,17 @@ class DecoderGraph:
     kv: KVLayout
     groups: list[TensorGroup]
     graphs: list[Graph]
+    wide: WideForm | None = None
 
 
 def build_decoder(
-    checkpoint: ModelSource, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
+    checkpoint: ModelSource,
+    weights: Mapping[str, Weight],
+    writer: BundleWriter,
+    max_context: int,
+    wide: Mapping[str, Weight] | None = None,
 ) -> DecoderGraph:
-    """Write a decoder's tensors and its step graph into the bundle.
+    """Write a decoder's tensors and its step graph into the bundle, and those of the wide form where `wide` has them.
 
     weights: every linear's and the embedding's matrix by parameter name; norms and biases are read from the
     checkpoint. max_context: the number of positions the graph can take.
@@ -55,4 +61,8 @@ def build_decoder(
         head_dim=heads.dim,
         vocab_size=config.vocab_size,
     )
-    return DecoderGraph(family, dims, kv, store.groups(), [Graph("decoder", DECODER)])
+    graphs, form = [Graph("decoder", DECODER)], None
+    if wide is not None:
+        form = build_wide(checkpoint, module, config, wide, store, writer, kv, max_context)
+        graphs.append(Graph("wide", PATH))
+    return DecoderGraph(family, dims, kv, store.groups(), graphs, form)

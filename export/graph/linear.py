@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,26 @@ def float32(op: OpBuilder, weight: nn.Parameter) -> Value:
     return op.Cast(weight, to=ir.DataType.FLOAT) if weight.dtype == ir.DataType.FLOAT16 else weight
 
 
+@dataclass(frozen=True)
+class Rounded:
+    """Rows in 8 bits: ``largest * step * (values - zero)``, where `largest` [1, S, 1] is None for ones."""
+
+    values: Value
+    step: Value
+    zero: Value
+    largest: Value | None
+
+
+def rounded(op: OpBuilder, x: Value, step: float | None) -> Rounded:
+    """x [1, S, K] in steps of `step`, or each row in its own."""
+    size = scalar(op, "step", STEP if step is None else step)
+    zero = op.initializer(ir.tensor(np.uint8(MIDDLE), name="zero"))
+    if step is not None:
+        return Rounded(op.QuantizeLinear(x, size, zero), size, zero, None)
+    values, largest = quantize_rows(op, x, zero, size)
+    return Rounded(values, size, zero, largest)
+
+
 def quantize_rows(op: OpBuilder, x: Value, zero: Value, step: Value) -> tuple[Value, Value]:
     """Round x [1, S, K] to 8 bits, each row with its own scale, so that no row depends on another.
 
@@ -56,15 +77,15 @@ class Linear(nn.Module):
             self.zero_points = None if stored.zero_points is None else parameter(stored.zero_points)
         self.bias = bias
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
+    def forward(self, op: OpBuilder, x: Value | Rounded) -> Value:
+        """x [1, S, K] to [1, S, N]. What several int8 matrices read can be rounded once, before."""
+        if isinstance(x, Rounded):
+            return self._product(op, x)
         if isinstance(self.stored, StoredFloat):
             y = fused(op).FusedMatMul(x, float32(op, self.weight), transB=1)
             return y if self.bias is None else op.Add(y, self.bias)
         if isinstance(self.stored, StoredRows):
-            step, zero = scalar(op, "step", STEP), op.initializer(ir.tensor(np.uint8(MIDDLE), name="zero"))
-            quantized, largest = quantize_rows(op, x, zero, step)
-            y = op.Mul(fused(op).MatMulIntegerToFloat(quantized, self.weight, step, self.scales, zero), largest)
-            return y if self.bias is None else op.Add(y, self.bias)
+            return self._product(op, rounded(op, x, self.stored.step))
         return fused(op).MatMulNBits(
             x,
             self.weight,
@@ -78,6 +99,14 @@ class Linear(nn.Module):
             block_size=self.stored.block_size,
             accuracy_level=INT8_ACTIVATIONS,
         )
+
+    def _product(self, op: OpBuilder, x: Rounded) -> Value:
+        bias = self.bias if x.largest is None else None
+        y = fused(op).MatMulIntegerToFloat(x.values, self.weight, x.step, self.scales, x.zero, None, bias)
+        if x.largest is not None:
+            y = op.Mul(y, x.largest)
+            return y if self.bias is None else op.Add(y, self.bias)
+        return y
 
 
 def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Linear:
@@ -114,6 +143,10 @@ class Projections(nn.Module):
             self.parts = nn.ModuleList([linear(weights, n, group, bias=n in biased) for n in names])
 
     def forward(self, op: OpBuilder, x: Value) -> list[Value]:
+        first, *others = (part.stored for part in self.parts if isinstance(part, Linear))
+        if isinstance(first, StoredRows) and all(isinstance(o, StoredRows) and o.step == first.step for o in others):
+            quantized = rounded(op, x, first.step)
+            return [part(op, quantized) for part in self.parts]
         return [part(op, x) for part in self.parts]
 
 

@@ -54,16 +54,19 @@ class StoredBlocks:
 class StoredRows:
     """An int8 matrix in `weights.bin` with one scale per output, transposed as MatMulIntegerToFloat reads it.
 
-    weight: [columns, rows] int8. scales: [rows] float32.
+    weight: [columns, rows] int8. scales: [rows] float32. step: what activations are rounded to; None: each row has its
+    own.
     """
 
     weight: ir.ExternalTensor
     scales: ir.ExternalTensor
     rows: int
     columns: int
+    step: float | None = None
 
 
 Stored = StoredFloat | StoredBlocks | StoredRows
+WIDE = "wide"  # before the names of what only the wide form has
 
 
 class Weights:
@@ -79,6 +82,7 @@ class Weights:
         self._writer = writer
         self._stored: dict[str, Stored] = {}
         self._tallies: dict[str, _Tally] = {}
+        self._counted: set[str] = set()  # the vectors among the tallies
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         """Store the matrices `names`, stacked by rows under the one name `stored_as` where their formats allow it.
@@ -111,7 +115,9 @@ class Weights:
         lengths = zeros or {}
         parts = [np.zeros(lengths[n]) if n in lengths else self._vector(n) for n in names]
         values = np.concatenate([part.astype(np.float32, copy=False) for part in parts])
-        self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
+        if stored_as not in self._counted:
+            self._counted.add(stored_as)
+            self._tally(group).add(values.size, values.nbytes, 32, 0, "float32")
         return self.table(stored_as, np.asarray(edit(values), dtype=np.float32))
 
     def read(self, name: str) -> NDArray[np.float32]:
@@ -181,7 +187,7 @@ class Weights:
     def _rows(self, name: str, matrix: RowsTensor) -> StoredRows:
         rows, columns = matrix.q.shape
         weight = self._tensor(name, np.ascontiguousarray(matrix.q.T))
-        return StoredRows(weight, self._tensor(f"{name}.scales", matrix.scales), rows, columns)
+        return StoredRows(weight, self._tensor(f"{name}.scales", matrix.scales), rows, columns, matrix.step)
 
     def _tensor(self, name: str, values: NDArray[Any]) -> ir.ExternalTensor:
         span = self._writer.add_tensor(name, values)
@@ -236,7 +242,7 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
     if isinstance(matrix, FloatTensor):
         return (matrix.values.dtype,)
     if isinstance(matrix, RowsTensor):
-        return ("rows",)
+        return ("rows", matrix.step)
     return (matrix.bits, matrix.block_size)
 
 
@@ -250,7 +256,7 @@ def _stack(parts: Sequence[Weight]) -> Weight:
     rows = [p for p in parts if isinstance(p, RowsTensor)]
     if rows:
         q, scales = np.concatenate([p.q for p in rows]), np.concatenate([p.scales for p in rows])
-        return RowsTensor(q, scales, rows[0].method)
+        return RowsTensor(q, scales, rows[0].method, rows[0].step)
     blocks = [p for p in parts if isinstance(p, QTensor)]
     return QTensor(
         bits=blocks[0].bits,
@@ -269,6 +275,39 @@ def _stack_zero_points(parts: Sequence[QTensor]) -> NDArray[np.uint8] | None:
     return np.concatenate(
         [np.full(p.scales.shape, middle, np.uint8) if p.zero_points is None else p.zero_points for p in parts]
     )
+
+
+class WideWeights(Weights):
+    """The weights of the wide form, beside the narrow form's in the same file: what both share is stored once.
+
+    `matrices` holds those of the layers, and the norms and biases that differ from the narrow form's.
+    """
+
+    def __init__(
+        self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter, narrow: Weights
+    ) -> None:
+        super().__init__(source, matrices, writer)
+        self._narrow = narrow
+
+    def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
+        if not set(names).issubset(self._matrices):  # embedding and head
+            return self._narrow.matrices(names, stored_as, group)
+        if group == "feed_forward":  # gate and up apart: to split their product costs more than a second one
+            return [super(WideWeights, self).matrices([name], f"{WIDE}.{name}", group)[0] for name in names]
+        return super().matrices(names, f"{WIDE}.{stored_as}", group)
+
+    def vector(
+        self,
+        names: Sequence[str],
+        stored_as: str,
+        group: str,
+        edit: Callable[[NDArray[np.float32]], Any] = np.asarray,
+        *,
+        zeros: Mapping[str, int] | None = None,
+    ) -> nn.Parameter:
+        if not set(names).isdisjoint(self._matrices):
+            return super().vector(names, f"{WIDE}.{stored_as}", group, edit, zeros=zeros)
+        return self._narrow.vector(names, stored_as, group, edit, zeros=zeros)
 
 
 class _Tally:

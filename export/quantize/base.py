@@ -51,13 +51,14 @@ class FloatTensor:
 class RowsTensor:
     """A weight [N, K] in int8 with one scale per output: ``w = scales[:, None] * q``.
 
-    For products of many rows, whose activations are rounded too, each row with a scale of its own. q: [N, K] int8,
-    without -128. scales: [N] float32.
+    For products of many rows, whose activations are rounded too, each row with a scale of its own; or all rows in
+    steps of `step`, where their size is known beforehand. q: [N, K] int8, without -128. scales: [N] float32.
     """
 
     q: NDArray[np.int8]
     scales: NDArray[np.float32]
     method: str
+    step: float | None = None
 
     def dequantize(self) -> NDArray[np.float32]:
         """The float weight [N, K] that the kernels compute with."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 WINDOWS = 2  # of the calibration text: the largest channels are the same ones everywhere
 LEAST = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
-_NORM_OFFSET = {"gemma3_text": 1.0}  # these checkpoints hold their norms' weights less one
+NORM_OFFSET = {"gemma3_text": 1.0}  # these checkpoints hold their norms' weights less one
 
 _MATRIX = re.compile(r"(model\.layers\.\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.weight")
 _READERS = {"attention": ("q", "k", "v", "qkv"), "gates": ("gate", "up", "gate_up"), "down": ("down",)}
@@ -56,7 +56,7 @@ class Smoothing:
         names = set(rounded)
         sites = [
             site
-            for site in _sites(checkpoint.names())
+            for site in find_sites(checkpoint.names())
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}
@@ -71,7 +71,7 @@ class Smoothing:
     def read(self, name: str) -> NDArray[np.float32]:
         values = self._checkpoint.read(name)
         if name in self._norms:
-            offset = np.float32(_NORM_OFFSET.get(str(self._checkpoint.config.get("model_type")), 0.0))
+            offset = np.float32(NORM_OFFSET.get(str(self._checkpoint.config.get("model_type")), 0.0))
             return np.asarray((values + offset) / self._scales[self._norms[name]] - offset)
         if name in self._columns:
             values = values * self._scales[self._columns[name]]
@@ -94,7 +94,8 @@ class Smoothing:
         return scales
 
 
-def _sites(names: Iterable[str]) -> list[_Site]:
+def find_sites(names: Iterable[str]) -> list[_Site]:
+    """The sites of all layers, of a decoder with the usual names."""
     have = set(names)
     layers: dict[str, dict[str, str]] = {}
     for name in names:

@@ -1,0 +1,150 @@
+"""The wide form of a decoder: a second graph over the same cache, its layers in int8, for steps of many tokens.
+
+Which form reads a prompt is decided by what both cost on this device. That is measured when a prompt comes for the
+first time that may gain, takes about as long as reading a few hundred tokens, and is kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edge.bundle import WEIGHTS
+from edge.manifest import WIDE_VERSION
+from edge.runtime.cache import KVCache
+from edge.runtime.memory import release_mapped
+from edge.runtime.providers import cpu
+
+if TYPE_CHECKING:
+    from edge.runtime.engine import Engine
+    from edge.runtime.form_costs import FormCosts
+
+LEAST = 32  # tokens of a prompt below which nothing is to be gained: neither measured nor opened for
+SIZES = (4, 16, 64)  # tokens of the steps that are measured
+LAST_ROW = np.array([-1], np.int64)
+
+_log = logging.getLogger(__name__)
+
+
+class Wide:
+    """The wide form beside an engine: what it costs, whether a prompt is read in it, and its steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._bundle = engine.bundle
+        self._forgone = 0.0  # milliseconds that prompts would have been faster, had it been open
+
+    @cached_property
+    def session(self) -> ort.InferenceSession:
+        """The session over the graph, opened when it is first used; the file's pages that it read are given back."""
+        session = cpu.open_session(self._bundle, "wide")
+        release_mapped(self._bundle.path(WEIGHTS))
+        return session
+
+    @property
+    def opened(self) -> bool:
+        return "session" in self.__dict__
+
+    def least(self, tokens: int) -> int | None:
+        """The fewest tokens of a step that a prompt of so many `tokens` is read in this form with; None: it is read in
+        the narrow form.
+
+        An open form is used where it is faster. One that is not is opened as soon as the prompts that came would have
+        gained as much from it as opening costs, so that no more than that is ever lost.
+        """
+        if tokens < LEAST:
+            return None
+        costs = self.costs
+        if costs.crossing is None or tokens < costs.crossing:
+            return None
+        if not self.opened:
+            self._forgone += costs.saved(tokens)
+            if self._forgone < costs.opening_ms:
+                return None
+        return costs.crossing
+
+    @cached_property
+    def costs(self) -> FormCosts:
+        """What both forms cost here, as it was kept, or measured now."""
+        from edge.runtime import form_costs
+
+        threads = self._engine.threads
+        kept = form_costs.load(self._bundle, threads)
+        if kept is not None:
+            return kept
+        start = time.perf_counter()
+        _ = self.session
+        opening = (time.perf_counter() - start) * 1e3
+        sizes = [size for size in SIZES if size <= self._engine.context]
+        cache = self._engine.new_cache(sizes[-1])
+
+        def milliseconds(step: Callable[[KVCache, NDArray[np.int64]], Any]) -> list[float]:
+            def alone(tokens: NDArray[np.int64]) -> None:
+                cache.reset()
+                step(cache, tokens)
+
+            return [form_costs.fastest(alone, size) for size in sizes]
+
+        found = form_costs.form_costs(sizes, milliseconds(self._engine.step), milliseconds(self.step), opening)
+        form_costs.keep(found, self._bundle, threads)
+        return found
+
+    def step(
+        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """As `Engine.step`, without trees; the result is the caller's."""
+        rows = LAST_ROW if rows is None else rows
+        size, start = tokens.shape[0], cache.length
+        if not 1 <= size <= cache.room:
+            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        positions = np.arange(start, start + size, dtype=np.int64)
+        logits = np.empty((1, rows.shape[0], self._bundle.manifest.dims.vocab_size), np.float32)
+        inputs: dict[str, NDArray[Any]] = {
+            "input_ids": tokens[None],
+            "position_ids": positions[None],
+            "seqlens_k": np.array([start + size - 1], np.int32),
+            "total_sequence_length": np.array(start + size, np.int32),
+            "logit_rows": np.where(rows < 0, rows + size, rows),
+        }
+        outputs: dict[str, NDArray[Any]] = {"logits": logits}
+        for i, (key, value) in enumerate(cache.buffers):
+            inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
+            inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value
+        binding = self.session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        self.session.run_with_iobinding(binding)
+        cache.positions[start : start + size] = positions
+        cache.length += size
+        found: NDArray[np.float32] = logits[0]
+        return found
+
+
+def wide_form(engine: Engine) -> Wide | None:
+    """The wide form of the engine's bundle; None where it has none that can be used, and why is logged, or where
+    answers are to be reproducible: those must not depend on what was measured."""
+    form, plan = engine.bundle.manifest.wide, engine.plan
+    if form is None or engine.reproducible:
+        return None
+    name = engine.bundle.manifest.name
+    if form.version != WIDE_VERSION or form.weights != "int8":
+        _log.warning(
+            f"The wide form of {name} is {form.weights} of version {form.version}, and this edge reads int8 of version "
+            f"{WIDE_VERSION}: prompts are read without it, more slowly; upgrade edge, or export the model again."
+        )
+        return None
+    if plan is not None and not plan.demand.wide:
+        _log.warning(
+            f"The memory limit has no room for the wide form of {name}: prompts are read without it, more slowly."
+        )
+        return None
+    return Wide(engine)

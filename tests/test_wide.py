@@ -1,0 +1,239 @@
+"""The wide form: the same model over the same cache, read in int8 where that costs less."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge
+from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
+from edge.errors import BundleError, ExportError, InputError
+from edge.manifest import Graph, WideForm
+from edge.runtime.engine import Engine
+from edge.runtime.form_costs import FormCosts, form_costs
+from edge.runtime.generate import LONGER, prefill
+from edge.runtime.plan import make_plan
+from edge.runtime.wide import LEAST, Wide
+
+SLOWER_BELOW_11 = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 3.0, 6.0], 25.0)
+NEVER = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 5.0, 20.0], 25.0)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
+    target = tmp_path_factory.mktemp("wide") / "tiny.edge"
+    return edge.export(tiny_checkpoint, target, weights="int8", wide_weights="int8", max_context=256)
+
+
+@pytest.fixture
+def engine(bundle: Bundle) -> Engine:
+    return Engine(bundle)
+
+
+def wide_of(engine: Engine, costs: FormCosts | None = None) -> Wide:
+    assert engine.wide is not None
+    if costs is not None:
+        engine.wide.__dict__["costs"] = costs
+    return engine.wide
+
+
+def tokens(size: int) -> np.ndarray:
+    return np.random.default_rng(5).integers(3, 300, size)
+
+
+def test_the_wide_form_reads_text_nearly_as_torch_does(bundle: Bundle) -> None:
+    quality = bundle.manifest.quality
+    assert quality["wide_perplexity"] == pytest.approx(quality["perplexity_torch"], rel=0.05)
+    assert 0 < quality["wide_kl_mean"] < 0.05
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "phi3", "smollm3"])
+def test_biases_head_norms_and_packed_projections_are_turned_as_well(
+    tiny_checkpoint: Path, tmp_path: Path, model_type: str
+) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads((tiny_checkpoint / "config.json").read_text())
+    names = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"
+    sizes = {name: config[name] for name in (*names, "num_attention_heads", "num_key_value_heads")}
+    shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    made = AutoConfig.for_model(model_type, **sizes, initializer_range=0.2, pad_token_id=0, head_dim=16)
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(made)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.ndim == 1:
+                values.add_(0.2 * torch.randn(values.shape))
+            elif "o_proj" in name:  # an outlier channel, as trained models have them
+                values[7] *= 8
+    model.save_pretrained(tmp_path / "model")
+    options = {"weights": "fp32", "wide_weights": "int8", "max_context": 128}
+    exported = edge.export(tmp_path / "model", tmp_path / "x.edge", **options)
+    assert exported.manifest.quality["wide_kl_mean"] < 0.05
+
+
+def test_rows_do_not_depend_on_how_they_are_cut(engine: Engine) -> None:
+    wide, text = wide_of(engine), tokens(100)
+    whole, pieces = engine.new_cache(), engine.new_cache()
+    at_once = wide.step(whole, text, np.arange(100))
+    start = 0
+    for size in (37, 2, 3, 16, 42):
+        found = wide.step(pieces, text[start : start + size], np.arange(size))
+        assert np.array_equal(found, at_once[start : start + size])
+        start += size
+    for a, b in zip(whole.buffers, pieces.buffers, strict=True):
+        assert np.array_equal(a[0][:, :, :100], b[0][:, :, :100]) and np.array_equal(a[1][:, :, :100], b[1][:, :, :100])
+
+
+def test_rows_do_not_depend_on_their_neighbours(engine: Engine) -> None:
+    text = tokens(20)
+    other = text.copy()
+    other[12:] = tokens(28)[20:]
+    wide = wide_of(engine)
+    first = wide.step(engine.new_cache(), text, np.arange(12))
+    assert np.array_equal(first, wide.step(engine.new_cache(), other, np.arange(12)))
+
+
+def test_one_form_continues_in_the_cache_of_the_other(engine: Engine) -> None:
+    text = tokens(60)
+    cache, reference = engine.new_cache(), engine.new_cache()
+    wide_of(engine).step(cache, text[:50])
+    mixed = engine.step(cache, text[50:]).copy()
+    alone = engine.step(reference, text)
+    assert np.linalg.norm(mixed - alone) < 0.1 * np.linalg.norm(alone)
+
+
+def test_prompts_are_read_in_the_form_that_costs_less(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, sizes = wide_of(engine, SLOWER_BELOW_11), []
+    narrow_step, wide_step = engine.step, wide.step
+    monkeypatch.setattr(engine, "step", lambda c, t: sizes.append(-len(t)) or narrow_step(c, t))
+    monkeypatch.setattr(wide, "step", lambda c, t: sizes.append(len(t)) or wide_step(c, t))
+
+    def read(size: int) -> list[int]:
+        sizes.clear()
+        prefill(engine, engine.new_cache(), tokens(size), chunk=20, interrupted=lambda: False)
+        return list(sizes)
+
+    assert read(LEAST - 1) == [-20, -11]
+    _ = wide.session
+    assert read(100) == [20 * LONGER, 20 * LONGER, 20]
+    assert read(85) == [20 * LONGER, 20 * LONGER, -5]  # the rest is too short
+    wide.__dict__["costs"] = NEVER
+    assert read(100) == [-20] * 5
+
+
+def test_the_form_is_opened_when_it_would_have_paid(engine: Engine) -> None:
+    wide = wide_of(engine, SLOWER_BELOW_11)  # 10 ms are gained on 64 tokens, and opening takes 25
+    assert [wide.least(64), wide.least(64), wide.least(64)] == [None, None, 11]
+    assert not wide.opened
+
+
+def test_costs_are_measured_once_and_kept(bundle: Bundle, own_cache: Path) -> None:
+    first = wide_of(Engine(bundle))
+    measured = first.costs
+    assert first.opened
+    assert measured.sizes == [4, 16, 64] and all(ms > 0 for ms in [*measured.narrow_ms, *measured.wide_ms])
+    second = wide_of(Engine(bundle))
+    assert second.costs == measured and not second.opened
+    (kept,) = own_cache.rglob("forms.json")
+    kept.write_text('{"sizes": "none"}')
+    third = wide_of(Engine(bundle))
+    assert third.costs.sizes == [4, 16, 64] and third.opened
+
+
+def test_where_the_forms_cross(engine: Engine) -> None:
+    assert SLOWER_BELOW_11.crossing == 11 and NEVER.crossing is None
+    assert form_costs([4, 16], [2.0, 4.0], [1.0, 3.0], 1.0).crossing == 1
+
+
+def test_a_loaded_bundle_has_not_opened_it(bundle: Bundle) -> None:
+    model = edge.load(bundle.root)
+    model.generate("hi", edge.GenerateOptions(max_tokens=2))
+    assert not wide_of(model.engine).opened
+
+
+def test_both_forms_share_embedding_and_head(bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    alone = edge.export(tiny_checkpoint, tmp_path / "n.edge", weights="int8", max_context=256, check=False)
+    assert alone.manifest.wide is None and bundle.manifest.wide is not None
+    sizes = [b.path(WEIGHTS).stat().st_size for b in (alone, bundle)]
+    own = sum(group.bytes for group in bundle.manifest.wide.groups)
+    tensors = 2 * 10 + 4  # matrices with their scales, norms, the rotation; each begins on a page
+    assert own <= sizes[1] - sizes[0] <= own + 64 * 64 * 4 + tensors * 4096
+    assert bundle.manifest.groups == alone.manifest.groups
+
+
+def test_opening_leaves_no_second_resident_copy(bundle: Bundle) -> None:
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("the system does not say what is resident")
+    engine = Engine(bundle)
+    _ = wide_of(engine).session
+    resident, inside = 0, False
+    for line in smaps.read_text(errors="surrogateescape").splitlines():
+        if "-" in line.split(" ")[0]:
+            inside = line.endswith(str(bundle.path(WEIGHTS).resolve()))
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    assert resident < bundle.path(WEIGHTS).stat().st_size / 4
+
+
+def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    roomy = make_plan(bundle, "1GB", context=200)
+    assert roomy.demand.wide
+    without = dataclasses.replace(roomy.demand, wide=False)
+    from edge.runtime.memory_model import MemoryModel
+    from edge.runtime.plan import needed
+
+    tight = make_plan(bundle, needed(MemoryModel(bundle).footprint(without)), context=200)
+    assert tight.demand == without
+    with caplog.at_level(logging.WARNING):
+        engine = Engine(bundle, plan=tight)
+    assert engine.wide is None
+    assert [r.message for r in caplog.records] == [
+        "The memory limit has no room for the wide form of tiny-llama: prompts are read without it, more slowly."
+    ]
+    prefill(engine, engine.new_cache(), tokens(100), chunk=64, interrupted=lambda: False)
+    assert len(caplog.records) == 1
+
+
+def test_reproducible_answers_do_not_depend_on_what_was_measured(bundle: Bundle) -> None:
+    assert Engine(bundle, reproducible=True).wide is None
+
+
+def test_a_form_of_another_version_is_left_out(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    newer = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
+    assert Engine(dataclasses.replace(bundle, manifest=newer)).wide is None
+    assert "version 2" in caplog.text and "upgrade edge" in caplog.text
+
+
+def test_a_missing_graph_is_named(bundle: Bundle, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle.root, tmp_path / "copy.edge"))
+    (copy / "graphs/wide.onnx").unlink()
+    with pytest.raises(BundleError, match=r"wide\.onnx is missing from the bundle"):
+        edge.load(copy)
+    raw = json.loads((copy / MANIFEST).read_text())
+    raw["graphs"] = [graph for graph in raw["graphs"] if Graph(**graph).role != "wide"]
+    (copy / MANIFEST).write_text(json.dumps(raw))
+    with pytest.raises(BundleError, match="described without its graph"):
+        open_bundle(copy)
+
+
+def test_what_cannot_have_one_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with pytest.raises(InputError, match="no wide weights 'int3'; choose one of int8, none"):
+        edge.export(tiny_checkpoint, tmp_path / "x.edge", wide_weights="int3")
+    shutil.copytree(tiny_checkpoint, tmp_path / "gemma")
+    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **sizes)).save_pretrained(tmp_path / "gemma")
+    with pytest.raises(ExportError, match="norms it; choose --wide-weights none"):
+        edge.export(tmp_path / "gemma", tmp_path / "x.edge", weights="int8", wide_weights="int8")
+    assert not (tmp_path / "x.edge").exists()
