@@ -59,6 +59,7 @@ def load(
         memory=memory,
         chunk=prefill_chunk,
         beams=beams,
+        speculate=speculate,
         reproducible=reproducible,
     )
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own

@@ -58,6 +58,7 @@ def start(
     memory: int | str | None = None,
     chunk: int | None = None,
     beams: int | None = None,
+    speculate: str = "off",
     reproducible: bool = False,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
@@ -67,6 +68,7 @@ def start(
     Args:
         memory: most bytes that the process may have resident, as a number or like ``300MB``.
         chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
+        speculate: what drafts, that there must be memory for.
         reproducible: see `Engine`.
 
     Raises:
@@ -79,7 +81,10 @@ def start(
         from edge.runtime.memory import rss_bytes
         from edge.runtime.plan import make_plan
 
-        plan = make_plan(bundle, memory, context=context, chunk=chunk, branches=beams, present=rss_bytes())
+        present = rss_bytes()
+        plan = make_plan(
+            bundle, memory, context=context, chunk=chunk, branches=beams, present=present, speculate=speculate
+        )
 
     def make() -> Engine:
         bundle.check_files_once()

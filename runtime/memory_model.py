@@ -78,6 +78,7 @@ class Demand:
         width: most tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
         branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
         source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
+        drafts: bytes of the tables that drafts are made from.
         wide: whether prompts are read in the wide form, in steps that are twice as long.
     """
 
@@ -87,6 +88,7 @@ class Demand:
     branches: int = 1
     source: int = 0
     wide: bool = False
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ class MemoryModel:
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
+        if demand.drafts:
+            running["draft tables"] = demand.drafts
         if demand.wide:
             running["wide form"] = self._wide + 2 * self._wide_turn
         if self.manifest.encoder is not None:

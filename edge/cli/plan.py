@@ -15,6 +15,7 @@ from edge.bundle import Bundle, open_bundle
 if TYPE_CHECKING:
     from edge.manifest import Manifest
     from edge.runtime.plan import Plan
+    from edge.runtime.profile.curve import CostCurve
 
 BAR = 28  # characters for the peak
 EARLY = 128  # tokens of context
@@ -26,26 +27,30 @@ def command(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="The budget: 300MB, 1.5GB, 512MiB or a number of bytes.")
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer that must fit.")
-    ] = None,
+    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens of prompt and answer that must fit.")] = None,
     beams: Annotated[
         int | None, typer.Option(metavar="N", help="Texts that a search pursues at a time (default: the bundle's).")
     ] = None,
+    speculate: Annotated[
+        str, typer.Option(metavar="WHAT", help="What drafts: auto, off or a name, as of edge run.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.plan import make_plan
+    from edge.runtime.speculate.base import check_name
 
+    check_name(speculate)
     opened = open_bundle(bundle)
     opened.check_sizes()
-    plan = make_plan(opened, memory, context=context, branches=beams)
-    speeds = _speeds(opened, plan)
+    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate)
+    costs = _costs(opened)
+    speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs)
     if as_json:
-        found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds}
+        found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
         print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
-        _show(opened.manifest, plan, speeds)
+        _show(opened.manifest, plan, speeds, drafts)
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -63,18 +68,38 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _speeds(bundle: Bundle, plan: Plan) -> dict[int, float] | None:
-    """Tokens a second by tokens of context, early in an answer and where the plan's context ends, from the cost curve
-    that `edge profile` left on this device; None where there is none."""
+def _costs(bundle: Bundle) -> CostCurve | None:
+    """The cost curve that `edge profile` left on this device; None where there is none."""
     from edge.runtime.profile.curve import load
     from edge.runtime.providers.cpu import default_threads
 
-    costs = load(bundle, provider="cpu", threads=default_threads(), say=lambda line: print(line, file=sys.stderr))
+    return load(bundle, provider="cpu", threads=default_threads(), say=lambda line: print(line, file=sys.stderr))
+
+
+def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
+    """Tokens a second by tokens of context, early in an answer and where the plan's context ends; None where no cost
+    curve was measured."""
     contexts = sorted({min(EARLY, plan.demand.context), plan.demand.context})
     return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
 
 
-def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None) -> None:
+def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None) -> dict[str, Any] | None:
+    """What drafts cost in memory and gain in speed under this plan; None where there are none."""
+    from edge.runtime.memory_model import MemoryModel
+    from edge.runtime.speculate.planner import StepCosts, expected_gain
+
+    width = plan.demand.width
+    if width < 2 or bundle.manifest.encoder is not None:
+        return None
+    model, without = MemoryModel(bundle), dataclasses.replace(plan.demand, width=1, drafts=0)
+    running = [sum(model.footprint(demand).running.values()) for demand in (plan.demand, without)]
+    steps = StepCosts(lambda: costs, width)
+    steps.begin()
+    gain = round(expected_gain(steps.ratios, width), 2)
+    return {"tokens": width - 1, "bytes": running[0] - running[1], "gain": gain, "measured": costs is not None}
+
+
+def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -94,7 +119,7 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None) -> No
         bar = f"[cyan]{_bar(tides.kinds[kind] / largest)}[/]"
         table.add_row(kind, f"{tides.loading[kind] / 1e6:.1f}", f"{size / 1e6:.1f}", bar)
     console.print(table)
-    for name, value in (_facts(manifest, plan) | {"Speed": _speed(speeds)}).items():
+    for name, value in (_facts(manifest, plan) | {"Speed": _speed(speeds)} | _gains(manifest, drafts)).items():
         console.print(f"[bold]{name:14}[/] {value}")
     smallest = show_size(needed(tides))
     if plan.budget is None:
@@ -119,6 +144,18 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"
     return facts
+
+
+def _gains(manifest: Manifest, drafts: dict[str, Any] | None) -> dict[str, str]:
+    if manifest.encoder is not None:
+        return {}
+    if drafts is None:
+        return {"Drafts": "none: every step is one token"}
+    basis = "by this device's cost curve" if drafts["measured"] else "by guessed costs of wider steps"
+    return {
+        "Drafts": f"up to {drafts['tokens']} tokens a step for {drafts['bytes'] / 1e6:.1f} MB while running; about "
+        f"{drafts['gain']:.1f} times as fast, {basis}"
+    }
 
 
 def _speed(speeds: dict[int, float] | None) -> str:

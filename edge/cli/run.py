@@ -68,6 +68,7 @@ def execute(args: list[str]) -> int:
             threads=given.threads,
             memory=given.memory,
             chunk=given.prefill_chunk,
+            speculate=speculate,
             reproducible=given.reproducible,
         )
         from edge.runtime.answer import GenerateOptions

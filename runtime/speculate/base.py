@@ -36,6 +36,9 @@ DRAFTERS: dict[str, str] = {
 """Drafters by name, each a module of this package, and what they guess from. The key of one that takes an argument
 ends with ``=``."""
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
+CHOSEN = "lookup"  # what auto stands for
+WIDTH = 16  # most tokens of a step: the engine keeps bound buffers up to it
+LOGITS = 8 * 2**20  # bytes of the rows of logits of one step, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,17 @@ class DrafterModule(Protocol):
         """The drafter."""
 
 
+def widest_draft(vocab: int) -> int:
+    """Most tokens of a step with a draft, by the size of the vocabulary: each has a row of logits."""
+    return min(WIDTH, max(2, LOGITS // (4 * vocab)))
+
+
+def table_bytes(name: str, bundle: Bundle, context: int) -> int:
+    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens."""
+    module, argument = find(name)
+    return module.nbytes(Setting(bundle, context, argument))
+
+
 def check_name(name: str) -> None:
     """Raise InputError where `name` is neither ``auto``, ``off`` nor a drafter's."""
     if name not in (AUTO, OFF):
@@ -139,12 +153,12 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> tuple[DrafterModule, str | None]:
-    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``.
+    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``, or ``auto``.
 
     Raises:
         InputError: there is no such drafter, or it needs an argument, or takes none.
     """
-    word, argument = _parts(name)
+    word, argument = _parts(CHOSEN if name == AUTO else name)
     return cast(DrafterModule, importlib.import_module(f"edge.runtime.speculate.{word}")), argument
 
 

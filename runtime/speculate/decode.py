@@ -11,16 +11,13 @@ import numpy as np
 
 from edge.runtime.generate import prefill
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.base import AUTO, NOTHING, Draft, Drafter, Setting, find
-from edge.runtime.speculate.planner import WIDTH, Planner, StepCosts
+from edge.runtime.speculate.base import NOTHING, WIDTH, Draft, Drafter, Setting, find, widest_draft
+from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.verify import accept, keep, tree_step
 
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
-
-CHOSEN = "lookup"  # what auto stands for
-LOGITS = 8 * 2**20  # bytes of a step's rows of logits where no plan says how many there may be
 
 
 @dataclass
@@ -170,14 +167,13 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     Raises:
         InputError: there is no such drafter, or it cannot be made.
     """
-    module, argument = find(CHOSEN if name == AUTO else name)
-    vocab = engine.bundle.manifest.dims.vocab_size
-    widest = max(2, LOGITS // (4 * vocab)) if engine.plan is None else engine.plan.widest
-    width = min(WIDTH, widest)
+    plan, vocab = engine.plan, engine.bundle.manifest.dims.vocab_size
+    width = widest_draft(vocab) if plan is None else min(WIDTH, plan.demand.width)
     if width < 2:
         return None
-    drafter = module.make(Setting(engine.bundle, engine.context, argument, threads=engine.threads))
+    module, argument = find(name)
+    limit = None if plan is None else plan.demand.drafts
+    drafter = module.make(Setting(engine.bundle, engine.context, argument, limit, engine.threads))
     trees = engine.takes_trees and not engine.reproducible
     costs = StepCosts(lambda: engine.costs, width, multiple=2 if engine.reproducible else 1)
-    planner = Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost)
-    return Speculation(drafter, planner)
+    return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost))

@@ -8,6 +8,7 @@ while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from edge.runtime.speculate.base import NOTHING, Budget, Draft
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
 
-WIDTH = 16  # most tokens of a step: the engine keeps bound buffers up to it
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
 GAIN = 1.03  # by how much a draft must be expected to beat a plain step
 REFRESH = 64  # tokens after which the curve is read anew: it changes slowly with the context
@@ -231,6 +231,20 @@ class Planner:
                 self._mean += 0.03 * ((at >= 0) - self._mean)
             if at < 0:
                 return
+
+
+def expected_gain(ratios: Sequence[float], width: int) -> float:
+    """How many times as fast as plain decoding answers to questions like Spec-Bench's are with `lookup`, by what steps
+    cost in plain steps, by size from 0 on, in steps of up to `width` tokens: an estimate, on the low side."""
+    from edge.runtime.speculate.lookup import LONGEST, PRIORS, SHARES
+
+    tokens = time = 0.0
+    for match, share in enumerate(SHARES):
+        chances = [PRIORS[min(match + i, LONGEST)] for i in range(width - 1)] if match else []
+        length = _best_length(chances, ratios)
+        tokens += share * sum(math.prod(chances[:i]) for i in range(length + 1))
+        time += share * ratios[length + 1]
+    return tokens / time
 
 
 def _best_length(chances: Sequence[float], ratios: Sequence[float], cost: float = 0.0) -> int:
