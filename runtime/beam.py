@@ -168,6 +168,7 @@ def search(
     if not engine.takes_trees:
         raise InputError("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
     prompt = np.asarray(prompt, np.int64)
+    cache.prompt = cache.length + len(prompt)
     for start in range(0, len(prompt), PREFILL_CHUNK):
         logits = engine.step(cache, prompt[start : start + PREFILL_CHUNK])
     branches = Branches(engine, cache, options.beams)

@@ -60,6 +60,11 @@ class KVCache:
         self.buffers = list(zip(arrays[::2], arrays[1::2], strict=True))
 
     @property
+    def reusable(self) -> int:
+        """The first tokens that need not be run again when they are part of the next prompt."""
+        return self.length
+
+    @property
     def room(self) -> int:
         """How many more tokens fit."""
         return self.capacity - self.length

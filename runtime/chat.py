@@ -62,6 +62,7 @@ class Chat:
         prompt = self._tokens(prompt_text)
         check_room(len(prompt), self._model.engine, "start the conversation over")
         shared = _shared(self._cached, prompt)
+        shared = min(shared, self._cache.reusable)
         self._cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         self._cached = prompt[: self._cache.length]
         return self._answer(messages, prompt_text, prompt, options or GenerateOptions(), started)

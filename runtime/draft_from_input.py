@@ -156,6 +156,7 @@ def generate_from_draft(
     The sampler is asked for every token in turn, as it would be without drafts, so that the answer is that of the same
     logits. Those of a step of one token may differ in their last bits from those of more (other kernels compute them).
     """
+    cache.prompt = cache.length + len(prompt)
     waiting = prompt  # tokens of the answer that are not in the cache
     while not interrupted():
         drafted = draft.propose(min(DRAFTS[-1], cache.room - len(waiting)))

@@ -22,6 +22,7 @@ def prefill(
 ) -> NDArray[np.float32] | None:
     """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what follows, or
     None where it was interrupted."""
+    cache.prompt = cache.length + prompt.shape[0]
     start, total, wide = 0, prompt.shape[0], engine.wide
     least = None if wide is None else wide.least(total)
     while start < total:

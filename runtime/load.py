@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edge.runtime.loading import Loading, start
 from edge.runtime.model import PREFILL_CHUNK, Model
+from edge.runtime.skip import OFF
 from edge.runtime.speculate.base import AUTO, check_name
 from edge.runtime.text import Text
 
@@ -28,6 +29,7 @@ def load(
     beams: int | None = None,
     speculate: str = AUTO,
     reproducible: bool = False,
+    skip: str = OFF,
 ) -> Model | Text2Text | Transcriber:
     """Open a bundle, check its files and load it.
 
@@ -43,6 +45,8 @@ def load(
             drafter's name; see docs/speculation.md.
         reproducible: make a decoder's answer independent, bit for bit, of how many tokens its steps had; a little
             slower. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
+        skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
+            docs/skipping.md.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
@@ -61,6 +65,7 @@ def load(
         beams=beams,
         speculate=speculate,
         reproducible=reproducible,
+        skip=skip,
     )
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.

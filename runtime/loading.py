@@ -10,10 +10,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge.bundle import Bundle, open_bundle
 from edge.runtime.engine import Engine
+from edge.runtime.skip import OFF, make_policy
+
+if TYPE_CHECKING:
+    from edge.runtime.plan import Plan
 
 T = TypeVar("T")
 
@@ -42,6 +46,29 @@ class Background(Generic[T]):
         return self._made[0]
 
 
+def open_engine(
+    bundle: Bundle,
+    skip: str = OFF,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    plan: Plan | None = None,
+    reproducible: bool = False,
+) -> Engine:
+    """The engine of a bundle: over its whole graph or, under a skip policy, over its segments.
+
+    Raises:
+        InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
+        BundleError: the graph cannot be loaded.
+    """
+    policy = make_policy(skip, bundle)
+    if policy is None:
+        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
+    from edge.runtime.skip.engine import SegmentedEngine
+
+    return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)
+
+
 @dataclass(frozen=True)
 class Loading:
     """A bundle whose manifest was read and whose engine is being made."""
@@ -60,6 +87,7 @@ def start(
     beams: int | None = None,
     speculate: str = "off",
     reproducible: bool = False,
+    skip: str = OFF,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -70,12 +98,15 @@ def start(
         chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
         speculate: what drafts, that there must be memory for.
         reproducible: see `Engine`.
+        skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
         InputError: the memory is too small.
     """
     bundle = open_bundle(path)
+    if skip != OFF:
+        make_policy(skip, bundle)  # what is wrong with it is said before anything is loaded
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -88,6 +119,6 @@ def start(
 
     def make() -> Engine:
         bundle.check_files_once()
-        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
+        return open_engine(bundle, skip, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     return Loading(bundle, Background(make))

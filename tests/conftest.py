@@ -128,3 +128,33 @@ def tiny_bundle(tmp_path: Path, pristine_tiny_bundle: Bundle) -> Bundle:
     return Bundle(
         Path(shutil.copytree(pristine_tiny_bundle.root, tmp_path / "tiny.edge")), pristine_tiny_bundle.manifest
     )
+
+
+@pytest.fixture(scope="session")
+def six_layers(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
+    """The tiny checkpoint's like with six layers, every one of which matters to the answer."""
+    import torch
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("six") / "six-layers"
+    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = AutoConfig.from_pretrained(tiny_checkpoint, num_hidden_layers=6, initializer_range=0.15)
+    torch.manual_seed(3)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def by_layer(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
+    """Its bundle in float32, in segments of one layer."""
+    import edge
+
+    return edge.export(six_layers, tmp_path_factory.mktemp("bundle") / "six.edge", weights="fp32", segments=1)
+
+
+@pytest.fixture(scope="session")
+def by_half(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
+    """Its bundle in float32, in segments of half a layer."""
+    import edge
+
+    return edge.export(six_layers, tmp_path_factory.mktemp("bundle") / "halves.edge", weights="fp32", segments="ffn")

@@ -70,6 +70,7 @@ def execute(args: list[str]) -> int:
             chunk=given.prefill_chunk,
             speculate=speculate,
             reproducible=given.reproducible,
+            skip=given.skip,
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -119,6 +120,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
+    from edge.runtime.skip import OFF, POLICIES
     from edge.runtime.speculate.base import DRAFTERS
 
     parser = _Parser(
@@ -158,6 +160,8 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     add("--speculate", metavar="WHAT", help=drafts + ", ".join(key + "PATH" * ("=" in key) for key in DRAFTERS))
     exact = "the same text, bit for bit, whatever is guessed; a little slower"
     add("--reproducible", action="store_true", help=exact)
+    left_out = "which layers are left out, of a bundle with segments: off (default), "
+    add("--skip", metavar="POLICY", default=OFF, help=left_out + ", ".join(POLICIES.values()))
 
     add = parser.add_argument_group("machine").add_argument
     add("--threads", metavar="N", type=int, help="threads to compute with (default: one per core)")

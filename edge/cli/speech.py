@@ -70,7 +70,7 @@ def run_speech(args: argparse.Namespace) -> int:
 
     form = _form(args)
     with CtrlC() as interrupted:
-        loading = start(args.bundle, threads=args.threads, memory=args.memory, beams=args.beams)
+        loading = start(args.bundle, threads=args.threads, memory=args.memory, beams=args.beams, skip=args.skip)
         speech = loading.bundle.manifest.speech
         if speech is None:
             check_no_speech(loading.bundle, args)

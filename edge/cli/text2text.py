@@ -99,7 +99,12 @@ def _load(args: argparse.Namespace, interrupted: CtrlC) -> tuple[Text2Text, Text
     from edge.runtime.loading import start
 
     loading = start(
-        args.bundle, context=args.context, threads=args.threads, memory=args.memory, beams=args.beams
+        args.bundle,
+        context=args.context,
+        threads=args.threads,
+        memory=args.memory,
+        beams=args.beams,
+        skip=args.skip,
     )
     from edge.runtime.text import Text
     from edge.runtime.text2text import Text2Text, Text2TextOptions

@@ -31,7 +31,7 @@ class Step:
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
-    cuts: list[Stream] = field(default_factory=list)  # the stream behind each layer's attention and feed-forward, in turns
+    cuts: list[Stream] = field(default_factory=list)  # behind each layer's attention and feed-forward, in turns
 
 
 def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:

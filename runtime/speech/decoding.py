@@ -171,6 +171,7 @@ class Decoder:
         cache = self._heard()
         cache.reset()
         tokens = np.array(prompt, np.int64)
+        cache.prompt = len(tokens)
         start = prompt.index(self._speech.start)  # earlier text stands before it
         for chunk in range(0, start, PREFILL_CHUNK):
             self._engine.step(cache, tokens[chunk : min(chunk + PREFILL_CHUNK, start)])

@@ -1,0 +1,88 @@
+"""The KV cache of a decoder that runs in groups: a layer holds rows only of the tokens that ran through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.manifest import KVLayout
+from edge.runtime.cache import KVCache
+
+if TYPE_CHECKING:
+    from edge.runtime.encoder import Cross
+    from edge.runtime.skip.base import Route
+
+
+class SegmentedCache(KVCache):
+    """Keys and values whose layers may hold different tokens.
+
+    `length` counts tokens. The rows of a layer stand without gaps, in the tokens' order: attention reads the first so
+    many, so that a token which a layer skipped is not there for it. All layers of a group hold the same tokens: `held`
+    [G] says how many, `ran` [G, rows] which, and `places` [G, rows] the position in the text of each row.
+
+    layers: of each group.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        capacity: int,
+        layers: Sequence[Sequence[int]],
+        cross: Cross | None = None,
+        spare: int = 0,
+    ) -> None:
+        super().__init__(layout, capacity, cross, spare)
+        self.layers = layers
+        self.held = np.zeros(len(layers), np.int64)
+        self.ran = np.zeros((len(layers), self.rows), bool)
+        self.places = np.zeros((len(layers), self.rows), np.int64)
+        self._known = 0  # tokens that `ran` says something about
+        self._alike = 0  # of these the first ones that ran as a prompt does
+
+    def sync(self) -> None:
+        """Follow `length`, which somebody may have lowered."""
+        if self.length < self._known:
+            self._known = self.length
+            self._alike = min(self._alike, self.length)
+            self.held[:] = np.count_nonzero(self.ran[:, : self.length], axis=1)
+
+    def append(self, positions: NDArray[np.int64], route: Route, *, alike: bool) -> None:
+        """Tokens at `positions` [S] run through the groups of `route`; `alike`: as every token of a prompt does."""
+        start, end = self._known, self._known + len(positions)
+        self.positions[start:end] = positions
+        self.ran[:, start:end] = False
+        for group in route:
+            held = self.held[group]
+            self.places[group, held : held + len(positions)] = positions
+            self.ran[group, start:end] = True
+            self.held[group] = held + len(positions)
+        if alike and self._alike == start:
+            self._alike = end
+        self._known = self.length = end
+
+    @property
+    def reusable(self) -> int:
+        """The first tokens whose rows are those that a new prompt would get: an answer's, of which some layers were
+        skipped, are run again when it becomes part of the next prompt."""
+        return min(self._alike, self.length)
+
+    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+        self.sync()
+        keep = np.asarray(rows, np.intp)
+        for group, layers in enumerate(self.layers):
+            ran = self.ran[group, : self.length]
+            kept = ran[keep]
+            moved = (np.cumsum(ran) - 1)[keep[kept]]
+            for layer in layers:
+                for buffer in self.buffers[layer]:
+                    buffer[:, :, : len(moved)] = buffer[:, :, moved]
+            self.places[group, : len(moved)] = self.places[group, moved]
+            self.ran[group, : len(keep)] = kept
+            self.held[group] = len(moved)
+        self.positions[: len(keep)] = self.positions[keep]
+        in_place = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))
+        self._known = self.length = len(keep)
+        self._alike = min(self._alike, in_place)

@@ -1,0 +1,129 @@
+"""The engine of a decoder in segments: sessions over groups of them, of which a policy says which run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.cache import KVCache
+from edge.runtime.encoder import Cross
+from edge.runtime.engine import KEPT_STEP, Engine, Tree
+from edge.runtime.providers import cpu
+from edge.runtime.skip.base import Groups, Route, SkipPolicy
+from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.join import join
+from edge.runtime.skip.step import SegmentStep
+
+if TYPE_CHECKING:
+    from edge.runtime.plan import Plan
+
+
+class SegmentedEngine(Engine):
+    """An `Engine` that runs a bundle's segments in the place of its whole graph, as a policy says.
+
+    policy: which segments run together, and which of these groups run in each step. Other arguments as of `Engine`.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        policy: SkipPolicy,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        plan: Plan | None = None,
+        reproducible: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.groups: Groups = policy.groups
+        segments = bundle.manifest.segments
+        self._layers = [
+            [layer for i in group if segments[i].part != "feed_forward" for layer in segments[i].layers]
+            for group in self.groups
+        ]
+        self.everything: Route = tuple(range(len(self.groups)))
+        self._forced: Route | None = None
+        self._segment_steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], SegmentStep]] = WeakKeyDictionary()
+        super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
+
+    def _open_decoder(self) -> set[str]:
+        segments = self.bundle.manifest.segments
+        self._sessions = [
+            cpu.open_model(self.bundle, join([self.bundle.path(segments[i].path) for i in group]), "the segments")
+            for group in self.groups
+        ]
+        return {value.name for session in self._sessions for value in session.get_inputs()}
+
+    def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
+        capacity = self._capacity(capacity)
+        return SegmentedCache(self.bundle.manifest.kv, capacity, self._layers, cross, spare=int(self.reproducible))
+
+    def leaving_out(self, segments: Collection[int]) -> Route:
+        """The route through all groups but those of `segments`, by their indices in the manifest.
+
+        Raises:
+            InputError: a group holds some of them and others too, or the first or the last segment is among them.
+        """
+        route = tuple(g for g, group in enumerate(self.groups) if not set(group) <= set(segments))
+        ends = {0, len(self.groups) - 1} <= set(route)
+        if not ends or any(set(self.groups[g]) & set(segments) for g in route):
+            raise InputError(f"The segments {sorted(segments)} cannot be left out: they run together with others.")
+        return route
+
+    def step(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+        route: Route | None = None,
+    ) -> NDArray[np.float32]:
+        """As `Engine.step`, through the groups of `route`; default: those that the policy chooses."""
+        self._forced = route
+        try:
+            return super().step(cache, tokens, rows, tree=tree)
+        finally:
+            self._forced = None
+
+    def _run(
+        self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None
+    ) -> NDArray[np.float32]:
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        size, policy = tokens.shape[0], self.policy
+        cache.sync()
+        start, prompt = cache.length, cache.length < cache.prompt
+        route = self._forced or policy.route(cache, size)
+        steps = self._segment_steps.setdefault(cache, {})
+        shape = size, wanted.shape[0]
+        step = steps.get(shape)
+        if step is None:
+            step = SegmentStep(
+                self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, self._logits_for(cache, shape[1])
+            )
+            if size <= KEPT_STEP:
+                steps[shape] = step
+        if step.cross is not cache.cross:
+            step.read(cache.cross)
+        step.tokens[0] = tokens
+        if tree is None:
+            np.add(step.offsets, start, out=step.positions[0])
+        else:
+            step.positions[0] = tree.positions
+        step.rows[:] = wanted
+        step.rows[step.rows < 0] += size
+        observed = prompt and policy.observes and self._forced is None
+        if not observed:
+            cache.append(step.positions[0], route, alike=prompt or policy.uniform)
+            step.run(cache, route, tree)
+        else:
+            cache.append(step.positions[0], route, alike=True)
+            step.run(cache, route, tree, lambda group, stream: policy.observe(cache, start, group, stream))
+        logits: NDArray[np.float32] = step.logits[0]
+        return logits

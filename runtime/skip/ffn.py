@@ -1,0 +1,59 @@
+"""Skipping of feed-forward blocks that hardly turn the residual stream; attention stays whole.
+
+Source: Jaiswal et al. 2024, FFN-SkipLLM: A Hidden Gem for Autoregressive Decoding with Adaptive Feed Forward Skipping
+(arXiv 2404.03865): what a block reads and what stands behind it have a cosine that tells how redundant it is; blocks at
+both ends stay. There each token decides while it runs. Here the prompt's tokens decide for the answer: a session per
+block would cost a small model more than it saves, and the answer's speed is known.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.skip.base import grouped, middle, share
+from edge.runtime.skip.prompt import PromptPolicy
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.skip.cache import SegmentedCache
+
+CHOICE = 1.5  # candidates for each block that is left out: more make more sessions
+
+
+class FeedForward(PromptPolicy):
+    """Leaves out `count` feed-forward blocks, those with the highest mean cosine among candidates in the middle."""
+
+    def __init__(self, bundle: Bundle, count: int) -> None:
+        segments = bundle.manifest.segments
+        blocks = [i for i, segment in enumerate(segments) if segment.part == "feed_forward"]
+        self.count = min(count, len(blocks))
+        candidates = min(round(CHOICE * self.count), len(blocks))
+        first = (len(blocks) - candidates) // 2
+        apart = [(i,) for i in blocks[first : first + candidates]]
+        groups = grouped(len(segments), apart)
+        super().__init__(groups, [groups.index(block) for block in apart])
+        self._places = {group: i for i, group in enumerate(self.candidates)}
+        self._read: NDArray[np.float32] | None = None  # what the group before was about to read
+
+    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+        place = self._places.get(group - 1)
+        if place is not None:
+            assert self._read is not None
+            norms = np.linalg.norm(self._read, axis=1) * np.linalg.norm(stream, axis=1)
+            cosines = np.einsum("sh,sh->s", self._read, stream) / np.maximum(norms, np.finfo(np.float32).tiny)
+            self.scores(cache)[place, start : start + len(stream)] = cosines
+        self._read = stream
+
+    def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
+        out = np.zeros(len(means), bool)
+        out[np.argsort(-means, kind="stable")[: self.count]] = True
+        return out
+
+
+def make(bundle: Bundle, setting: str) -> FeedForward:
+    middle(bundle, parts=("feed_forward",), what="ffn")
+    ratio = share(setting, "ffn:0.25")
+    return FeedForward(bundle, round(ratio * bundle.manifest.dims.num_layers))

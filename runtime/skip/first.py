@@ -1,0 +1,102 @@
+"""FiRST: a router for each layer reads the prompt and decides whether the answer needs the layer.
+
+Source: Jain et al. 2024, FiRST: Finetuning Router-Selective Transformers for Input-Adaptive Latency Reduction (arXiv
+2410.12513). Here the prompt runs through all layers and routers decide for the answer's tokens, so that an answer's
+keys and values are consistent and no decision hangs on how the prompt was cut into steps. `edge tune` trains routers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import BundleError, InputError
+from edge.runtime.skip.base import grouped, middle
+from edge.runtime.skip.prompt import PromptPolicy
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.skip.cache import SegmentedCache
+
+THRESHOLD = 0.5  # of the mean probability that a layer is needed
+EPSILON = 1e-6  # of the root mean square that a router divides the stream by
+
+
+class First(PromptPolicy):
+    """Leaves out units by the mean probability that they are needed: those below `threshold`, or the `skip` lowest.
+
+    routers: [units, H + 1], for each unit the weights of the stream, divided by its root mean square, and the bias of a
+    logit. An infinite bias keeps a unit always.
+    """
+
+    def __init__(self, bundle: Bundle, routers: NDArray[np.float32], threshold: float, skip: int | None) -> None:
+        segments = bundle.manifest.segments
+        units = [(i,) for i, segment in enumerate(segments) if segment.part == "layers"]
+        routed = np.flatnonzero(np.isfinite(routers[:, -1]))
+        apart = [units[i] for i in routed]
+        groups = grouped(len(segments), apart)
+        super().__init__(groups, [groups.index(unit) for unit in apart])
+        self._weights, self._bias = routers[routed, :-1], routers[routed, -1]
+        self._threshold, self._skip = threshold, skip
+        self._places = {group: i for i, group in enumerate(self.candidates)}
+
+    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+        place = self._places.get(group)
+        if place is None:
+            return
+        scale = np.sqrt(np.mean(np.square(stream), axis=1) + EPSILON)  # [S]
+        logits = stream @ self._weights[place] / scale + self._bias[place]
+        self.scores(cache)[place, start : start + len(stream)] = 1 / (1 + np.exp(-logits))
+
+    def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
+        if self._skip is None:
+            return means < self._threshold
+        out = np.zeros(len(means), bool)
+        out[np.argsort(means, kind="stable")[: self._skip]] = True
+        return out
+
+
+def make(bundle: Bundle, setting: str) -> First:
+    units = middle(bundle, what="first")
+    routers = read_routers(bundle, len(units))
+    key, _, value = setting.partition("=")
+    most = int(np.isfinite(routers[:, -1]).sum())
+    if not setting:
+        return First(bundle, routers, THRESHOLD, None)
+    if key == "skip" and value.isdecimal() and int(value) <= most:
+        return First(bundle, routers, THRESHOLD, int(value))
+    if key == "threshold":
+        try:
+            threshold = float(value)
+        except ValueError:
+            threshold = -1.0
+        if 0 <= threshold <= 1:
+            return First(bundle, routers, threshold, None)
+    raise InputError(
+        f"first:{setting} is not understood; write first, first:threshold=P with P from 0 to 1, or first:skip=N with N "
+        f"up to {most}."
+    )
+
+
+def read_routers(bundle: Bundle, units: int) -> NDArray[np.float32]:
+    """The bundle's routers [units, H + 1].
+
+    Raises:
+        InputError: it has none.
+        BundleError: they belong to another model.
+    """
+    manifest = bundle.manifest
+    if manifest.routers is None:
+        raise InputError(f"{manifest.name} has no routers, which the policy first needs; edge tune trains them.")
+    path, shape = bundle.path(manifest.routers), (units, manifest.dims.hidden_size + 1)
+    try:
+        routers: NDArray[np.float32] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as e:
+        raise BundleError(f"{path} cannot be read as routers: {e}") from None
+    if routers.shape != shape or routers.dtype != np.float32:
+        raise BundleError(
+            f"{path} holds routers of another model: {routers.dtype} of shape {routers.shape}, not float32 of {shape}."
+        )
+    return routers

@@ -1,0 +1,60 @@
+"""Policies that read the prompt's residual stream and then decide for the whole answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.skip.base import Groups, Route
+
+if TYPE_CHECKING:
+    from edge.runtime.skip.cache import SegmentedCache
+
+
+class PromptPolicy:
+    """Keeps a score for every token and candidate, and leaves out what `choose` makes of their means over the prompt.
+
+    The prompt itself runs through everything. Scores of tokens stay as long as their rows do, so that a chat's next
+    turn, which runs only what is new, decides by the whole conversation.
+
+    groups: all groups. candidates: those that may be left out, by their indices.
+    """
+
+    observes, uniform = True, False
+
+    def __init__(self, groups: Groups, candidates: Sequence[int]) -> None:
+        self.groups = groups
+        self.candidates = list(candidates)
+        self._everything: Route = tuple(range(len(groups)))
+        self._scores: WeakKeyDictionary[SegmentedCache, NDArray[np.float32]] = WeakKeyDictionary()
+        self._routes: WeakKeyDictionary[SegmentedCache, Route] = WeakKeyDictionary()
+
+    def scores(self, cache: SegmentedCache) -> NDArray[np.float32]:
+        """A score [candidates, rows] for each token of the cache."""
+        found = self._scores.get(cache)
+        if found is None:
+            found = self._scores[cache] = np.zeros((len(self.candidates), cache.rows), np.float32)
+        return found
+
+    def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Which candidates [candidates] to leave out, by the mean score of each."""
+        raise NotImplementedError
+
+    def means(self, cache: SegmentedCache) -> NDArray[np.float32]:
+        """The mean score of each candidate over the prompt."""
+        means: NDArray[np.float32] = self.scores(cache)[:, : cache.prompt].mean(axis=1)
+        return means
+
+    def route(self, cache: SegmentedCache, size: int) -> Route:
+        if cache.length < cache.prompt or not cache.prompt:
+            self._routes.pop(cache, None)
+            return self._everything
+        route = self._routes.get(cache)
+        if route is None:
+            out = {self.candidates[i] for i in np.flatnonzero(self.choose(self.means(cache)))}
+            route = self._routes[cache] = tuple(g for g in self._everything if g not in out)
+        return route

@@ -1,0 +1,76 @@
+"""SkipDecode: fewer layers the further an answer gets, the same ones for all tokens at a place.
+
+Source: Del Corro et al. 2023, SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM
+Inference (arXiv 2307.02628): a budget that falls linearly, first layers kept as warm-up, lower to middle ones bypassed.
+The layers of a token are always among those of the tokens before it, so that no layer ever misses keys and values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.runtime.skip.base import Groups, Route, grouped, middle, skippable
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.skip.cache import SegmentedCache
+
+HORIZON = 512  # tokens of an answer over which the layers fall from most to least
+WARM = 3  # one of so many of the least layers is a first one; the others are the last ones
+LEVELS = 8  # most steps in which the layers fall: each is a session more
+
+
+class SkipDecode:
+    """`most` layers for the prompt, then ever fewer, down to `least` after `HORIZON` tokens of the answer, or at the
+    end of the cache where that comes first. First and last layer are counted."""
+
+    observes, uniform = False, False
+
+    def __init__(self, bundle: Bundle, least: int, most: int) -> None:
+        segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
+        units = skippable(segments)
+        width = len(segments[units[0][0]].layers)
+        warm = max(1, least // WARM)
+        bypassed = [unit for unit in units if segments[unit[0]].layers[0] >= warm]  # in the order that they are dropped
+        never = min((layers - most) // width, len(bypassed))
+        falling = bypassed[never : min((layers - least) // width, len(bypassed))]
+        self.levels = min(LEVELS, len(falling))
+        ends = [j * len(falling) // max(1, self.levels) for j in range(self.levels + 1)]
+        apart = [tuple(i for unit in falling[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
+        self.groups: Groups = grouped(len(segments), apart, [i for unit in bypassed[:never] for i in unit])
+        falls = [self.groups.index(unit) for unit in apart]
+        self._routes = [
+            tuple(g for g in range(len(self.groups)) if g not in falls[:dropped]) for dropped in range(self.levels + 1)
+        ]
+
+    def dropped(self, prompt: int, position: int, capacity: int) -> int:
+        """How many levels the token at `position` leaves out, behind a prompt of `prompt` tokens."""
+        last = max(1, min(HORIZON, capacity - prompt) - 1)
+        done = min(max(0, position - prompt), last)
+        return done * (self.levels + 1) // (last + 1)
+
+    def route(self, cache: SegmentedCache, size: int) -> Route:
+        return self._routes[self.dropped(cache.prompt, cache.length, cache.capacity)]
+
+    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+        pass
+
+
+def make(bundle: Bundle, setting: str) -> SkipDecode:
+    middle(bundle, parts=("layers", "attention"), what="skipdecode")
+    layers, found = bundle.manifest.dims.num_layers, re.fullmatch(r"(\d+)-(\d+)", setting)
+    if not found:
+        raise InputError(f"{setting!r} is no range of layers; write it like skipdecode:{layers // 2}-{layers}.")
+    least, most = int(found[1]), int(found[2])
+    if not 2 <= least <= most <= layers:
+        raise InputError(
+            f"skipdecode:{setting} does not go from 2 or more layers up to no more than the {layers} of "
+            f"{bundle.manifest.name}."
+        )
+    return SkipDecode(bundle, least, most)

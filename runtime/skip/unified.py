@@ -1,0 +1,49 @@
+"""Unified layer skipping: the same layers left out for every token, spread evenly over the decoder.
+
+Source: Liu et al. 2024, Accelerating Inference in Large Language Models with a Unified Layer Skipping Strategy
+(arXiv 2404.06954): a target ratio says how many layers stay, and first, last and evenly spaced ones do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.skip.base import Groups, Route, grouped, middle, share, skippable
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.skip.cache import SegmentedCache
+
+
+class Unified:
+    """Leaves out `ratio` of the decoder's layers. What stays is known before anything is loaded, so it is one graph."""
+
+    observes, uniform = False, True
+
+    def __init__(self, bundle: Bundle, ratio: float) -> None:
+        segments = bundle.manifest.segments
+        units = skippable(segments)
+        width = len(segments[units[0][0]].layers)
+        count = min(round(ratio * bundle.manifest.dims.num_layers / width), len(units))
+        chosen = [units[i] for i in spread(count, len(units))]
+        self.left_out = [i for unit in chosen for i in unit]
+        self.groups: Groups = grouped(len(segments), [], self.left_out)
+
+    def route(self, cache: SegmentedCache, size: int) -> Route:
+        return (0,)
+
+    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+        pass
+
+
+def spread(count: int, total: int) -> list[int]:
+    """`count` of `total` places, as evenly as they go."""
+    return [int((j + 0.5) * total / count) for j in range(count)]
+
+
+def make(bundle: Bundle, setting: str) -> Unified:
+    middle(bundle, parts=("layers", "attention"), what="unified")
+    return Unified(bundle, share(setting, "unified:0.2"))
