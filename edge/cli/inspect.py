@@ -78,19 +78,21 @@ def _show(manifest: Manifest) -> None:
         about.add_row(name, value)
     console.print(about)
 
-    groups = _table("Group", "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
     second = [] if manifest.wide is None else manifest.wide.groups
-    for group in [*manifest.groups, *(dataclasses.replace(g, name=f"wide {g.name}") for g in second)]:
-        groups.add_row(
-            group.name,
-            f"{group.parameters:,}",
-            _bytes(group.bytes),
-            f"{group.bits:.4g}",
-            str(group.block_size) if group.block_size else "-",
-            f"{8 * group.bytes / group.parameters:.2f}",
-            group.method,
-        )
-    console.print(groups)
+    for title, listed in (("Group", manifest.groups), ("Wide form", second)):
+        groups = _table(title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
+        for group in listed:
+            groups.add_row(
+                group.name,
+                f"{group.parameters:,}",
+                _bytes(group.bytes),
+                f"{group.bits:.4g}",
+                str(group.block_size) if group.block_size else "-",
+                f"{8 * group.bytes / group.parameters:.2f}",
+                group.method,
+            )
+        if listed:
+            console.print(groups)
 
     graphs = _table("Graph", "File", "Bytes")
     for graph in manifest.graphs:
