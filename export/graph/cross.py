@@ -214,7 +214,11 @@ class CrossKeysValues(nn.Module):
 
 
 class MLP(nn.Module):
-    """fc2(activation(fc1(x))); `activation` by transformers' name."""
+    """fc2(activation(fc1(x))); `activation` by transformers' name.
+
+    parts: so many equal parts of the rows one after the other. What lies between the products is the widest of an
+    encoder's activations, and of a part of 30 s of audio it fits into a cache.
+    """
 
     def __init__(
         self,
@@ -225,13 +229,25 @@ class MLP(nn.Module):
         *,
         group: str = "feed_forward",
         bias: bool = True,
+        parts: int = 1,
     ):
         super().__init__()
         self.activation = activation_of(activation)
+        self.parts = parts
         self.fc1 = linear(weights, first, group, bias=bias)
         self.fc2 = linear(weights, second, group, bias=bias)
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
+        if self.parts == 1:
+            return self._rows(op, x)
+        made = []
+        for i, part in enumerate(op.Split(x, axis=1, num_outputs=self.parts, _outputs=self.parts)):
+            op.builder.push_module(f"parts.{i}")  # each has nodes and constants of its own
+            made.append(self._rows(op, part))
+            op.builder.pop_module()
+        return op.Concat(*made, axis=1)
+
+    def _rows(self, op: OpBuilder, x: Value) -> Value:
         return self.fc2(op, self.activation(op, self.fc1(op, x)))
 
 

@@ -37,9 +37,11 @@ BIASED = (NAMES.q, NAMES.k, NAMES.v, NAMES.out)  # the projections with a bias; 
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward. `config` is any of these families'."""
+    """Self-attention and feed-forward. `config` is any of these families'; `parts`: see `MLP`."""
 
-    def __init__(self, config: Any, weights: Weights, i: int, *, pre: bool, biased: tuple[str, ...] = BIASED):
+    def __init__(
+        self, config: Any, weights: Weights, i: int, *, pre: bool, biased: tuple[str, ...] = BIASED, parts: int = 1
+    ):
         super().__init__()
         name, heads = f"model.encoder.layers.{i}", config.encoder_attention_heads
         scale = (config.d_model // heads) ** -0.5
@@ -47,7 +49,12 @@ class EncoderLayer(nn.Module):
         self.attention = EncoderAttention(weights, f"{name}.self_attn", heads, scale, biased=biased)
         self.attention_norm = ResidualLayerNorm(weights, f"{name}.self_attn_layer_norm", many_rows=long_input(config))
         self.mlp = MLP(
-            weights, f"{name}.fc1", f"{name}.fc2", config.activation_function, group=f"{ENCODER}.feed_forward"
+            weights,
+            f"{name}.fc1",
+            f"{name}.fc2",
+            config.activation_function,
+            group=f"{ENCODER}.feed_forward",
+            parts=parts,
         )
         self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm", many_rows=long_input(config))
 

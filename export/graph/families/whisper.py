@@ -25,13 +25,16 @@ from edge.manifest import Dims, EncoderDims
 MODEL_TYPES = ("whisper",)
 BIASED = (NAMES.q, NAMES.v, NAMES.out)  # keys have none
 GROUP = f"{ENCODER}.convolution"
+PARTS = 2  # of an encoder's feed-forward blocks: then 30 s need no more memory there than in attention
 END = np.iinfo(np.int64).max  # of a slice
 
 
 def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -> EncoderDecoder:
+    frames = config.max_source_positions
+    parts = 1 if frames % PARTS else PARTS
     encoder = Encoder(
         AudioStart(config, weights),
-        [EncoderLayer(config, weights, i, pre=True, biased=BIASED) for i in range(config.encoder_layers)],
+        [EncoderLayer(config, weights, i, pre=True, biased=BIASED, parts=parts) for i in range(config.encoder_layers)],
         cross_keys_values(config, weights, biased=BIASED),
         norm=ResidualLayerNorm(weights, "model.encoder.layer_norm", many_rows=True),
     )
