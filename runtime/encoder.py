@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.manifest import Manifest
 from edge.runtime.providers import cpu
+
+AUDIO_ROWS = 16  # rows of activations for each of an encoder's frames: half are alive, which leaves the arena few gaps
+
+
+def arena_bytes(manifest: Manifest) -> int:
+    """Bytes that an arena should begin with: enough for the activations of sound, which have one size; else -1."""
+    encoder = manifest.encoder
+    if encoder is None or encoder.input != "audio":
+        return -1
+    return AUDIO_ROWS * encoder.max_length * encoder.hidden_size * 4
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,7 @@ class Encoder:
         padded = np.zeros((1, window), np.float32)
         padded[0, : len(pcm)] = pcm
         (features,) = self._frontend.run(["input_features"], {"pcm": padded})
+        del padded  # 2 MB that need not stand beside the encoder's activations
         return self._encode("input_features", features, self.max_length, into)
 
     def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:

@@ -17,7 +17,7 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
 from edge.home import cache_dir
 from edge.runtime.cache import KVCache
-from edge.runtime.encoder import Cross, Encoder
+from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
 
@@ -81,7 +81,7 @@ class Engine:
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
         if not 1 <= self.context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
-        self.threads = cpu.share_thread_pool(threads)
+        self.threads = cpu.share_thread_pool(threads, arena_bytes(bundle.manifest))
         source = None if plan is None else plan.demand.source
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._inputs = self._open_decoder()
