@@ -78,11 +78,12 @@ def load(
 
 def _model(loading: Loading, prefill_chunk: int, speculate: str) -> Model | Text2Text | Transcriber:
     bundle, engine = loading.bundle, loading.engine
-    text = Text(bundle)
     if bundle.manifest.speech is not None:
         from edge.runtime.speech.transcribe import Transcriber
+        from edge.runtime.speech.words import spoken
 
-        return Transcriber(bundle, engine, text)
+        return Transcriber(bundle, engine, spoken(bundle))
+    text = Text(bundle)
     if bundle.manifest.text is not None:
         from edge.runtime.text2text import Text2Text
 

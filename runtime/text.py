@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tokenizers import Tokenizer
-
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, InputError
 
@@ -23,6 +21,8 @@ class Text:
     """
 
     def __init__(self, bundle: Bundle) -> None:
+        from tokenizers import Tokenizer  # 3 MB that a transcription does without
+
         path = bundle.path(TOKENIZER)
         try:
             self._tokenizer = Tokenizer.from_file(str(path))

@@ -79,7 +79,7 @@ def run_speech(args: argparse.Namespace) -> int:
         from edge.runtime.beam import never
         from edge.runtime.speech.formats import FORMATS
         from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
-        from edge.runtime.text import Text
+        from edge.runtime.speech.words import spoken
 
         progress = _Progress()
         options = TranscribeOptions(
@@ -98,7 +98,7 @@ def run_speech(args: argparse.Namespace) -> int:
             from edge.runtime.speech.live import recording
 
             sound = recording(from_pcm(sys.stdin.buffer, speech.sample_rate), interrupted)
-        model = Transcriber(loading.bundle, loading.engine, Text(loading.bundle))
+        model = Transcriber(loading.bundle, loading.engine, spoken(loading.bundle))
         with _Output(args.output, FORMATS[form], progress) as output:
             running = _transcribe(model, sound, options, output)
         if args.stdin_pcm and not running.position:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.encoder import Cross
     from edge.runtime.engine import Engine
-    from edge.runtime.text import Text
+    from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and a tenth of their time less
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -88,10 +88,10 @@ class Decoder:
 
     Args:
         engine: of a bundle whose manifest has `speech`.
-        text: its tokenizer.
+        text: what decodes its tokens.
     """
 
-    def __init__(self, engine: Engine, text: Text, options: DecodingOptions) -> None:
+    def __init__(self, engine: Engine, text: Spoken, options: DecodingOptions) -> None:
         manifest = engine.bundle.manifest
         assert manifest.speech is not None
         self._engine, self._text, self._options = engine, text, options

@@ -19,12 +19,13 @@ from edge.errors import InputError
 from edge.manifest import Speech
 from edge.runtime.engine import Engine
 from edge.runtime.loading import Background
+from edge.runtime.memory import release_freed
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
 from edge.runtime.speech.live import Recording
 from edge.runtime.speech.segments import Segment, split
 from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, until_full
-from edge.runtime.text import Text
+from edge.runtime.speech.words import Spoken
 
 FRAMES_PER_SECOND = 100  # of the spectrogram: less than one of them is nothing to hear
 KNOWN_SHOWN = 12  # languages named in an error
@@ -74,10 +75,10 @@ class Transcriber:
     Args:
         bundle: the opened bundle, whose manifest has `speech`.
         engine: the engine over it, which may still be loading.
-        text: its tokenizer.
+        text: what decodes its tokens.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Text) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Spoken) -> None:
         self.bundle = bundle
         self.text = text
         self._engine = engine
@@ -87,6 +88,7 @@ class Transcriber:
         """The engine, as soon as it has loaded."""
         if isinstance(self._engine, Background):
             self._engine = self._engine.result()
+            release_freed()  # what reading the vocabulary and the graphs took
         return self._engine
 
     @property
