@@ -427,3 +427,15 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
         drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
         accepted += got.speculation["accepted"]  # type: ignore[index]
     assert drafted_tokens > 100 and accepted >= 5
+
+
+def test_profiling_drafters_counts_what_was_right_by_position(tiny_bundle: Bundle) -> None:
+    from edge.runtime.speculate.acceptance import measure
+
+    engine, text = Engine(tiny_bundle, context=256, threads=2), Text(tiny_bundle)
+    plain, lookup = measure(lambda name: Model(tiny_bundle, engine, text, speculate=name), ["lookup"], 60)
+    assert (plain.drafter, plain.share, sum(plain.seen)) == ("off", 0.0, 0)
+    assert lookup.drafter == "lookup" and 0 < lookup.share <= 1 and lookup.tokens_per_s > 0
+    assert lookup.seen[0] > lookup.seen[1] >= lookup.seen[2], "a position is looked at where the one before was right"
+    assert all(right <= seen for right, seen in zip(lookup.right, lookup.seen, strict=True))
+    assert lookup.right[0] >= lookup.seen[1]

@@ -45,6 +45,10 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts, for a browser.")] = None,
+    speculate: Annotated[
+        bool,
+        typer.Option("--speculate", help="Show instead how often each drafter is right, by position, and its gain."),
+    ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Compare two profiles that --json wrote, and measure nothing."),
@@ -63,6 +67,15 @@ def command(
         return
     if target is None:
         raise InputError("There is nothing to measure; give a bundle, or two profiles with --compare.")
+    if speculate:
+        if ops or trace or html or target.is_file():
+            raise InputError(
+                "--speculate answers prompts with a bundle, and writes no report; leave other options away."
+            )
+        from edge.cli.profile_drafts import profile_drafts
+
+        profile_drafts(target, seconds, threads, context, as_json)
+        return
     for path in (trace, html):
         if path is not None:
             check_target(path)

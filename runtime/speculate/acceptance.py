@@ -1,0 +1,110 @@
+"""How often each drafter is right on this bundle's own answers, by the position in its drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edge.runtime.answer import GenerateOptions
+from edge.runtime.model import Model
+from edge.runtime.speculate.base import OFF, Draft
+from edge.runtime.speculate.planner import Planner
+
+PROMPTS = (
+    "Summarize in two sentences: The library in our town opens at ten and closes at six. On Mondays it stays closed. "
+    "Children under twelve borrow books for free; everybody else pays ten euros a year. Last year the library lent "
+    "40,000 books, most of them novels, and next year it will open on Mondays as well.",
+    "Translate to French: The library in our town opens at ten and closes at six.",
+    "Write a Python function that returns the largest of three numbers, then one that returns the smallest.",
+    "Why is the sky blue? Answer in a few sentences.",
+    "A train leaves at nine and arrives at eleven, another leaves at ten and arrives at one. Which takes longer?",
+    "Write a short story about a cat that looks at the moon every night.",
+)
+TOKENS = 96  # of an answer
+POSITIONS = 6
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one drafter did.
+
+    right, seen: by position in a draft, from the first on: how often a token there was looked at, as all before it were
+    right, and how often it was right as well. share: of the steps that had any draft at all.
+    """
+
+    drafter: str
+    seen: list[int]
+    right: list[int]
+    share: float
+    tokens_per_s: float
+    accepted_per_step: float
+    draft_ms: float  # of a step
+
+
+class _Counter:
+    """Stands before a planner's `observe`, and counts."""
+
+    def __init__(self, planner: Planner) -> None:
+        self.seen, self.right, self.rounds, self.drafts = [0] * POSITIONS, [0] * POSITIONS, 0, 0
+        self._observe = planner.observe
+        planner.observe = self  # type: ignore[method-assign]
+
+    def __call__(self, draft: Draft, sampled: Sequence[int]) -> None:
+        self.rounds += 1
+        self.drafts += bool(draft.tokens)
+        parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+        at = -1
+        for position, token in enumerate(sampled[:POSITIONS]):
+            children = [node for node, parent in enumerate(parents) if parent == at]
+            if not children:
+                break
+            self.seen[position] += 1
+            at = next((node for node in children if draft.tokens[node] == token), -2)
+            if at < 0:
+                break
+            self.right[position] += 1
+        self._observe(draft, sampled)
+
+
+def measure(
+    model: Callable[[str], Model],
+    drafters: Sequence[str],
+    seconds: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Acceptance]:
+    """Answer `PROMPTS` with each drafter, and plainly, in turns, for about so long.
+
+    Args:
+        model: gives the model with a drafter's name or ``off``, all over one engine.
+
+    Returns:
+        Plain decoding first, then the drafters.
+    """
+    models = {name: model(name) for name in (OFF, *drafters)}
+    counters = {
+        name: _Counter(each.speculation.planner) for name, each in models.items() if each.speculation is not None
+    }
+    sums = {name: [0.0] * 5 for name in models}  # tokens, seconds, accepted, steps, seconds of drafting
+    options, began, done = GenerateOptions(max_tokens=TOKENS), time.monotonic(), 0
+    for number, prompt in enumerate(PROMPTS):
+        if number and (time.monotonic() - began) * (number + 1) / number > seconds:
+            break
+        for name, each in models.items():
+            progress(done, len(PROMPTS) * len(models))
+            result, done = each.generate(prompt, options), done + 1
+            if result.decode_tokens_per_s is None:
+                continue
+            tokens, did = result.generated_tokens - 1, result.speculation or {}
+            taken = tokens / result.decode_tokens_per_s
+            counted = did.get("accepted", 0), did.get("steps", tokens), did.get("draft_s", 0.0)
+            for i, value in enumerate((tokens, taken, *counted)):
+                sums[name][i] += value
+    found = []
+    for name, (tokens, taken, accepted, steps, drafting) in sums.items():
+        counter = counters.get(name)
+        seen, right = ([0] * POSITIONS, [0] * POSITIONS) if counter is None else (counter.seen, counter.right)
+        share = 0.0 if counter is None else counter.drafts / max(1, counter.rounds)
+        rate, steps = tokens / taken if taken else 0.0, max(1.0, steps)
+        found.append(Acceptance(name, seen, right, share, rate, accepted / steps, 1e3 * drafting / steps))
+    return found
