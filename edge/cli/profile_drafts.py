@@ -38,9 +38,9 @@ def profile_drafts(path: Path, seconds: float, threads: int | None, context: int
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
         return
     plain = found[0]
-    positions = [str(position) for position in range(1, POSITIONS + 1)]
+    places = " ".join(f"{position:>3}" for position in range(1, POSITIONS + 1))
     title = f"{bundle.manifest.name}: drafted tokens that were right, in %, by their position"
-    rows = table(title, "Drafter", "Drafts", *positions, "A step", "ms", "tok/s", "Gain")
+    rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain")
     for each in found:
         shares = [
             f"{100 * right / seen:.0f}" if seen else "" for right, seen in zip(each.right, each.seen, strict=True)
@@ -51,6 +51,6 @@ def profile_drafts(path: Path, seconds: float, threads: int | None, context: int
             if each is plain
             else (f"{each.share:.0%}", f"{each.accepted_per_step:.2f}", f"{each.draft_ms:.3f}")
         )
-        rows.add_row(each.drafter, drafted[0], *shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
+        rows.add_row(each.drafter, drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
     console().print(rows)
     print("Drafts: steps with any. A step: tokens accepted in it, and ms of drafting. Gain: over plain decoding (off).")
