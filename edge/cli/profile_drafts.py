@@ -42,9 +42,8 @@ def profile_drafts(path: Path, seconds: float, threads: int | None, context: int
     title = f"{bundle.manifest.name}: drafted tokens that were right, in %, by their position"
     rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain")
     for each in found:
-        shares = [
-            f"{100 * right / seen:.0f}" if seen else "" for right, seen in zip(each.right, each.seen, strict=True)
-        ]
+        pairs = zip(each.right, each.seen, strict=True)
+        shares = " ".join(f"{100 * right / seen:3.0f}" if seen else "  -" for right, seen in pairs)
         gain = f"{each.tokens_per_s / plain.tokens_per_s:.2f}" if plain.tokens_per_s else ""
         drafted = (
             ("", "", "")

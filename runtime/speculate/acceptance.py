@@ -101,10 +101,10 @@ def measure(
             for i, value in enumerate((tokens, taken, *counted)):
                 sums[name][i] += value
     found = []
-    for name, (tokens, taken, accepted, run, drafting) in sums.items():
+    for name, (said, taken, accepted, run, drafting) in sums.items():
         counter = counters.get(name)
         seen, right = ([0] * POSITIONS, [0] * POSITIONS) if counter is None else (counter.seen, counter.right)
         share = 0.0 if counter is None else counter.drafts / max(1, counter.rounds)
-        rate, steps = tokens / taken if taken else 0.0, max(1.0, run)
+        rate, steps = said / taken if taken else 0.0, max(1.0, run)
         found.append(Acceptance(name, seen, right, share, rate, accepted / steps, 1e3 * drafting / steps))
     return found
