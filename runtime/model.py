@@ -14,7 +14,7 @@ from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
 from edge.runtime.loading import Background
 from edge.runtime.memory import release_freed
-from edge.runtime.speculate.base import AUTO, OFF, check_name
+from edge.runtime.speculate.base import AUTO, OFF, check_name, find
 from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text import Text
 
@@ -52,6 +52,10 @@ class Model:
         if prefill_chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
         check_name(speculate)
+        if speculate != OFF:  # imported while the weights load
+            import edge.runtime.speculate.decode  # noqa: F401
+
+            find(speculate)
         self.bundle = bundle
         self.text = text
         self._speculate = speculate
