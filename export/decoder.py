@@ -12,8 +12,10 @@ from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
 from edge.export import check
 from edge.export import quantize as methods
+from edge.export.candidates import write_candidates
 from edge.export.graph import build_decoder
 from edge.export.quantize.base import Options
+from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.wide import wide_weights
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, Written, say_what_changed
@@ -97,6 +99,7 @@ def write_decoder(
             check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
             quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in WIDE_FIGURES}
         manifest = dataclasses.replace(manifest, quality=quality)
+    write_candidates(writer, engine, calibration_windows(checkpoint, options.calibration), options)
     return Written(manifest, engine, golden_inputs(engine, staged, say))
 
 

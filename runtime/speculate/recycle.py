@@ -1,0 +1,215 @@
+"""`recycle`: what the model held likely the last time it read the same token.
+
+Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling": a
+matrix has for each token of the vocabulary the few candidates with the largest logits behind its latest occurrence,
+drafted tokens that turned out wrong included, and drafts are grown through it breadth first. Where steps take no trees,
+the draft is the chain of first candidates.
+
+A row also has how sure the model was of its first candidate, which is what a drafted token is graded by. A bundle may
+have a file with rows to begin with, made at export from the text that calibrates (`read_seed`); the matrix stays from
+text to text.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import BundleError, InputError
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+SEED = "recycle.bin"
+CANDIDATES = 8  # of each token; the paper's number
+LEVELS = 8  # of sureness, by the first candidate's share of what all candidates have
+COLUMN = 64  # logits of a column that the search for the largest looks at together
+HEAD = 8  # bytes
+
+# By the first candidate's share in what all candidates have: the levels of sureness.
+BOUNDS = np.array([0.25, 0.4, 0.5, 0.6, 0.7, 0.85, 0.95])
+# By sureness, of rows that the model made here and then of those from the bundle's file.
+CHANCES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.45, 0.6) * 2
+SHARES = (1.0, 0.3, 0.12)  # of these that a row's first, second and third candidate has; trees branch into these
+PRIORS = tuple(share * chance for share in SHARES for chance in CHANCES)
+
+
+def nbytes(setting: Setting) -> int:
+    """Bytes of the matrix: candidates and sureness of every token of the vocabulary."""
+    return _bytes(setting, _candidates(setting))
+
+
+def make(setting: Setting) -> Recycle:
+    """A matrix with the bundle's rows in it, where it has some.
+
+    Raises:
+        InputError: a row of one candidate for each token is more than the limit.
+        BundleError: the file cannot be read.
+    """
+    recycle = Recycle(setting.bundle.manifest.dims.vocab_size, _candidates(setting))
+    seed = read_seed(setting.bundle)
+    if seed is not None:
+        recycle.seed(*seed)
+    return recycle
+
+
+def _candidates(setting: Setting) -> int:
+    """As many as memory has room for."""
+    for count in range(CANDIDATES, 0, -1):
+        if setting.limit is None or _bytes(setting, count) <= setting.limit:
+            return count
+    raise InputError(
+        f"The drafter recycle takes {_bytes(setting, 1)} bytes for this vocabulary, more than the {setting.limit} that "
+        "are left; choose --speculate lookup, or a larger budget."
+    )
+
+
+def _bytes(setting: Setting, candidates: int) -> int:
+    vocab = setting.bundle.manifest.dims.vocab_size
+    return vocab * (candidates * _dtype(vocab).itemsize + 1)
+
+
+def _dtype(vocab: int) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
+
+
+class Recycle:
+    """The matrix of a vocabulary, with so many candidates for each token."""
+
+    name = "recycle"
+    priors = PRIORS
+    cost = 0.0
+    reads_logits = True
+
+    def __init__(self, vocab: int, candidates: int) -> None:
+        self._candidates = candidates
+        self._next = np.zeros((vocab, candidates), _dtype(vocab))
+        self._sure = np.zeros(vocab, np.uint8)  # 0: nothing is known; else a grade and 1
+
+    def seed(self, tokens: NDArray[np.uint32], candidates: NDArray[np.uint32], sure: NDArray[np.uint8]) -> None:
+        """Take rows over: of each token [N] the candidates [N, k], the best first, and the level of sureness [N]."""
+        count = min(self._candidates, candidates.shape[1])
+        self._next[tokens, :count] = candidates[:, :count]
+        self._next[tokens, count:] = candidates[:, :1]
+        self._sure[tokens] = 1 + LEVELS + sure
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """The matrix serves every text."""
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """What follows a token is learnt from the logits."""
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        best, sure = likeliest(logits, self._candidates)
+        self._next[tokens] = best
+        self._sure[tokens] = 1 + sure
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        if budget.trees and self._candidates > 1:
+            return self._tree(context[-1], budget.tokens)
+        following, sure = self._next, self._sure
+        token, tokens, grades = context[-1], list[int](), list[int]()
+        for _ in range(budget.tokens):
+            level = int(sure[token])
+            if not level:
+                break
+            token = int(following[token, 0])
+            tokens.append(token)
+            grades.append(level - 1)
+        return Draft(tokens, grades) if tokens else NOTHING
+
+    def _tree(self, token: int, most: int) -> Draft:
+        """The likeliest nodes first, as far as sureness tells, each with its best candidates as children."""
+        following, sure = self._next, self._sure
+        tokens, grades, parents = list[int](), list[int](), list[int]()
+        branches = min(len(SHARES), self._candidates)
+        order = itertools.count()
+        ahead: list[tuple[float, int, int, int, int]] = []  # less its chance, order, token, grade, parent
+
+        def reach(token: int, parent: int, chance: float) -> None:
+            level = int(sure[token])
+            if level:
+                for rank in range(branches):
+                    grade = len(CHANCES) * rank + level - 1
+                    child = int(following[token, rank])
+                    heapq.heappush(ahead, (-chance * PRIORS[grade], next(order), child, grade, parent))
+
+        reach(token, -1, 1.0)
+        while ahead and len(tokens) < most:
+            chance, _, token, grade, parent = heapq.heappop(ahead)
+            tokens.append(token)
+            grades.append(grade)
+            parents.append(parent)
+            reach(token, len(tokens) - 1, -chance)
+        return Draft(tokens, grades, parents) if tokens else NOTHING
+
+
+def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+    """Of logits [S, V], V >= count, the `count` largest of each row [S, count], the largest first, and the level of
+    the first one's share in them [S].
+
+    A row's largest are in the columns whose maxima are the largest, where logits stand in COLUMN rows. So most are
+    looked at once, in the order they lie in.
+    """
+    size, vocab = logits.shape
+    columns = vocab // COLUMN
+    if columns > count:
+        height = columns * COLUMN
+        tops = logits[:, :height].reshape(size, COLUMN, columns).max(axis=1)
+        best = np.argpartition(tops, columns - count, axis=1)[:, columns - count :]
+        places = (best[:, None] + columns * np.arange(COLUMN)[:, None]).reshape(size, -1)
+        rest = np.broadcast_to(np.arange(height, vocab), (size, vocab - height))
+        places = np.concatenate([places, rest], axis=1)
+        values = np.take_along_axis(logits, places, axis=1)
+    else:
+        places, values = np.broadcast_to(np.arange(vocab), logits.shape), logits
+    among = values.shape[1]
+    best = np.argpartition(values, among - count, axis=1)[:, among - count :]
+    values = np.take_along_axis(values, best, axis=1)
+    order = np.argsort(-values, axis=1)
+    values = np.take_along_axis(values, order, axis=1)
+    places = np.take_along_axis(np.take_along_axis(places, best, axis=1), order, axis=1)
+    share = 1 / np.exp(values - values[:, :1]).sum(axis=1)
+    return places, np.searchsorted(BOUNDS, share, side="right").astype(np.uint8)
+
+
+def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any]) -> bytes:
+    """The bytes of a bundle's file: the numbers N and k, then of N tokens their ids, k candidates each, the best first,
+    and levels of sureness. All numbers are 32 bits wide, little-endian; levels have 8."""
+    count, width = candidates.shape
+    return struct.pack("<II", count, width) + b"".join(
+        np.ascontiguousarray(array, dtype).tobytes()
+        for array, dtype in ((tokens, "<u4"), (candidates, "<u4"), (sure, "u1"))
+    )
+
+
+def read_seed(bundle: Bundle) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]] | None:
+    """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None where it has none.
+
+    Raises:
+        BundleError: the file cannot be read, or is not what `write_seed` writes.
+    """
+    if all(file.path != SEED for file in bundle.manifest.files):
+        return None
+    path = bundle.path(SEED)
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    count, width = struct.unpack_from("<II", raw) if len(raw) >= HEAD else (0, 0)
+    if not width or len(raw) != HEAD + count * (4 + 4 * width + 1):
+        raise BundleError(f"{path} is not a table of candidates; export or copy the bundle again.")
+    tokens = np.frombuffer(raw, "<u4", count, HEAD)
+    candidates = np.frombuffer(raw, "<u4", count * width, HEAD + 4 * count).reshape(count, width)
+    sure = np.frombuffer(raw, np.uint8, count, HEAD + 4 * count * (1 + width))
+    vocab = bundle.manifest.dims.vocab_size
+    if count and (max(tokens.max(), candidates.max()) >= vocab or sure.max() >= LEVELS):
+        raise BundleError(f"{path} names tokens that the vocabulary of {vocab} does not have; export the bundle again.")
+    return tokens, candidates, sure
