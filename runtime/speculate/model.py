@@ -1,0 +1,182 @@
+"""`model=PATH`: a smaller model with the same tokenizer writes on, and the larger one checks it.
+
+Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with drafts that take the smaller
+model's likeliest token each time; its probability is what a token is graded by. The smaller model's KV cache keeps what
+it has of the text, drafted tokens that held included, so that it runs next to no token twice.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.errors import InputError
+from edge.runtime.engine import Engine
+from edge.runtime.memory_model import Demand, MemoryModel
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.text import Text
+
+if TYPE_CHECKING:
+    from edge.runtime.cache import KVCache
+
+CHUNK = 128  # prompt tokens of a step
+NOT_OURS = ("program", "tokenizer")  # kinds of memory that are there for the larger model already, or only for a while
+
+# Grades are by the probability of the token: above so many of these bounds.
+BOUNDS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+PRIORS = (0.15, 0.25, 0.4, 0.55, 0.7, 0.82, 0.9, 0.97)
+
+
+def nbytes(setting: Setting) -> int:
+    """Bytes of the smaller model: weights, KV cache and activations, as the memory model has them."""
+    return _nbytes(_open(setting), setting)
+
+
+def make(setting: Setting) -> DraftModel:
+    """The smaller model, loaded.
+
+    Raises:
+        InputError: it has another tokenizer, an encoder, or takes more than the limit.
+        BundleError: it is no bundle, or is damaged.
+    """
+    bundle = _open(setting)
+    need = _nbytes(bundle, setting)
+    if setting.limit is not None and need > setting.limit:
+        raise InputError(
+            f"The model that drafts, {bundle.manifest.name}, takes {need} bytes, more than the {setting.limit} that "
+            "are left; choose --speculate auto, or a larger budget."
+        )
+    bundle.check_files_once()
+    size, own = (sum(group.bytes for group in b.manifest.groups) for b in (setting.bundle, bundle))
+    vocab = min(b.manifest.dims.vocab_size for b in (setting.bundle, bundle))
+    engine = Engine(bundle, context=_context(bundle, setting), threads=setting.threads)
+    return DraftModel(engine, vocab, own / size)
+
+
+def _nbytes(bundle: Bundle, setting: Setting) -> int:
+    context = _context(bundle, setting)
+    footprint = MemoryModel(bundle).footprint(Demand(context, min(CHUNK, context)))
+    return max(
+        sum(size for kind, size in kinds.items() if kind not in NOT_OURS)
+        for kinds in (footprint.loading, footprint.running)
+    )
+
+
+def _context(bundle: Bundle, setting: Setting) -> int:
+    return min(bundle.manifest.context, setting.context)
+
+
+def _open(setting: Setting) -> Bundle:
+    """The bundle at the path, checked to draft for the other one.
+
+    Raises:
+        InputError: it cannot.
+        BundleError: there is none.
+    """
+    assert setting.argument is not None
+    bundle = open_bundle(Path(setting.argument).expanduser())
+    name = bundle.manifest.name
+    if bundle.manifest.encoder is not None:
+        raise InputError(f"{name} has an encoder, and what drafts must be a decoder alone; name another bundle.")
+    ours, theirs = ({f.path: f.sha256 for f in b.manifest.files}.get(TOKENIZER) for b in (setting.bundle, bundle))
+    if ours is None or ours != theirs:
+        _compare(setting.bundle, bundle)
+    return bundle
+
+
+def _compare(bundle: Bundle, other: Bundle) -> None:
+    """InputError where two bundles have different vocabularies."""
+    text, drafts = Text(bundle), Text(other)
+    for token in range(max(b.manifest.dims.vocab_size for b in (bundle, other))):
+        ours, theirs = text.token(token), drafts.token(token)
+        if ours != theirs:
+            said = [f"{name!r}" if name is not None else "none" for name in (theirs, ours)]
+            raise InputError(
+                f"{other.manifest.name} cannot draft for {bundle.manifest.name}: their tokenizers differ (token "
+                f"{token} is {said[0]} there and {said[1]} here); name a bundle with the same tokenizer."
+            )
+
+
+class DraftModel:
+    """A model that drafts.
+
+    Args:
+        engine: the smaller model's.
+        vocab: tokens that both models know.
+        cost: of one of its steps, in steps of the larger model.
+    """
+
+    name = "model"
+    priors = PRIORS
+    reads_logits = False
+
+    def __init__(self, engine: Engine, vocab: int, cost: float) -> None:
+        self.cost = cost
+        self._engine = engine
+        self._vocab = vocab
+        self._cache: KVCache | None = None
+        self._held: list[int] = []  # tokens whose keys and values are in the cache; drafted ones stand at the end
+        self._length = 0  # of the text, as far as it was told
+        self._right = 0  # tokens held that the text begins with
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._length = self._right = 0
+        self.accept(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        if self._right == self._length:
+            for held, token in zip(self._held[self._right : self._right + len(tokens)], tokens, strict=False):
+                if held != token:
+                    break
+                self._right += 1
+        self._length += len(tokens)
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        engine = self._engine
+        count = min(budget.tokens, engine.context - len(context) + 1)
+        if count < 1:
+            return NOTHING
+        if self._cache is None:
+            self._cache = engine.new_cache()
+        cache, held = self._cache, self._held
+        start = min(self._right, len(context) - 1)  # the last token is run anew where it is held
+        del held[start:]
+        cache.truncate(start)
+        logits = self._run(cache, context[start:])
+        self._right = len(context)
+        tokens, grades, chance = list[int](), list[int](), 1.0
+        while True:
+            token, probability = self._likeliest(logits)
+            chance *= probability
+            if tokens and chance < budget.least:
+                break
+            tokens.append(token)
+            grades.append(bisect.bisect(BOUNDS, probability))
+            if len(tokens) == count or chance < budget.least:
+                break
+            logits = self._run(cache, tokens[-1:])
+        return Draft(tokens, grades)
+
+    def _run(self, cache: KVCache, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [V] of what follows these tokens behind those held."""
+        for start in range(0, len(tokens), CHUNK):
+            piece = np.array(tokens[start : start + CHUNK], np.int64)
+            logits = self._engine.step(cache, piece)
+            self._held += tokens[start : start + CHUNK]
+        last: NDArray[np.float32] = logits[-1]
+        return last
+
+    def _likeliest(self, logits: NDArray[np.float32]) -> tuple[int, float]:
+        """The token that both models know with the largest logit, and its probability."""
+        known = logits[: self._vocab]
+        token = int(known.argmax())
+        return token, 1 / float(np.exp(known - known[token]).sum())
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        """Nothing is learnt from logits."""
