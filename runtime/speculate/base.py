@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 DRAFTERS: dict[str, str] = {
     "lookup": "what followed the same words earlier in prompt or answer",
+    "recycle": "what the model held likely when it last read the same token",
+    "trigram": "what most often followed the last two tokens",
+    "model=": "what a smaller bundle with the same tokenizer says, whose path this is",
+    "cascade": "lookup, then trigram, then recycle, where those before have nothing to say",
 }
 """Drafters by name, each a module of this package, and what they guess from. The key of one that takes an argument
 ends with ``=``."""

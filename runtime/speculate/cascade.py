@@ -1,0 +1,100 @@
+"""`cascade`: drafters one after the other, the next where those before have nothing to say.
+
+`lookup` comes first, where at least two tokens matched: it copies whole passages. Then `trigram`, which remembers what
+it read in earlier texts; then what followed a single token, `recycle`'s, or `lookup`'s where the model was not sure.
+A draft that ends early is continued by `recycle`, which needs no more than one token to go on from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.runtime.speculate import lookup, recycle, trigram
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Drafter, DrafterModule, Setting
+
+ENOUGH = 2  # tokens of a match that `lookup` is taken at its word for
+# Where the grades of each drafter begin among those of all.
+LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
+RECYCLE = TRIGRAM + len(trigram.PRIORS)
+
+
+def nbytes(setting: Setting) -> int:
+    """Bytes of all drafters that there is room for."""
+    return sum(module.nbytes(each) for module, each in _fitting(setting))
+
+
+def make(setting: Setting) -> Cascade:
+    """The drafters, those left out that there is no room for."""
+    made = {module: module.make(each) for module, each in _fitting(setting)}
+    return Cascade(*(made.get(module) for module in (lookup, trigram, recycle)))
+
+
+def _fitting(setting: Setting) -> Iterator[tuple[DrafterModule, Setting]]:
+    """The drafters that fit into the limit, in their order, each with what those before leave."""
+    left = setting.limit
+    for module in (lookup, trigram, recycle):
+        each = dataclasses.replace(setting, limit=left)
+        try:
+            need = module.nbytes(each)
+        except InputError:
+            continue
+        if left is not None:
+            if need > left:
+                continue
+            left -= need
+        yield module, each
+
+
+class Cascade:
+    """Drafters in turn; None in the place of one that there is no room for."""
+
+    name = "cascade"
+    priors = (*lookup.PRIORS, *trigram.PRIORS, *recycle.PRIORS)
+    cost = 0.0
+    reads_logits = True
+
+    def __init__(self, first: Drafter | None, second: Drafter | None, third: Drafter | None) -> None:
+        self._lookup, self._trigram, self._recycle = first, second, third
+        self._all = [drafter for drafter in (first, second, third) if drafter is not None]
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        for drafter in self._all:
+            drafter.begin(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        for drafter in self._all:
+            drafter.accept(tokens)
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        weak = NOTHING
+        if self._lookup is not None:
+            weak = self._lookup.propose(context, budget)
+            if weak.tokens and weak.grades[0] >= ENOUGH:
+                return weak
+        draft, chain = NOTHING, Budget(budget.tokens, budget.least)
+        if self._trigram is not None:
+            draft = _graded(self._trigram.propose(context, chain), TRIGRAM)
+        if self._recycle is None:
+            return draft if draft.tokens else weak
+        if not draft.tokens:
+            draft = _graded(self._recycle.propose(context, chain), RECYCLE)
+            unsure = not draft.tokens or self.priors[draft.grades[0]] < self.priors[1]
+            return weak if weak.tokens and unsure else draft
+        rest = Budget(budget.tokens - len(draft.tokens), budget.least)
+        more = _graded(self._recycle.propose(draft.tokens[-1:], rest), RECYCLE)
+        return Draft([*draft.tokens, *more.tokens], [*draft.grades, *more.grades])
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        for drafter in self._all:
+            if drafter.reads_logits:
+                drafter.verified(tokens, logits)
+
+
+def _graded(draft: Draft, first: int) -> Draft:
+    """A draft whose grades are among those of all drafters, `first` the first of its own."""
+    return Draft(draft.tokens, [first + grade for grade in draft.grades]) if draft.tokens else NOTHING
