@@ -31,7 +31,7 @@ from edge.errors import InputError
 from edge.runtime.engine import DEFAULT_CONTEXT, KEPT_STEP
 from edge.runtime.memory_model import SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
-from edge.runtime.speculate.base import OFF, table_bytes, widest_draft
+from edge.runtime.speculate.base import OFF, WIDTHS, table_bytes, widest_draft
 
 GOAL = 1024  # tokens of context
 LEAST_CONTEXT = 128  # a question and a short answer
@@ -39,7 +39,6 @@ LEAST_CHUNK = 16
 RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
-DRAFT_WIDTHS = (16, 8, 4, 2)  # tokens of a step that verifies a draft
 WIDEST = 64  # tokens of a step that `Plan.widest` looks for
 
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
@@ -176,7 +175,7 @@ class _Choices:
         widths = [max(KEPT_STEP, self._branches), self._branches] if self._manifest.text is not None else [1]
         if self._speculate != OFF:
             most = widest_draft(self._manifest.dims.vocab_size)
-            widths = [*(width for width in DRAFT_WIDTHS if width <= most), 1]
+            widths = [*(width for width in WIDTHS if width <= most), 1]
         chunks = [self._chunk]
         if self._manifest.encoder is not None:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]

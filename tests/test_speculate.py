@@ -282,7 +282,7 @@ def test_a_draft_is_as_long_as_pays() -> None:
     costs.begin()
     planner = Planner((0.1, 0.6, 0.95), costs, 9)
     draft = Draft([7] * 8, [2] * 8)
-    assert len(planner.cut(draft).tokens) == 8, "likely tokens are worth their time"
+    assert len(planner.cut(draft).tokens) == 7, "likely tokens are worth their time, and steps have few sizes"
     assert planner.cut(Draft([7] * 8, [0] * 8)) == NOTHING, "unlikely ones are not"
     middle = planner.cut(Draft([7] * 8, [1] * 8))
     assert 1 <= len(middle.tokens) <= 3, "and of chances in between the first ones are"
@@ -311,6 +311,7 @@ def test_what_steps_take_counts_from_the_next_answer_on() -> None:
     assert costs.ratios == before, "the first answer of a process does not depend on the clock"
     costs.begin()
     assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
+    assert costs.ratios[3] == math.inf, "steps have few sizes"
 
 
 def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:
@@ -426,7 +427,7 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
         assert got.token_ids == wanted.token_ids and got.finish_reason == wanted.finish_reason
         drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
         accepted += got.speculation["accepted"]  # type: ignore[index]
-    assert drafted_tokens > 100 and accepted >= 5
+    assert drafted_tokens > 30 and accepted >= 3
 
 
 def test_profiling_drafters_counts_what_was_right_by_position(tiny_bundle: Bundle) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.runtime.generate import prefill
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.base import NOTHING, WIDTH, Draft, Drafter, Setting, find, widest_draft
+from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, find, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.verify import accept, keep, tree_step
 
@@ -168,7 +168,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
         InputError: there is no such drafter, or it cannot be made.
     """
     plan, vocab = engine.plan, engine.bundle.manifest.dims.vocab_size
-    width = widest_draft(vocab) if plan is None else min(WIDTH, plan.demand.width)
+    width = widest_draft(vocab) if plan is None else min(WIDTHS[0], plan.demand.width)
     if width < 2:
         return None
     module, argument = find(name)

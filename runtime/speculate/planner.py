@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge.runtime.speculate.base import NOTHING, Budget, Draft
+from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft
 
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
@@ -106,7 +106,9 @@ class StepCosts:
             ratios[size - 1] = known
         for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
             ratios[i - 1] = min(ratios[i - 1], ratios[i])
-        self.ratios = [0.0, *ratios]  # by size
+        self.slope = (ratios[-1] - 1) / (len(ratios) - 1)  # of each further token
+        taken = {1, *WIDTHS}
+        self.ratios = [0.0, *(r if size in taken else math.inf for size, r in enumerate(ratios, 1))]  # by size
 
     def took(self, size: int, seconds: float) -> None:
         """A step of `size` tokens took so long."""
@@ -116,7 +118,7 @@ class StepCosts:
             ratio, more = seconds / self.plain, self._believed[size - 1] - 1
             if more > 0:
                 self._steepness = _follow(self._steepness, max(0.05, (ratio - 1) / more))
-            self._known[size] = _follow(self._known.get(size, self.ratios[size]), max(1.0, ratio))
+            self._known[size] = _follow(self._known.get(size, 1 + more * self._counted_steepness), max(1.0, ratio))
 
 
 def _follow(known: float, measured: float) -> float:
@@ -157,9 +159,7 @@ class Planner:
         """What to ask the drafter for, where `most` tokens have room; no tokens where asking would not pay."""
         self.costs.at(context)
         tokens = min(most, self._width - 1)
-        ratios = self.costs.ratios
-        slope = (ratios[-1] - 1) / (len(ratios) - 2) if len(ratios) > 2 else 1.0
-        cost = self._cost
+        ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
         if cost <= COSTLY:
             return Budget(tokens, 0.0, self._trees)
         self._plain_rounds += 1
