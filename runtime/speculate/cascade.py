@@ -18,6 +18,8 @@ from edge.runtime.speculate import lookup, recycle, trigram
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, Drafter, DrafterModule, Setting
 
 ENOUGH = 2  # tokens of a match that `lookup` is taken at its word for
+# What `recycle` is asked for here is what was not said before, and right less often than all that it can guess.
+REST = (0.1, 0.15, 0.2, 0.25, 0.35, 0.42, 0.48, 0.5, *recycle.FROM_FILE)
 # Where the grades of each drafter begin among those of all.
 LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
 RECYCLE = TRIGRAM + len(trigram.PRIORS)
@@ -54,7 +56,7 @@ class Cascade:
     """Drafters in turn; None in the place of one that there is no room for."""
 
     name = "cascade"
-    priors = (*lookup.PRIORS, *trigram.PRIORS, *recycle.PRIORS)
+    priors = (*lookup.PRIORS, *trigram.PRIORS, *REST)
     cost = 0.0
     reads_logits = True
 
