@@ -239,6 +239,21 @@ def test_a_model_follows_another_text_and_stays_within_its_context(tiny_bundle: 
     assert drafter.propose([*text, 4, 4], Budget(8)) == NOTHING
 
 
+def test_a_cheap_model_reads_the_prompt_before_it_is_asked(tiny_bundle: Bundle) -> None:
+    ran: list[int] = []
+    drafter = model.make(with_bundle(tiny_bundle, tiny_bundle.root))
+    step = drafter._engine.step
+    drafter._engine.step = lambda cache, tokens: (ran.append(len(tokens)), step(cache, tokens))[1]  # type: ignore
+    drafter.begin([5, 6, 7, 8])
+    assert ran == [], "as large as the other model: it may never be asked"
+    drafter.cost = 0.1
+    for tokens in ([5, 6, 7, 8], [5, 6, 7, 8]):
+        drafter.begin(tokens)
+    drafted = drafter.propose([5, 6, 7, 8], Budget(2))
+    assert ran == [3, 1, 1], "the prompt once, its last token with the first draft, and one step more"
+    assert len(drafted.tokens) == 2
+
+
 def test_a_model_stops_drafting_where_its_own_probability_is_low(tiny_bundle: Bundle) -> None:
     drafter = model.make(with_bundle(tiny_bundle, tiny_bundle.root))
     drafter.begin([5, 6, 7, 8])

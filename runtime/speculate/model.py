@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 CHUNK = 128  # prompt tokens of a step
+CHEAP = 0.5  # of the larger model's step: a model that takes less reads every prompt, others once they are asked
 NOT_OURS = ("program", "tokenizer")  # kinds of memory that are there for the larger model already, or only for a while
 
 # Grades are by the probability of the token: above so many of these bounds.
@@ -128,6 +129,8 @@ class DraftModel:
     def begin(self, tokens: Sequence[int]) -> None:
         self._length = self._right = 0
         self.accept(tokens)
+        if self.cost < CHEAP and len(tokens) < self._engine.context:
+            self._read(tokens[:-1])  # here, and not in the first draft, by whose time drafts are judged
 
     def accept(self, tokens: Sequence[int]) -> None:
         if self._right == self._length:
@@ -138,18 +141,11 @@ class DraftModel:
         self._length += len(tokens)
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        engine = self._engine
-        count = min(budget.tokens, engine.context - len(context) + 1)
+        count = min(budget.tokens, self._engine.context - len(context) + 1)
         if count < 1:
             return NOTHING
-        if self._cache is None:
-            self._cache = engine.new_cache()
-        cache, held = self._cache, self._held
-        start = min(self._right, len(context) - 1)  # the last token is run anew where it is held
-        del held[start:]
-        cache.truncate(start)
-        logits = self._run(cache, context[start:])
-        self._right = len(context)
+        self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
+        logits = self._read(context)
         tokens, grades, chance = list[int](), list[int](), 1.0
         while True:
             token, probability = self._likeliest(logits)
@@ -160,14 +156,26 @@ class DraftModel:
             grades.append(bisect.bisect(BOUNDS, probability))
             if len(tokens) == count or chance < budget.least:
                 break
-            logits = self._run(cache, tokens[-1:])
+            logits = self._run(tokens[-1:])
         return Draft(tokens, grades)
 
-    def _run(self, cache: KVCache, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def _read(self, text: Sequence[int]) -> NDArray[np.float32]:
+        """Hold `text` and nothing else; logits [V] of what follows it, where there was anything to run."""
+        if self._cache is None:
+            self._cache = self._engine.new_cache()
+        del self._held[self._right :]
+        self._cache.truncate(self._right)
+        logits = self._run(text[self._right :])
+        self._right = len(text)
+        return logits
+
+    def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits [V] of what follows these tokens behind those held."""
+        assert self._cache is not None
+        logits = np.empty((1, 0), np.float32)
         for start in range(0, len(tokens), CHUNK):
             piece = np.array(tokens[start : start + CHUNK], np.int64)
-            logits = self._engine.step(cache, piece)
+            logits = self._engine.step(self._cache, piece)
             self._held += tokens[start : start + CHUNK]
         last: NDArray[np.float32] = logits[-1]
         return last
