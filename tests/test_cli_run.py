@@ -99,6 +99,21 @@ def test_json_is_one_object_with_exactly_the_documented_keys(run: Run, tiny_bund
     assert answer["peak_rss_mb"] > 10
 
 
+def test_json_says_what_drafts_did(run: Run, tiny_bundle: Bundle) -> None:
+    ids = []
+    for speculate in ("off", "lookup"):
+        options = ("--json", "--max-tokens", 60, "--reproducible", "--speculate", speculate)
+        answer = json.loads(run(tiny_bundle.root, "la la la la la la la la la", *options)[1])
+        ids.append(answer["token_ids"])
+        drafts = answer["speculation"]
+        assert (drafts is None) == (speculate == "off")
+    assert set(drafts) == {
+        *("drafter", "steps", "drafted", "accepted", "accepted_per_step", "draft_s", "verify_s"),
+    }
+    assert drafts["drafter"] == "lookup" and drafts["steps"] + drafts["accepted"] == len(ids[1]) - 1
+    assert ids[0] == ids[1]
+
+
 def test_options_may_stand_anywhere(run: Run, fake: Callable) -> None:
     fake("Hello")
     assert run("--max-tokens", 2, "x.edge", "hi")[1] == "He\n"
@@ -173,6 +188,8 @@ def test_a_bundle_without_a_template_says_so_once_and_answers(run: Run, fake: Ca
         (("x", "--min-p", "2"), "min-p must be between 0 and 1"),
         (("x", "--repetition-penalty", "0"), "repetition penalty must be"),
         (("x", "--seed", "-1"), "seed must be"),
+        (("x", "--speculate", "magic"), "There is no drafter 'magic'; there are auto, off, lookup"),
+        (("x", "--speculate", "lookup=3"), "The drafter lookup takes nothing behind it; write lookup alone."),
         (("x", "--max-tokens", "0"), "must be 1 or more, not 0"),
         (("x", "--max-tokens", "-5"), "must be 1 or more, not -5"),
         (("x", "--stop", ""), "stop string is empty"),

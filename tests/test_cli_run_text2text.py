@@ -291,6 +291,8 @@ def test_ctrl_c_on_a_terminal_stops_one_answer(run: Run, fake: Callable, monkeyp
         (("x", "--system", "s"), "--system means nothing to it"),
         (("x", "--raw"), "--raw means nothing to it"),
         (("x", "--prefill-chunk", "4"), "--prefill-chunk means nothing to it"),
+        (("x", "--speculate", "off"), "--speculate means nothing to it"),
+        (("x", "--reproducible"), "--reproducible means nothing to it"),
         (("x", "--audio", "talk.wav"), "hears no sound; --audio needs a speech bundle"),
         (("x", "--output", "out"), "name the file with -f"),
         (("x", "-f", "file"), "two prompts"),
