@@ -64,7 +64,7 @@ def export(
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         wide_weights: int8 for a second form of a decoder's layers, for prompts (docs/wide.md), or none; default: none.
-        segments: also write the decoder in parts that can be left out: of so many layers each, or "ffn" for half-layers.
+        segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.

@@ -196,6 +196,7 @@ def test_a_bundle_without_a_template_says_so_once_and_answers(run: Run, fake: Ca
         (("x", "--context", "0"), "context must be between 1 and 512"),
         (("x", "--context", "513"), "context must be between 1 and 512"),
         (("x", "--threads", "0"), "threads must be at least 1"),
+        (("x", "--threads", "5000"), "The number of threads must be at most"),
         (("x", "--prefill-chunk", "0"), "must be 1 token or more, not 0"),
         (("-f", "no/such/file"), "no/such/file cannot be read: No such file or directory"),
         (("x", "-f", "file"), "two prompts"),

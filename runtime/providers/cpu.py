@@ -11,6 +11,8 @@ import onnxruntime as ort
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 
+MOST_THREADS = 16  # that may be asked for, or twice the cores: threads without work spin, thousands stop the machine
+
 _pool_threads: int | None = None
 
 
@@ -29,6 +31,9 @@ def share_thread_pool(threads: int | None, arena: int = -1) -> int:
     global _pool_threads
     if threads is not None and threads < 1:
         raise InputError(f"The number of threads must be at least 1, not {threads}.")
+    most = max(MOST_THREADS, 2 * (os.cpu_count() or 1))
+    if threads is not None and threads > most:
+        raise InputError(f"The number of threads must be at most {most} on this machine, not {threads}.")
     if _pool_threads is None:
         _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
