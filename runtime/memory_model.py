@@ -127,10 +127,6 @@ class MemoryModel:
         self._program = present if present > IMPORTED + SLACK else IMPORTED
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role != "wide")
-        self._wide = self._wide_turn = 0
-        if manifest.wide is not None:
-            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, manifest.wide.groups))
-            self._wide_turn = manifest.dims.hidden_size**2 * FLOAT
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
         self._trees = b"attention_bias" in decoder
@@ -142,6 +138,11 @@ class MemoryModel:
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
         self._packed = sum(map(_packed, read))
         self._mapped = sum(map(_scales, read)) + sum(map(_unpacked, head))
+        self._wide = 0
+        if manifest.wide is not None:  # the second session packs the head too, and holds the rotation twice
+            own = [*manifest.wide.groups, *head]
+            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, own))
+            self._wide += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
         self._feed_forward = _width(
             groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
@@ -174,7 +175,7 @@ class MemoryModel:
         if demand.drafts:
             running["draft tables"] = demand.drafts
         if demand.wide:
-            running["wide form"] = self._wide + 2 * self._wide_turn
+            running["wide form"] = self._wide
         if self.manifest.encoder is not None:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
             running["encoder activations"] = self._encoding(self._rows(demand))
