@@ -232,6 +232,28 @@ def test_a_disk_that_fills_while_a_report_is_written_is_one_sentence(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["phone.json", "report"]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")  # noqa: PTH110
+@pytest.mark.parametrize("option", ["--trace", "--html"])
+def test_a_device_is_written_to_and_never_replaced(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "phone.json").write_text(example_profile().to_json())
+    device = tmp_path / "device"  # a link, as /dev/stdout is: were it replaced, /dev/full would still be there
+    device.symlink_to("/dev/full")
+    assert main(["profile", str(tmp_path / "phone.json"), option, str(device)]) == 2
+    assert capsys.readouterr().err == f"edge: The report {device} could not be written: No space left on device.\n"
+    assert device.is_symlink() and device.is_char_device()
+
+
+def test_a_link_goes_on_to_lead_to_the_report(tmp_path: Path) -> None:
+    (tmp_path / "phone.json").write_text(example_profile().to_json())
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "report.html"
+    link.symlink_to(tmp_path / "elsewhere" / "real.html")
+    assert main(["profile", str(tmp_path / "phone.json"), "--html", str(link)]) == 0
+    assert link.is_symlink() and [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["real.html"]
+
+
 def test_a_profile_from_elsewhere_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "phone.json").write_text(example_profile(kind="speech").to_json())
     assert main(["profile", str(tmp_path / "phone.json")]) == 0

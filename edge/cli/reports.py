@@ -17,6 +17,8 @@ def check_target(path: Path) -> None:
     """
     if path.is_dir():
         raise InputError(f"The report {path} cannot be written: it is a folder; name a file.")
+    if _is_device(path):
+        return
     part = _part(path)
     try:
         part.touch()
@@ -26,18 +28,25 @@ def check_target(path: Path) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Write a file, which appears when it is complete, and replaces one that was there.
+    """Write a file, which appears when it is complete, and replaces one that was there. A device or a pipe, such as
+    /dev/stdout, is written to as it is.
 
     Raises:
         InputError: it cannot be written, for example because the disk is full; nothing new is left there.
     """
+    if _is_device(path):
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise InputError(f"The report {path} could not be written: {e.strerror}.") from None
+        return
     part = _part(path)
     try:
         with part.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())  # some file systems tell only now that the disk is full
-        part.replace(path)
+        part.replace(path.resolve())  # a link goes on to lead to the file
     except OSError as e:
         raise InputError(f"The report {path} could not be written: {e.strerror}; nothing new was left there.") from None
     finally:
@@ -46,4 +55,11 @@ def write_report(path: Path, text: str) -> None:
 
 
 def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Where a report is written, beside the file that it becomes."""
+    real = path.resolve()
+    return real.with_name(f".{real.name}.{os.getpid()}.part")
+
+
+def _is_device(path: Path) -> bool:
+    """Whether this is a device or a pipe: renaming a file to its name would take its place away."""
+    return path.exists() and not path.is_file()
