@@ -240,9 +240,7 @@ def test_edge_plan_prints_a_table_and_a_bar(tiny_bundle: Bundle, capsys: pytest.
     assert "300 tokens" in out and "would do" in out
 
 
-def test_edge_plan_tells_the_speed_that_was_measured(
-    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edge_plan_tells_the_speed_that_was_measured(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", str(tiny_bundle.root), "--context", "300"]
     assert main(command) == 0 and "not measured on this device yet" in capsys.readouterr().out
 
@@ -277,3 +275,39 @@ def test_edge_run_imports_the_plan_only_for_a_budget(tiny_bundle: Bundle) -> Non
     command = [sys.executable, "-c", code, "run", str(tiny_bundle.root), "Hi", "--max-tokens", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_drafts_are_narrowed_and_then_left_out_before_a_context_is_given_up(bundle: Bundle) -> None:
+    dims = dataclasses.replace(bundle.manifest.dims, vocab_size=100_000)  # logits weigh
+    large = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, dims=dims))
+    most, seen = make_plan(large, context=1024, speculate="auto").demand, []
+    assert most.width == 16 and most.drafts > 0
+    for budget in range(needed(make_plan(large, context=1024, speculate="auto").footprint), 0, -MB // 2):
+        try:
+            plan = make_plan(large, budget, context=1024, speculate="auto")
+        except InputError:
+            break
+        assert plan.demand.context == 1024 and (plan.demand.drafts > 0) == (plan.demand.width > 1)
+        assert plan.demand.width == 1 or plan.demand.chunk == most.chunk, "drafts go before the prompt's chunk"
+        seen.append(plan.demand.width)
+    assert [width for width, _ in itertools.groupby(seen)] == [16, 8, 4, 2, 1]
+
+
+def test_a_loaded_model_drafts_as_its_plan_says(tiny_bundle: Bundle) -> None:
+    wide, none = ({"memory": "1GB"}, {"memory": "1GB", "speculate": "off"})
+    model = edge.load(tiny_bundle.root, context=128, threads=2, **wide)  # type: ignore[arg-type]
+    assert model.engine.plan is not None and model.engine.plan.demand.width == 16  # type: ignore[union-attr]
+    assert model.speculation is not None  # type: ignore[union-attr]
+    model = edge.load(tiny_bundle.root, context=128, threads=2, **none)  # type: ignore[arg-type]
+    assert model.engine.plan is not None and model.engine.plan.demand.width == 1  # type: ignore[union-attr]
+    assert model.speculation is None  # type: ignore[union-attr]
+
+
+def test_edge_plan_tells_what_drafts_take_and_bring(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tiny_bundle.root), "--json"]) == 0
+    drafts = json.loads(capsys.readouterr().out)["drafts"]
+    assert drafts["tokens"] == 15 and drafts["gain"] > 1.2 and not drafts["measured"]
+    vocab = tiny_bundle.manifest.dims.vocab_size
+    assert drafts["bytes"] >= 15 * 4 * vocab
+    assert main(["plan", str(tiny_bundle.root), "--speculate", "off"]) == 0
+    assert "none: every step is one token" in capsys.readouterr().out
