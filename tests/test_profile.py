@@ -263,6 +263,16 @@ def test_a_profile_from_elsewhere_is_shown(tmp_path: Path, capsys: pytest.Captur
     assert parse(capsys.readouterr().out, "out") == example_profile(kind="speech")
 
 
+def test_a_fraction_of_a_second_is_never_shown_as_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = example_profile()
+    assert shown.sustained is not None
+    rates = [dataclasses.replace(shown.sustained.rates[0], second=0.4)]
+    short = dataclasses.replace(shown, sustained=dataclasses.replace(shown.sustained, rates=rates))
+    (tmp_path / "phone.json").write_text(short.to_json())
+    assert main(["profile", str(tmp_path / "phone.json")]) == 0
+    assert " tokens/s over 0.4 s, " in capsys.readouterr().out
+
+
 def test_two_profiles_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
     for path, slower in zip(paths, (1.0, 2.0), strict=True):

@@ -10,6 +10,7 @@ from profile_example import example_profile
 
 from edge.errors import InputError
 from edge.runtime.profile.compare import Comparison, Row, compare, parse_both
+from edge.runtime.profile.record import Stats
 
 
 def row(comparison: Comparison, name: str) -> Row:
@@ -37,6 +38,40 @@ def test_the_better_one_may_be_either() -> None:
 def test_a_small_difference_counts_where_there_is_little_noise(noise: float, certain: bool) -> None:
     comparison = compare(example_profile(noise=noise), example_profile(slower=1.08, noise=noise))
     assert row(comparison, "token @ 512").certain is certain
+
+
+def test_what_was_measured_once_tells_no_difference() -> None:
+    a, b = example_profile(), example_profile(slower=1.3)
+    names = ("TTFT @ 16", "token @ 16", "token @ 16, p99", "step of 1 @ 16")
+    assert all(row(compare(a, b), name).certain for name in (names[0], names[1], names[3]))
+
+    def once(time: Stats) -> Stats:
+        ms = time.p50_ms
+        return Stats(count=1, p50_ms=ms, p90_ms=ms, p99_ms=ms, min_ms=ms, jitter_ms=0, low_ms=ms, high_ms=ms)
+
+    a = dataclasses.replace(
+        a,
+        ttft=[dataclasses.replace(each, time=once(each.time)) for each in a.ttft],
+        decode=[dataclasses.replace(each, time=once(each.time)) for each in a.decode],
+        curve=[dataclasses.replace(each, low_ms=each.ms, high_ms=each.ms, count=1) for each in a.curve],
+    )
+    assert not any(row(compare(a, b), name).certain for name in names)
+
+
+def test_rates_that_scatter_are_believed_less() -> None:
+    a, b = example_profile(), example_profile(slower=1.1)
+    assert a.sustained is not None and row(compare(a, b), "sustained").certain
+    rates = [dataclasses.replace(a.sustained.rates[0], tokens_per_s=rate) for rate in (200.0, 300.0, 250.0)]
+    shaken = dataclasses.replace(a, sustained=dataclasses.replace(a.sustained, rates=rates))
+    assert not row(compare(shaken, b), "sustained").certain
+
+
+def test_processor_time_of_other_inputs_is_not_compared() -> None:
+    a, b = example_profile(), example_profile()
+    b = dataclasses.replace(b, usage=[dataclasses.replace(use, cpu_s=2 * use.cpu_s) for use in b.usage])
+    assert row(compare(a, b), "prefill, CPU per token").better == "a"
+    shorter = dataclasses.replace(b, ttft=b.ttft[:1])
+    assert "prefill, CPU per token" not in {each.name for each in compare(a, shorter).rows}
 
 
 def test_a_machine_that_drifted_or_was_busy_is_believed_less() -> None:

@@ -83,7 +83,7 @@ def _facts(profile: Profile) -> dict[str, str]:
         seconds = run.rates[-1].second if run.rates else 60.0
         change, low, high = (each * seconds / 60 for each in (run.slope_per_minute, run.slope_low, run.slope_high))
         drift = f"changing by {change:+.1%} ({low:+.1%} to {high:+.1%})" if low * high > 0 else "no drift to be seen"
-        facts["Sustained"] = f"{run.tokens_per_s:,.1f} tokens/s over {seconds:.0f} s, {drift}"
+        facts["Sustained"] = f"{run.tokens_per_s:,.1f} tokens/s over {seconds:.{0 if seconds >= 10 else 1}f} s, {drift}"
     if (load := profile.load) is not None:
         facts["Load"] = f"{ms(load.warm.p50_ms)} ms warm" + (f", {ms(load.cold.p50_ms)} ms cold" if load.cold else "")
     if (memory := profile.memory) is not None and memory.peak_bytes is not None:

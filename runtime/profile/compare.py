@@ -6,12 +6,15 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import stdev
 from typing import Any
 
 from edge.errors import InputError
-from edge.runtime.profile.record import FORMAT_VERSION, Profile, Stats, parse, version_of
+from edge.runtime.profile.record import FORMAT_VERSION, Profile, Stats, Sustained, parse, version_of
 
 FLOOR = 0.01  # medians of the same thing in two runs on one quiet machine differed by this much
+FEW = 3  # measurements, below which nothing is known about how they scatter
+UNKNOWN = 1.0  # the error of a median of fewer: it may be off by as much again
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,10 @@ def _rows(a: Profile, b: Profile) -> Iterator[Row]:
     for point in a.curve:
         match = points.get((point.size, point.context))
         if match is not None:
-            noise = _joined(_half(point.low_ms, point.high_ms), _half(match.low_ms, match.high_ms), machines)
+            noise = _joined(*(_half(each.low_ms, each.high_ms, each.count or FEW) for each in (point, match)), machines)
             yield Row(f"step of {point.size} @ {point.context}", "ms", point.ms, match.ms, noise)
     if a.sustained is not None and b.sustained is not None:
-        noise = _joined(FLOOR, machines)
+        noise = _joined(_scatter(a.sustained), _scatter(b.sustained), machines)
         yield Row("sustained", "tokens/s", a.sustained.tokens_per_s, b.sustained.tokens_per_s, noise, False)
     if a.load is not None and b.load is not None:
         yield _times("load, warm", a.load.warm, b.load.warm, machines)
@@ -121,6 +124,8 @@ def _rows(a: Profile, b: Profile) -> Iterator[Row]:
         twin = uses.get(use.phase)
         if twin is None or not use.tokens or not twin.tokens:
             continue
+        if use.phase == "prefill" and [each.input_tokens for each in a.ttft] != [each.input_tokens for each in b.ttft]:
+            continue  # a token of a long input takes more than one of a short input
         cpu = 1e3 * use.cpu_s / use.tokens, 1e3 * twin.cpu_s / twin.tokens
         yield Row(f"{use.phase}, CPU per token", "ms", *cpu, _joined(FLOOR, machines))
         if use.energy_j is not None and twin.energy_j is not None and use.energy_of == twin.energy_of:
@@ -129,19 +134,26 @@ def _rows(a: Profile, b: Profile) -> Iterator[Row]:
 
 
 def _times(name: str, a: Stats, b: Stats, machines: float) -> Row:
-    noise = _joined(_half(a.low_ms, a.high_ms), _half(b.low_ms, b.high_ms), machines)
+    noise = _joined(*(_half(each.low_ms, each.high_ms, each.count) for each in (a, b)), machines)
     return Row(name, "ms", a.p50_ms, b.p50_ms, noise)
 
 
 def _tail(name: str, a: Stats, b: Stats, machines: float) -> Row:
     """The 99th percentile: one of a hundred times decides it, and the distance to the 90th is what it may be off."""
-    noise = _joined((a.p99_ms - a.p90_ms) / a.p99_ms, (b.p99_ms - b.p90_ms) / b.p99_ms, machines)
+    off = (UNKNOWN if each.count < FEW else (each.p99_ms - each.p90_ms) / each.p99_ms for each in (a, b))
+    noise = _joined(*off, machines)
     return Row(name, "ms", a.p99_ms, b.p99_ms, noise)
 
 
-def _half(low: float, high: float) -> float:
-    """Half of a confidence interval, as a fraction of its middle."""
-    return (high - low) / (high + low)
+def _half(low: float, high: float, count: int) -> float:
+    """Half of the confidence interval of a median of `count` measurements, as a fraction of its middle."""
+    return UNKNOWN if count < FEW else (high - low) / (high + low)
+
+
+def _scatter(run: Sustained) -> float:
+    """Half of the 95% confidence interval of the mean of a run's rates, as a fraction; 1% where no rates are told."""
+    rates = [rate.tokens_per_s for rate in run.rates]
+    return FLOOR if len(rates) < 2 else max(FLOOR, 2 * stdev(rates) / math.sqrt(len(rates)) / run.tokens_per_s)
 
 
 def _joined(*parts: float) -> float:

@@ -220,8 +220,9 @@ class _Run:
             # Attention is quadratic in the length and all else linear: a guess is enough to keep within the time.
             expected = took * (length / jobs[-1].tokens) ** 1.3 if jobs else 0.0
             if jobs and expected > most:
+                about = f"{expected:.0f}" if expected >= 10 else f"{max(expected, 0.1):.1f}"
                 self._notes.append(
-                    f"An input of {length} tokens takes about {expected:.0f} s; more --seconds would have it measured."
+                    f"An input of {length} tokens takes about {about} s; more --seconds would have it measured."
                 )
                 break
             start = time.monotonic()
