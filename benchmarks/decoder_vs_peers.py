@@ -100,7 +100,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help=f"the GGUF file of the model; default: what `edge models pull {MODEL}` left")
     parser.add_argument("--engines", type=_engines, default=list(ENGINES), metavar="NAME,...",
                         help="those to compare; default: " + ",".join(ENGINES))
-    parser.add_argument("--variant", type=_variant, action="append", default=[], metavar="ENGINE=VARIANT",
+    parser.add_argument("--variant", type=variant, action="append", default=[], metavar="ENGINE=VARIANT",
                         help="measure an engine with this setting, instead of trying which is fastest")
     parser.add_argument("--peer-python", metavar="PATH",
                         help="the interpreter of an environment with the peers; default: the one that runs this")
@@ -124,14 +124,15 @@ def _engines(text: str) -> list[str]:
     return [name for name in ENGINES if name in names]
 
 
-def _variant(text: str) -> tuple[str, str]:
-    name, _, variant = text.partition("=")
+def variant(text: str) -> tuple[str, str]:
+    """An engine and one of its settings, from `ENGINE=SETTING`."""
+    name, _, setting = text.partition("=")
     if name not in ENGINES:
         raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(ENGINES)}")
     known = engine_file(name).VARIANTS
-    if variant not in known:
-        raise argparse.ArgumentTypeError(f"{name} has no variant {variant!r}; it has: {'; '.join(known)}")
-    return name, variant
+    if setting not in known:
+        raise argparse.ArgumentTypeError(f"{name} has no variant {setting!r}; it has: {'; '.join(known)}")
+    return name, setting
 
 
 def find_models(args: argparse.Namespace) -> Models:
@@ -175,7 +176,7 @@ class Bench:
         """Prepare an engine, at the fastest of its variants; or say why it is skipped."""
         engine = engine_file(name)
         try:
-            order = self.models.pythons if name != "edge" else (sys.executable,)
+            order = (sys.executable,) if report.is_ours(name) else self.models.pythons
             python = convert.python_with(order, *engine.MODULES)
             if python is None:
                 raise Unavailable(f"{engine.PACKAGE} is not installed")

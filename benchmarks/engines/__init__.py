@@ -11,6 +11,7 @@ from engines.base import EngineFile
 ENGINES = ("edge", "onnxruntime-genai", "llama.cpp", "openvino-genai", "transformers")
 _FILES = {
     "edge": "edge_runtime",
+    "edge narrow": "edge_runtime",  # of prefill.py
     "onnxruntime-genai": "genai",
     "llama.cpp": "llamacpp",
     "openvino-genai": "ov_genai",

@@ -30,11 +30,13 @@ def first_token(python: str, model: Path, prompt: str, threads: int, variant: st
 
 
 class _Edge:
-    def __init__(self, model: Path, threads: int, capacity: int) -> None:
+    def __init__(self, model: Path, threads: int, capacity: int, wide: bool = True) -> None:
         import edge
         from edge.runtime.sampling import make_sampler
 
         self._model = edge.load(model, context=capacity, threads=threads)
+        if not wide:
+            self._model.engine.wide = None
         self._cache = self._model.engine.new_cache(capacity)
         vocab = self._model.bundle.manifest.dims.vocab_size
         self._greedy = make_sampler(edge.GenerateOptions(), vocab, [])
@@ -58,4 +60,4 @@ class _Edge:
 
 
 def load(model: Path, threads: int, capacity: int, **settings: Any) -> Loaded:
-    return _Edge(model, threads, capacity)
+    return _Edge(model, threads, capacity, **settings)
