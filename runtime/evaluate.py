@@ -127,8 +127,10 @@ def compare(
     candidate: LogitsSource,
     texts: Sequence[NDArray[np.int64]],
     progress: Progress | None = None,
+    *,
+    given: int = 1,
 ) -> Agreement:
-    """How far `candidate` agrees with `reference` on the same windows.
+    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted.
 
     Raises:
         InputError: their vocabularies have different sizes.
@@ -144,7 +146,7 @@ def compare(
         if progress is not None:
             progress(done, len(texts))
         for (p, targets), (q, _) in zip(
-            _predictions(reference, tokens), _predictions(candidate, tokens), strict=True
+            _predictions(reference, tokens, given), _predictions(candidate, tokens, given), strict=True
         ):
             log_p, log_q = log_softmax(p), log_softmax(q)
             same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
@@ -172,15 +174,17 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _predictions(
-    source: LogitsSource, tokens: NDArray[np.int64]
+    source: LogitsSource, tokens: NDArray[np.int64], given: int = 1
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """Pieces of logits [R, V] and the R tokens that follow; the last token of the window predicts nothing."""
+    """Pieces of logits [R, V] and the R tokens that follow, from token `given` on; the window's last token predicts
+    nothing."""
     start = 1
     for logits in source.logits(tokens):
         targets = tokens[start : start + len(logits)]
+        left_out = max(0, given - start)
         start += len(logits)
-        if len(targets):
-            yield logits[: len(targets)], targets
+        if len(targets) > left_out:
+            yield logits[left_out : len(targets)], targets[left_out:]
 
 
 def _of_targets(log_p: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArray[np.float64]:

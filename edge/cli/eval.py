@@ -35,6 +35,24 @@ def command(
     agree: Annotated[
         Path | None, typer.Option(metavar="OTHER", help="Compare with this bundle: top-1 agreement, KL divergence.")
     ] = None,
+    skip: Annotated[
+        str | None,
+        typer.Option(metavar="POLICY", help="Measure with layers left out, as by edge run, beside none."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="Settings of the policy that --skip names, measured one after another."),
+    ] = None,
+    given: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --skip: tokens of each window that are its prompt; default: half."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --skip: draw perplexity against speed (.png or .svg).")
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Measure the form of BUNDLE that long prompts are read in (docs/wide.md).")
+    ] = False,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: one per core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -45,6 +63,18 @@ def command(
     """
     if bundle is None and torch is None:
         raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
+    if bundle is None and wide:
+        raise InputError("--wide measures a form of a bundle; give the bundle.")
+    if skip is not None:
+        from edge.cli.eval_skip import run_skip
+
+        if bundle is None or torch is not None or agree is not None:
+            raise InputError("--skip measures one bundle beside itself; give a bundle, without --torch and --agree.")
+        run_skip(bundle, text, _read(text), skip, sweep, given, window, tokens, threads, plot, as_json)
+        return
+    for option, value in (("--sweep", sweep), ("--given", given), ("--plot", plot)):
+        if value is not None:
+            raise InputError(f"{option} is about skipped layers; name a policy with --skip.")
     if agree is not None and torch is not None:
         raise InputError("--agree and --torch both name something to compare with; give one of them.")
     if agree is not None and bundle is None:
@@ -52,7 +82,8 @@ def command(
     content = _read(text)
     with stages() as (progress, say):
         progress(0, 0, "opening")
-        subjects = [_open_bundle(path, window, threads) for path in (bundle, agree) if path is not None]
+        named = ((bundle, wide), (agree, False))
+        subjects = [_open_bundle(path, window, threads, form) for path, form in named if path is not None]
         if torch is not None:
             subjects.append(_open_torch(torch, window, threads, progress, say))
         result = _measure(subjects, content, text, window, tokens, progress)
@@ -84,7 +115,7 @@ class _Subject:
     tokens: Tokens
 
 
-def _open_bundle(path: Path, window: int, threads: int | None) -> _Subject:
+def _open_bundle(path: Path, window: int, threads: int | None, wide: bool) -> _Subject:
     from edge.bundle import open_bundle
     from edge.runtime.engine import Engine
     from edge.runtime.evaluate import EngineLogits, check_window
@@ -93,8 +124,11 @@ def _open_bundle(path: Path, window: int, threads: int | None) -> _Subject:
     bundle = open_bundle(path)
     check_window(window, bundle.manifest.context)
     bundle.check_files_once()
-    source = EngineLogits(Engine(bundle, context=window, threads=threads), window)
-    return _Subject(str(path), source, Text(bundle).encode, bundle.manifest.tokens)
+    engine = Engine(bundle, context=window, threads=threads)
+    if wide and engine.wide is None:
+        raise InputError(f"{path} has no wide form to measure; edge export --wide-weights int8 makes one.")
+    source = EngineLogits(engine, window, wide=wide)
+    return _Subject(f"{path} (wide)" if wide else str(path), source, Text(bundle).encode, bundle.manifest.tokens)
 
 
 def _open_torch(

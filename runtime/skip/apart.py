@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import Groups, Route, grouped
+from edge.runtime.skip.base import MANY, Groups, Route, grouped
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -30,6 +30,9 @@ class Apart:
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return self._everything
+
+    def steady(self, cache: SegmentedCache) -> int:
+        return MANY
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass

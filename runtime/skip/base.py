@@ -19,6 +19,8 @@ Groups = list[tuple[int, ...]]
 """Segments, by their indices in the manifest, that always run together, in the order they run. One session runs each
 group. Segments of no group never run; the first segment is in the first group, the last one in the last."""
 
+MANY = 1 << 30  # tokens: as many as come
+
 Route = tuple[int, ...]
 """The groups that run in a step, by their indices, in order: the first and the last one always do."""
 
@@ -44,6 +46,10 @@ class SkipPolicy(Protocol):
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         """The groups that the next `size` tokens run through."""
+        ...
+
+    def steady(self, cache: SegmentedCache) -> int:
+        """How many tokens from the next one on run through the same groups, at least."""
         ...
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:

@@ -39,6 +39,7 @@ class SegmentedCache(KVCache):
         self.held = np.zeros(len(layers), np.int64)
         self.ran = np.zeros((len(layers), self.rows), bool)
         self.places = np.zeros((len(layers), self.rows), np.int64)
+        self._indices: dict[Route, NDArray[np.intp]] = {}
         self._known = 0  # tokens that `ran` says something about
         self._alike = 0  # of these the first ones that ran as a prompt does
 
@@ -51,14 +52,17 @@ class SegmentedCache(KVCache):
 
     def append(self, positions: NDArray[np.int64], route: Route, *, alike: bool) -> None:
         """Tokens at `positions` [S] run through the groups of `route`; `alike`: as every token of a prompt does."""
-        start, end = self._known, self._known + len(positions)
+        size = len(positions)
+        start, end = self._known, self._known + size
+        groups = self._indices.get(route)
+        if groups is None:
+            groups = self._indices[route] = np.array(route, np.intp)[:, None]
         self.positions[start:end] = positions
+        held = self.held[groups]  # [groups, 1]
+        self.places[groups, held + np.arange(size)] = positions
         self.ran[:, start:end] = False
-        for group in route:
-            held = self.held[group]
-            self.places[group, held : held + len(positions)] = positions
-            self.ran[group, start:end] = True
-            self.held[group] = held + len(positions)
+        self.ran[groups, np.arange(start, end)] = True
+        self.held[groups] = held + size
         if alike and self._alike == start:
             self._alike = end
         self._known = self.length = end

@@ -64,6 +64,12 @@ class SegmentedEngine(Engine):
         capacity = self._capacity(capacity)
         return SegmentedCache(self.bundle.manifest.kv, capacity, self._layers, cross, spare=int(self.reproducible))
 
+    def weight(self, group: int) -> float:
+        """How many layers a group is; a half counts half."""
+        segments = self.bundle.manifest.segments
+        halves = ("attention", "feed_forward")
+        return sum(len(segments[i].layers) / (1 + (segments[i].part in halves)) for i in self.groups[group])
+
     def leaving_out(self, segments: Collection[int]) -> Route:
         """The route through all groups but those of `segments`, by their indices in the manifest.
 
@@ -120,7 +126,7 @@ class SegmentedEngine(Engine):
         step.rows[step.rows < 0] += size
         observed = prompt and policy.observes and self._forced is None
         if not observed:
-            cache.append(step.positions[0], route, alike=prompt or policy.uniform)
+            cache.append(step.positions[0], route, alike=(prompt or policy.uniform) and self._forced is None)
             step.run(cache, route, tree)
         else:
             cache.append(step.positions[0], route, alike=True)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import Groups, Route
+from edge.runtime.skip.base import MANY, Groups, Route
 
 if TYPE_CHECKING:
     from edge.runtime.skip.cache import SegmentedCache
@@ -48,6 +48,9 @@ class PromptPolicy:
         """The mean score of each candidate over the prompt."""
         means: NDArray[np.float32] = self.scores(cache)[:, : cache.prompt].mean(axis=1)
         return means
+
+    def steady(self, cache: SegmentedCache) -> int:
+        return MANY if cache.length >= cache.prompt else cache.prompt - cache.length
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         if cache.length < cache.prompt or not cache.prompt:

@@ -58,6 +58,13 @@ class SkipDecode:
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return self._routes[self.dropped(cache.prompt, cache.length, cache.capacity)]
 
+    def steady(self, cache: SegmentedCache) -> int:
+        at, count = cache.length, 1
+        now = self.dropped(cache.prompt, at, cache.capacity)
+        while at + count < cache.capacity and self.dropped(cache.prompt, at + count, cache.capacity) == now:
+            count += 1
+        return count
+
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass
 

@@ -67,11 +67,11 @@ class SegmentStep:
         and the residual stream [S, H] that it is about to read."""
         if tree is not None or self.masked:
             self._attend(cache, route, tree)
+        self._total[:] = cache.held
+        self._seqlens_k[:, 0] = cache.held
+        self._seqlens_k -= 1
         turn = 0
         for group in route:
-            total = cache.held[group]
-            self._seqlens_k[group] = total - 1
-            self._total[group] = total
             binding = self._bound[group][turn]
             if binding is None:
                 binding = self._bound[group][turn] = self._bind(cache, group, turn)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import Groups, Route, grouped, middle, share, skippable
+from edge.runtime.skip.base import MANY, Groups, Route, grouped, middle, share, skippable
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -34,6 +34,9 @@ class Unified:
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return (0,)
+
+    def steady(self, cache: SegmentedCache) -> int:
+        return MANY
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass

@@ -1,0 +1,121 @@
+"""`edge eval --skip`: what skipping layers costs in quality and brings in speed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.cli.export import stages
+from edge.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from edge.runtime.skip.evaluate import SkipFigures
+
+PLOTS = (".png", ".svg", ".pdf")
+
+
+def run_skip(
+    path: Path,
+    text: Path,
+    content: str,
+    skip: str,
+    sweep: str | None,
+    given: int | None,
+    window: int,
+    limit: int,
+    threads: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure a policy, or several settings of it, and print a table or JSON."""
+    from edge.bundle import open_bundle
+    from edge.runtime.evaluate import check_window, windows
+    from edge.runtime.skip.evaluate import measure
+    from edge.runtime.text import Text
+
+    if plot is not None and plot.suffix not in PLOTS:
+        raise InputError(f"{plot} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
+    skips = [skip] if sweep is None else settings(skip, sweep)
+    bundle = open_bundle(path)
+    check_window(window, bundle.manifest.context)
+    with stages() as (progress, _):
+        progress(0, 0, "opening")
+        bundle.check_files_once()
+        texts = windows(Text(bundle).encode(content), bundle.manifest.tokens, window=window, limit=limit)
+
+        def advance(done: int, total: int) -> None:
+            progress(done, total, "measuring windows")
+
+        prompt = window // 2 if given is None else given
+        found = measure(bundle, skips, texts, window=window, given=prompt, threads=threads, progress=advance)
+    if as_json:
+        results = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
+        about: dict[str, Any] = {"model": str(path), "text": str(text), "window": window, "given": prompt}
+        print(json.dumps(about | {"policies": results}, indent=1, ensure_ascii=False))
+    else:
+        _show(found, path, window, prompt)
+    if plot is not None:
+        draw(found, plot)
+
+
+def settings(skip: str, sweep: str) -> list[str]:
+    """The policy with each of the settings."""
+    if ":" in skip:
+        raise InputError(f"--sweep gives the settings, and {skip} has one already; name the policy alone.")
+    values = [value.strip() for value in sweep.split(",")]
+    if not all(values):
+        raise InputError(f"--sweep {sweep!r} names an empty setting; write them like 0.05,0.1.")
+    return [f"{skip}:{value}" for value in values]
+
+
+def _show(found: list[SkipFigures], path: Path, window: int, given: int) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{path}: {found[0].tokens:,} tokens, behind the first {given} of each {window}"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True, min_width=max(len(each.skip) for each in found))
+    for name in ("layers", "perplexity", "more", "same", "KL", "speed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("off", "all", f"{found[0].perplexity_unskipped:.3f}", "", "", "", "1.00")
+    for each in found:
+        more = each.perplexity / each.perplexity_unskipped - 1
+        table.add_row(
+            each.skip,
+            f"{each.layers_run:.1f}",
+            f"{each.perplexity:.3f}",
+            f"{more:+.1%}",
+            f"{each.top1_agreement:.1%}",
+            f"{each.kl_mean:.4f}",
+            f"{each.speedup:.2f}",
+        )
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def draw(found: list[SkipFigures], path: Path) -> None:
+    """Perplexity against decode speed, both relative to the whole decoder's."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise MissingExtraError("A plot needs matplotlib; install it with: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name in dict.fromkeys(each.skip.partition(":")[0] for each in found):
+        own = [each for each in found if each.skip.partition(":")[0] == name]
+        speeds = [each.speedup for each in own]
+        costs = [100 * (each.perplexity / each.perplexity_unskipped - 1) for each in own]
+        axes.plot(speeds, costs, marker="o", label=name)
+        for each, x, y in zip(own, speeds, costs, strict=True):
+            axes.annotate(each.skip.partition(":")[2], (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="decode speed, times that of the whole decoder", ylabel="more perplexity, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as e:
+        raise InputError(f"The plot {path} cannot be written: {e.strerror}.") from None
