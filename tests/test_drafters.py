@@ -64,8 +64,12 @@ def test_recycle_drafts_what_the_model_held_likely_behind_the_latest_occurrence(
     assert drafter.propose([3], Budget(4)) == NOTHING
     drafter.verified(np.array([3, 4, 3]), logits_of(50, {9: 9.0}, {5: 9.0, 6: 8.9}, {4: 9.0, 7: 8.0}))
     draft = drafter.propose([1, 3], Budget(4))
-    assert draft.tokens == [4, 5], "as far as anything is known"
-    assert draft.grades[0] > draft.grades[1], "the model was surer of the first"
+    assert (draft.tokens, draft.grades) == ([4, 5], [0, 0]), "as far as anything is known"
+    for _ in range(2):
+        drafter.verified(np.array([3]), logits_of(50, {4: 9.0, 7: 8.0}))
+    assert drafter.propose([1, 3], Budget(4)).grades == [2, 0], "it was the same three times"
+    drafter.verified(np.array([3, 3]), logits_of(50, {7: 9.0}, {4: 9.0}))
+    assert drafter.propose([1, 3], Budget(4)).grades == [0, 0], "and no longer is"
     assert drafter.propose([3], Budget(1)).tokens == [4]
     drafter.verified(np.array([5]), logits_of(50, {3: 9.0}))
     assert drafter.propose([3], Budget(8)).tokens == [4, 5, 3, 4, 5, 3, 4, 5]
@@ -73,6 +77,7 @@ def test_recycle_drafts_what_the_model_held_likely_behind_the_latest_occurrence(
 
 def test_recycle_grows_a_tree_where_steps_take_one() -> None:
     drafter = Recycle(50, 8)
+    assert drafter.propose([3], Budget(6, trees=True)) == NOTHING
     drafter.verified(np.array([3, 4, 7]), logits_of(50, {4: 9.0, 7: 8.9}, {5: 9.0, 6: 2.0}, {8: 9.0}))
     draft = drafter.propose([3], Budget(6, trees=True))
     assert draft.parents is not None and len(draft.tokens) == 6
@@ -259,6 +264,8 @@ def test_a_model_stops_drafting_where_its_own_probability_is_low(tiny_bundle: Bu
     drafter.begin([5, 6, 7, 8])
     assert len(drafter.propose([5, 6, 7, 8], Budget(8, least=0.0)).tokens) == 8
     assert len(drafter.propose([5, 6, 7, 8], Budget(8, least=0.999)).tokens) == 1
+    drafter.begin([5, 6] * 70)
+    assert drafter.propose([5, 6] * 70, Budget(8)) == NOTHING, "a model as large as this reads no long prompt"
 
 
 def test_the_memory_of_a_drafting_model_is_known_and_limited(tiny_bundle: Bundle) -> None:

@@ -19,7 +19,7 @@ from edge.runtime.speculate.base import NOTHING, Budget, Draft, Drafter, Drafter
 
 ENOUGH = 2  # tokens of a match that `lookup` is taken at its word for
 # What `recycle` is asked for here is what was not said before, and right less often than all that it can guess.
-REST = (0.1, 0.15, 0.2, 0.25, 0.35, 0.42, 0.48, 0.5, *recycle.FROM_FILE)
+REST = (0.15, 0.2, 0.3, 0.45, 0.5, 0.5, 0.5, 0.35, *recycle.FROM_FILE)
 # Where the grades of each drafter begin among those of all.
 LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
 RECYCLE = TRIGRAM + len(trigram.PRIORS)
