@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 CHUNK = 128  # prompt tokens of a step
-CHEAP = 0.5  # of the larger model's step: a model that takes less reads every prompt, others once they are asked
+# Of the larger model's step: a model that takes less reads every prompt. Others read one when they are first asked, and
+# none of more than a chunk: reading it takes longer than their drafts can bring.
+CHEAP = 0.5
 NOT_OURS = ("program", "tokenizer")  # kinds of memory that are there for the larger model already, or only for a while
 
 # Grades are by the probability of the token: above so many of these bounds.
@@ -142,7 +144,7 @@ class DraftModel:
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
         count = min(budget.tokens, self._engine.context - len(context) + 1)
-        if count < 1:
+        if count < 1 or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
             return NOTHING
         self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
         logits = self._read(context)
