@@ -39,7 +39,12 @@ def write_segments(writer: BundleWriter, manifest: Manifest, unit: int | str) ->
         half = "attention" if part == "attention" else "feed_forward"
         behind: Cut | None = None if part == "end" else (own[-1], half)
         segment = Segment(f"graphs/segments/{i:03}.onnx", part, own)
-        write_model(writer, segment.path, _between(graph, before, behind, [] if part == "feed_forward" else own))
+        between = _between(graph, before, behind, [] if part == "feed_forward" else own)
+        cuts = [*(cut_names(*before) if before else ()), *(cut_names(*behind) if behind else ())]
+        for value in (*between.inputs, *between.outputs):
+            if value.name in cuts:  # onnxruntime leaves out some optimizations where it does not know a value's rank
+                value.shape = ir.Shape([1, "S", manifest.dims.hidden_size])
+        write_model(writer, segment.path, between)
         segments.append(segment)
         before = behind
     return segments
