@@ -155,6 +155,7 @@ def answer(
             most=min(options.max_tokens, room),
             ends=text.eos,
             interrupted=options.interrupted,
+            drawn=options.temperature > 0,
         )
     ends = Ends(options.stop, options.max_tokens, room)
     return pieces(tokens, text, timings, ends, started_ns=started_ns)

@@ -54,7 +54,7 @@ class Model:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
         check_name(speculate)
         if speculate != OFF:  # imported while the weights load
-            import edge.runtime.speculate.decode  # noqa: F401
+            import edge.runtime.speculate.decode
 
             find(speculate)
             if (cache_dir() / "curves").is_dir():

@@ -335,6 +335,17 @@ def test_what_was_learnt_in_an_answer_weighs_less_in_the_next() -> None:
     assert 0.5 < acceptance.chances[0] < after
 
 
+def test_what_is_learnt_of_tokens_drawn_at_random_is_kept_apart() -> None:
+    planner = Planner((0.8,), StepCosts(lambda: None, 8), 8)
+    planner.begin(drawn=True)
+    assert planner.acceptance.chances[0] < 0.6
+    for _ in range(100):
+        planner.observe(Draft([1], [0]), [2])
+    assert planner.acceptance.chances[0] < 0.1
+    planner.begin(drawn=False)
+    assert planner.acceptance.chances[0] == pytest.approx(0.8)
+
+
 SONG = "la la la la, la la la la, la la la la, la la la la."
 
 

@@ -66,6 +66,7 @@ class Speculation:
         most: int,
         ends: frozenset[int],
         interrupted: Callable[[], bool],
+        drawn: bool = False,
     ) -> Iterator[int]:
         """What `edge.runtime.generate.generate` yields for `prompt`, whose first `cache.length` tokens are in the cache
         already, in fewer steps where drafts hold.
@@ -74,6 +75,7 @@ class Speculation:
 
         Args:
             most: tokens after which nobody asks for more. ends: tokens after which nobody does either.
+            drawn: whether the sampler draws at random.
         """
         new = np.asarray(prompt[cache.length :], np.int64)
         logits = prefill(engine, cache, new, chunk=chunk, interrupted=interrupted)
@@ -85,6 +87,11 @@ class Speculation:
         self.busy = True
         try:
             text = [*prompt, token]
+            if drafter is not None:
+                started = time.perf_counter()
+                drafter.begin(text)
+                self.planner.begin(drawn)
+                figures.draft_s += time.perf_counter() - started
             for sampled in self._rounds(engine, cache, text, sampler, figures, drafter, most, ends, interrupted):
                 length = cache.length
                 for ahead, token in enumerate(sampled, 1 - len(sampled)):
@@ -109,11 +116,6 @@ class Speculation:
         planner, clock = self.planner, time.perf_counter
         single = np.empty(1, np.int64)
         enough = len(text) - 1 + most
-        if drafter is not None:
-            started = clock()
-            drafter.begin(text)
-            planner.begin()
-            figures.draft_s += clock() - started
         while not interrupted() and cache.room:
             length, began = cache.length, clock()
             proposed = draft = NOTHING

@@ -31,6 +31,8 @@ ACROSS = 0.998  # the same over answers
 # that slow steps say less than fast ones.
 FASTER, SLOWER = 1 / 1.1, 1.03
 
+DRAWN = 0.65  # of the chance that a draft holds against the likeliest token, where tokens are drawn at random (at 0.7)
+
 COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is asked only where it is likely to pay
 EXPLORE = 48  # plain rounds after which a costly drafter is tried again
 
@@ -139,7 +141,9 @@ class Planner:
     def __init__(
         self, priors: Sequence[float], costs: StepCosts, width: int, *, trees: bool = False, cost: float = 0.0
     ) -> None:
-        self.acceptance = Acceptance(priors)
+        # Drafts hold less often against tokens that are drawn at random: what is learnt of those is kept apart.
+        self._acceptances = Acceptance(priors), Acceptance([DRAWN * prior for prior in priors])
+        self.acceptance = self._acceptances[False]
         self.costs = costs
         self._width = width
         self._trees = trees
@@ -148,8 +152,9 @@ class Planner:
         self._mean = 0.5  # chance of a drafted token, whatever its grade
         self._plain_rounds = 0
 
-    def begin(self) -> None:
-        """An answer begins."""
+    def begin(self, drawn: bool = False) -> None:
+        """An answer begins, whose tokens are `drawn` at random or the likeliest ones."""
+        self.acceptance = self._acceptances[drawn]
         self.acceptance.begin()
         self.costs.begin()
         if self._draft_s and self.costs.plain:
