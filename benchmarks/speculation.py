@@ -30,6 +30,7 @@ CHAT = "chat"  # MT-Bench: eight categories in the file
 GOALS = {"overall": 1.3, "translation": 1.8}
 NO_TASK_UNDER, NO_QUESTION_UNDER = 0.98, 0.93
 SUMMED = ("steps", "drafted", "accepted", "draft_s", "verify_s")
+DRAFTS = 64
 FEWEST = 16  # tokens of an answer whose rate is worth comparing by itself
 
 
@@ -159,7 +160,8 @@ def peers(args: argparse.Namespace, threads: int, log: IO[str]) -> dict[str, Wor
             if model is None:
                 raise SystemExit(f"speculation: {form} needs --{'genai' if name == 'genai' else 'gguf'}.")
             settings = dict(zip(("ngram", "drafts"), map(int, setting.split(",")), strict=True)) if setting else {}
-            request = {"model": str(model), "threads": threads, "capacity": args.context, "settings": settings}
+            capacity = args.context + DRAFTS  # llama-cpp-python drafts beyond the answer's end
+            request = {"model": str(model), "threads": threads, "capacity": capacity, "settings": settings}
             made[form] = Worker(args.peer_python, f"drafting.{name}", log, request)
     return made
 
