@@ -45,7 +45,7 @@ class Pair:
 
     def __init__(self, target: Path, model: Any, weights: Mapping[str, Any], max_context: int = 64) -> None:
         self.model = model
-        writer = BundleWriter(target)
+        self.writer = writer = BundleWriter(target)
         built = build_encoder_decoder(TinyCheckpoint(model), weights, writer, max_context)
         writer.flush()
         manifest = Manifest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from skip_models import skipping_logits, torch_model
 
 import edge
 from edge.bundle import Bundle
+from edge.cli.main import main
 from edge.errors import BundleError, EdgeError, InputError
 from edge.manifest import Segment
 from edge.runtime.loading import open_engine
@@ -266,3 +268,26 @@ def test_policies_that_need_whole_layers_say_so(by_half: Bundle) -> None:
         make_policy("first", by_half)
     policy = make_policy("unified:0.34", by_half)
     assert isinstance(policy, Unified) and policy.left_out == [3, 4, 7, 8]
+
+
+def test_the_command_skips(by_layer: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for skip in ("off", "unified:0", "unified:0.5"):
+        options = ["--raw", "--json", "--max-tokens", "12", "--speculate", "off", "--skip", skip]
+        assert main(["run", str(by_layer.root), "The moon changes", *options]) == 0
+        said[skip] = json.loads(capsys.readouterr().out)["token_ids"]
+    assert said["off"] == said["unified:0"] != said["unified:0.5"]
+
+
+@pytest.mark.parametrize("skip", ["nothing", "unified:2", "skipdecode:9-3", "first", "ffn:0.1"])
+def test_the_command_says_what_is_wrong_with_a_policy(
+    by_layer: Bundle, capsys: pytest.CaptureFixture[str], skip: str
+) -> None:
+    assert main(["run", str(by_layer.root), "hello", "--raw", "--skip", skip]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_segments_are_shown(by_layer: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(by_layer.root)]) == 0
+    assert "6 segments" in capsys.readouterr().out

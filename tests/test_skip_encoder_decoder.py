@@ -1,0 +1,127 @@
+"""Decoders of encoder-decoders skip as others do: with relative positions, trees, and norms before or behind blocks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from encoder_decoder_harness import Pair, tiny_model
+from graph_harness import TinyCheckpoint, float_matrices
+from transformers import BartConfig, M2M100Config, PreTrainedConfig, T5Config
+
+from edge.bundle import Bundle
+from edge.export.graph.segments import write_segments
+from edge.runtime.engine import BLOCKED, Tree
+from edge.runtime.skip.apart import Apart
+from edge.runtime.skip.base import skippable
+from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.engine import SegmentedEngine
+
+T5 = T5Config(
+    vocab_size=97,
+    d_model=48,
+    d_kv=16,
+    d_ff=80,
+    num_layers=1,
+    num_decoder_layers=4,
+    num_heads=3,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    decoder_start_token_id=0,
+)
+SHAPE = dict(
+    vocab_size=97,
+    d_model=48,
+    encoder_layers=1,
+    decoder_layers=4,
+    encoder_attention_heads=3,
+    decoder_attention_heads=3,
+    encoder_ffn_dim=80,
+    decoder_ffn_dim=72,
+    max_position_embeddings=64,
+    decoder_start_token_id=2,
+    forced_eos_token_id=None,
+)
+CONFIGS = {"t5": T5, "bart": BartConfig(**SHAPE), "m2m100": M2M100Config(**SHAPE)}
+SOURCE = np.arange(5, 20)
+
+
+def pair(folder: Path, config: PreTrainedConfig) -> Pair:
+    model = tiny_model(config)
+    return Pair(folder / "whole", model, float_matrices(TinyCheckpoint(model)))
+
+
+def segmented(made: Pair, unit: int | str, apart: list[tuple[int, ...]] | None = None) -> SegmentedEngine:
+    bundle = made.engine.bundle
+    segments = write_segments(made.writer, bundle.manifest, unit)
+    parts = Bundle(bundle.root, dataclasses.replace(bundle.manifest, segments=segments))
+    return SegmentedEngine(parts, Apart(parts, skippable(segments) if apart is None else apart))
+
+
+def read(engine: SegmentedEngine) -> SegmentedCache:
+    assert engine.encoder is not None
+    return engine.new_cache(cross=engine.encoder.encode_text(SOURCE))
+
+
+def siblings(length: int) -> Tree:
+    """Two tokens at one place behind `length` others, that do not see each other."""
+    bias = np.zeros((2, length + 2), np.float32)
+    bias[0, length + 1] = bias[1, length] = BLOCKED
+    return Tree(np.array([length, length]), bias)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_segments_are_the_whole_decoder_bit_for_bit(tmp_path: Path, name: str) -> None:
+    made = pair(tmp_path, CONFIGS[name])
+    for unit in (1, "ffn"):
+        engine = segmented(made, unit)
+        a, b = made.encode(SOURCE), read(engine)
+        for tokens in ([0, 7, 9], [11], [4, 5, 6], [8]):
+            ids, rows = np.array(tokens), np.arange(len(tokens))
+            assert np.array_equal(made.engine.step(a, ids, rows), engine.step(b, ids, rows))
+        tree, ids = siblings(8), np.array([20, 30])
+        expected = made.engine.step(a, ids, np.arange(2), tree=tree)
+        assert np.array_equal(expected, engine.step(b, ids, np.arange(2), tree=tree))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, name: str) -> None:
+    made = pair(tmp_path, CONFIGS[name])
+    engine = segmented(made, 1)
+    shorter = copy.deepcopy(made.model)
+    del (shorter.decoder.block if name == "t5" else shorter.model.decoder.layers)[2]
+    target = np.array([0, 7, 9, 11, 4, 5])
+    cache, route, steps = read(engine), engine.leaving_out([2]), []
+    for piece in (target[:3], target[3:4], target[4:]):
+        steps.append(engine.step(cache, piece, np.arange(len(piece)), route=route).copy())
+    made.model = shorter
+    np.testing.assert_allclose(np.concatenate(steps), made.torch_logits(SOURCE, target), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Path, name: str) -> None:
+    engine = segmented(pair(tmp_path, CONFIGS[name]), 1)
+    route = engine.leaving_out([1])
+    given = np.array([0, 7, 9, 11])
+
+    def prompt() -> SegmentedCache:
+        cache = read(engine)
+        engine.step(cache, given[:2])
+        engine.step(cache, given[2:], route=route)  # layer 1 does not see these
+        return cache
+
+    cache = prompt()
+    tree = engine.step(cache, np.array([20, 30]), np.arange(2), tree=siblings(4)).copy()
+    assert cache.held.tolist() == [6, 4, 6, 6]
+    for i, token in enumerate((20, 30)):
+        alone = engine.step(prompt(), np.array([token, token]), np.arange(1))
+        np.testing.assert_allclose(tree[i], alone[0], atol=1e-4)
+    cache.compact([0, 1, 2, 3, 5])  # the second branch goes on
+    assert cache.held.tolist() == [5, 3, 5, 5]
+    after = engine.step(cache, np.array([8, 8]), np.arange(1))
+    straight = prompt()
+    engine.step(straight, np.array([30]))
+    np.testing.assert_allclose(after[0], engine.step(straight, np.array([8, 8]), np.arange(1))[0], atol=1e-4)
