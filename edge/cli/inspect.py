@@ -37,6 +37,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "groups": groups,
         "bits_per_weight": manifest.bits_per_weight,
         "wide": fields["wide"] and {**fields["wide"], "bytes": _wide_bytes(manifest)},
+        "segments": fields["segments"],
+        "routers": manifest.routers,
         "kv_bytes_per_token": manifest.kv.bytes_per_token,
         "tokens": fields["tokens"],
         "chat_template": manifest.chat_template is not None,
@@ -97,6 +99,10 @@ def _show(manifest: Manifest) -> None:
     graphs = _table("Graph", "File", "Bytes")
     for graph in manifest.graphs:
         graphs.add_row(graph.role, graph.path, _bytes(sizes[graph.path]))
+    if manifest.segments:
+        size = sum(sizes[segment.path] for segment in manifest.segments)
+        name = f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else "")
+        graphs.add_row(name, str(Path(manifest.segments[0].path).parent), _bytes(size))
     console.print(graphs)
 
     if manifest.quality:
