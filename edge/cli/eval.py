@@ -68,8 +68,8 @@ def command(
     if skip is not None:
         from edge.cli.eval_skip import run_skip
 
-        if bundle is None or torch is not None or agree is not None:
-            raise InputError("--skip measures one bundle beside itself; give a bundle, without --torch and --agree.")
+        if bundle is None or torch is not None or agree is not None or wide:
+            raise InputError("--skip measures a bundle beside itself; give one, without --torch, --agree and --wide.")
         run_skip(bundle, text, _read(text), skip, sweep, given, window, tokens, threads, plot, as_json)
         return
     for option, value in (("--sweep", sweep), ("--given", given), ("--plot", plot)):
