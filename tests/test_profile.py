@@ -306,12 +306,19 @@ def test_the_command_refuses_in_one_sentence(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")  # noqa: PTH110
-def test_a_full_disk_behind_standard_output_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("args", "what"),
+    [(["a.json", "--json"], "The profile could not be written to standard output"),
+     (["a.json"], "The output could not be written"),
+     (["--compare", "a.json", "a.json"], "The output could not be written")],
+    ids=["json", "tables", "comparison"],
+)  # fmt: skip
+def test_a_full_disk_behind_standard_output_is_one_sentence(args: list[str], what: str, tmp_path: Path) -> None:
     import subprocess
 
     (tmp_path / "a.json").write_text(example_profile().to_json())
-    command = [sys.executable, "-m", "edge.cli.main", "profile", str(tmp_path / "a.json"), "--json"]
+    command = [sys.executable, "-m", "edge.cli.main", "profile", *args]
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "edge: The profile could not be written to standard output: No space left on device.\n"
+    assert done.stderr == f"edge: {what}: No space left on device.\n"

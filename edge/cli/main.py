@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -21,6 +23,8 @@ COMMANDS = {
 
 HELP = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
 DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
+
+FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
 
 # What `pip install 'edge[export]'` adds: the import names behind the extra.
 EXPORT_EXTRA = {
@@ -124,6 +128,9 @@ def _explain(error: Exception) -> int:
         return _say(str(error), 2)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXPORT_EXTRA:
         return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge[export]'", 2)
+    if isinstance(error, OSError) and error.errno in FULL:
+        _drop_output()
+        return _say(f"{error.filename or 'The output'} could not be written: {error.strerror}.", 2)
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error; typer moves its classes
         context = getattr(error, "ctx", None)
         place = context.command_path if context else "edge"
@@ -143,8 +150,14 @@ def _say(sentence: str, status: int) -> int:
 
 def _reader_gone() -> int:
     """The reader of our output has gone (`edge models | head -1`): say nothing, also not while Python shuts down."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     return 1
+
+
+def _drop_output() -> None:
+    """Let what Python still writes to standard output when it ends go nowhere."""
+    with contextlib.suppress(OSError):  # there may be no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
