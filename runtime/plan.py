@@ -159,6 +159,8 @@ class _Choices:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {context}.")
         if chunk is not None and chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {chunk}.")
+        if branches is not None and branches < 1:
+            raise InputError(f"The number of beams must be 1 or more, not {branches}.")
         self._manifest, self._chunk = manifest, PREFILL_CHUNK if chunk is None else chunk
         self._branches = branches or (1 if manifest.generation is None else manifest.generation.num_beams)
         if manifest.speech is not None:

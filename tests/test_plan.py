@@ -162,6 +162,7 @@ def test_a_refusal_of_a_context_names_one_that_would_fit(bundle: Bundle) -> None
         ({"context": 0}, "The context must be between 1 and 4096 tokens for this bundle, not 0"),
         ({"context": 5000}, "The context must be between 1 and 4096 tokens for this bundle, not 5000"),
         ({"chunk": 0}, "The prefill chunk must be 1 token or more, not 0"),
+        ({"branches": 0}, "The number of beams must be 1 or more, not 0"),
     ],
 )
 def test_what_cannot_be_planned_for_gets_a_sentence(bundle: Bundle, asked: dict[str, int], sentence: str) -> None:
