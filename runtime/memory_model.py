@@ -140,8 +140,8 @@ class MemoryModel:
         self._mapped = sum(map(_scales, read)) + sum(map(_unpacked, head))
         self._wide = 0
         if manifest.wide is not None:  # the second session packs the head too, and holds the rotation twice
-            own = [*manifest.wide.groups, *head]
-            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, own))
+            packed = [*manifest.wide.groups, *head]
+            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, packed))
             self._wide += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
         self._feed_forward = _width(

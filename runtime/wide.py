@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,8 +44,10 @@ class Wide:
     @cached_property
     def session(self) -> ort.InferenceSession:
         """The session over the graph, opened when it is first used; the file's pages that it read are given back."""
+        start = time.perf_counter()
         session = cpu.open_session(self._bundle, "wide")
         release_mapped(self._bundle.path(WEIGHTS))
+        self._opening_ms = (time.perf_counter() - start) * 1e3
         return session
 
     @property
@@ -75,25 +77,23 @@ class Wide:
         """What both forms cost here, as it was kept, or measured now."""
         from edge.runtime import form_costs
 
-        threads = self._engine.threads
-        kept = form_costs.load(self._bundle, threads)
-        if kept is not None:
-            return kept
-        start = time.perf_counter()
+        return form_costs.load(self._bundle, self._engine.threads) or self.measure()
+
+    def measure(self) -> FormCosts:
+        """Measure what both forms cost, and keep it in the place of what was kept before."""
+        from edge.runtime import form_costs
+
         _ = self.session
-        opening = (time.perf_counter() - start) * 1e3
         sizes = [size for size in SIZES if size <= self._engine.context]
         cache = self._engine.new_cache(sizes[-1])
 
-        def milliseconds(step: Callable[[KVCache, NDArray[np.int64]], Any]) -> list[float]:
-            def alone(tokens: NDArray[np.int64]) -> None:
-                cache.reset()
-                step(cache, tokens)
+        def alone(step: Callable[[KVCache, NDArray[np.int64]], Any], tokens: NDArray[np.int64]) -> None:
+            cache.reset()
+            step(cache, tokens)
 
-            return [form_costs.fastest(alone, size) for size in sizes]
-
-        found = form_costs.form_costs(sizes, milliseconds(self._engine.step), milliseconds(self.step), opening)
-        form_costs.keep(found, self._bundle, threads)
+        pairs = [form_costs.fastest(partial(alone, self._engine.step), partial(alone, self.step), n) for n in sizes]
+        found = form_costs.form_costs(sizes, [n for n, _ in pairs], [w for _, w in pairs], self._opening_ms)
+        form_costs.keep(found, self._bundle, self._engine.threads)
         return found
 
     def step(

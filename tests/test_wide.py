@@ -13,6 +13,7 @@ import pytest
 
 import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
+from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import Graph, WideForm
 from edge.runtime.engine import Engine
@@ -237,3 +238,23 @@ def test_what_cannot_have_one_is_refused(tiny_checkpoint: Path, tmp_path: Path) 
     with pytest.raises(ExportError, match="norms it; choose --wide-weights none"):
         edge.export(tmp_path / "gemma", tmp_path / "x.edge", weights="int8", wide_weights="int8")
     assert not (tmp_path / "x.edge").exists()
+
+
+def test_eval_measures_the_form(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The lighthouse at the end of the harbour wall was built in 1874. " * 12)
+    found = []
+    for options in ([], ["--wide"]):
+        assert main(["eval", str(bundle.root), "--text", str(text), "--window", "64", "--json", *options]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert "(wide)" in json.dumps(found[1]) and "(wide)" not in json.dumps(found[0])
+    assert found[0] != found[1]
+
+
+def test_eval_of_a_form_that_is_not_there_is_refused(
+    pristine_tiny_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("Some words to read. " * 20)
+    assert main(["eval", str(pristine_tiny_bundle.root), "--text", str(text), "--wide"]) == 2
+    assert "has no wide form to measure" in capsys.readouterr().err
