@@ -31,6 +31,7 @@ GOALS = {"overall": 1.3, "translation": 1.8}
 NO_TASK_UNDER, NO_QUESTION_UNDER = 0.98, 0.93
 SUMMED = ("steps", "drafted", "accepted", "draft_s", "verify_s")
 DRAFTS = 64
+SPINS = 0.1  # of a core, between two answers
 FEWEST = 16  # tokens of an answer whose rate is worth comparing by itself
 
 
@@ -193,7 +194,10 @@ def measure(args: argparse.Namespace, asked: list[tuple[str, dict[str, Any]]]) -
                     if tokens and (form not in best or tokens / seconds > best[form].tokens / best[form].seconds):
                         best[form] = answer
             yield from best.values()
-        for worker in workers.values():
+        for form, worker in workers.items():
+            if worker.idle_share > SPINS:
+                print(f"{form} used {worker.idle_share:.0%} of a core between its answers: all figures of this run are "
+                      "spoilt; measure it in a run of its own.", file=sys.stderr)
             worker.close()
 
 
