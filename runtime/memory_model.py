@@ -55,9 +55,13 @@ ENCODE_FEED_FORWARD, ENCODE_GATED = 2, 3
 ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 1
 ENCODE_CROSS = 2  # copies of one decoder layer's keys and values
 SCORES = 3  # copies of the scores [heads, T, T], where the encoder's attention keeps them, and of their bias
-CONVOLUTIONS = 6  # floats per row and width, of those that bring sound to the encoder's rate
-FRONTEND = 10  # floats per sample: overlapping frames, spectrum and powers
-WINDOWS = 3  # float copies of a window of sound that the host holds
+# One of sound, in floats per frame and width: in attention queries, keys and values twice, the stream and what comes
+# out; in feed-forward blocks the stream and three copies of what their first product makes. Gaps come on top.
+SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.3
+PARTS = 2  # of the rows that feed-forward blocks take one after the other, where the graph has parts
+WINDOWS = 4  # float copies of a window of sound, and its features
+# A table of a transcription's tokens, and what reading it from tokenizer.json takes, in times the file's size.
+WORDS, WORDS_READING = MIB, 12
 SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
 # Linux maps pages of a cached file in runs around the one that is touched: 95 to 260 kB were measured for each.
@@ -128,8 +132,11 @@ class MemoryModel:
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role != "wide")
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
+        if manifest.speech is not None:
+            self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
         decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
         self._trees = b"attention_bias" in decoder
+        self._parts = PARTS if b"mlp.parts." in encoder else 1
         # Attention works in blocks, but keeps all scores where they are biased by relative positions, or capped.
         self._scored = b"key_positions" in decoder or b"Softmax" in encoder
         groups = {group.name: group for group in manifest.groups}
@@ -178,6 +185,8 @@ class MemoryModel:
             running["wide form"] = self._wide
         if self.manifest.encoder is not None:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
+            # Both halves take theirs from one arena one after the other, but what the decoder asks for is so different
+            # in size that it finds no place in the encoder's: the sum was what transcribing took.
             running["encoder activations"] = self._encoding(self._rows(demand))
         return Footprint({kind: loading.get(kind, 0) for kind in running}, running)
 
@@ -224,9 +233,15 @@ class MemoryModel:
         return STEP + tokens * floats * FLOAT
 
     def _encoding(self, rows: int) -> int:
-        """What the encoder holds for so many rows, with the frontend for sound."""
+        """What the encoder holds for so many rows; for sound, with what the host holds of a window."""
         encoder, cross, speech = self.manifest.encoder, self.manifest.cross, self.manifest.speech
         assert encoder is not None and cross is not None
+        if speech is not None:
+            widest = max(
+                SOUND_ATTENTION * encoder.hidden_size,
+                encoder.hidden_size + SOUND_FEED_FORWARD * self._encoder_feed_forward // self._parts,
+            )
+            return STEP + FLOAT * (round(rows * widest * SOUND_GAPS) + WINDOWS * speech.window_samples)
         attention = 3 * encoder.num_heads * cross.layers[0].head_dim
         gated = self._encoder_feed_forward > self.manifest.dims.intermediate_size
         floats = (ENCODE_GATED if gated else ENCODE_FEED_FORWARD) * self._encoder_feed_forward
@@ -234,9 +249,6 @@ class MemoryModel:
         taken = STEP + rows * ENCODE_CROSS * self._cross_bytes // len(cross.layers)
         if self._scored:
             taken += rows**2 * SCORES * encoder.num_heads * FLOAT
-        if speech is not None:
-            floats += CONVOLUTIONS * encoder.hidden_size
-            taken += speech.window_samples * (FRONTEND + WINDOWS) * FLOAT
         return taken + rows * floats * FLOAT
 
 
