@@ -141,7 +141,7 @@ def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: C
             f"Memory was planned for {engine.plan.demand.branches} beams, not for {options.beams}; name them when the "
             "bundle is loaded, or take fewer."
         )
-    return KVCache(engine.bundle.manifest.kv, prompt_tokens + options.beams * options.max_tokens, cross)
+    return engine.make_cache(prompt_tokens + options.beams * options.max_tokens, cross)
 
 
 def search(

@@ -103,13 +103,14 @@ class Engine:
 
         cross: what the encoder made of the input, where the model has an encoder.
         """
-        return KVCache(self.bundle.manifest.kv, self._capacity(capacity), cross, spare=int(self.reproducible))
-
-    def _capacity(self, asked: int | None) -> int:
-        capacity = self.context if asked is None else asked
+        capacity = self.context if capacity is None else capacity
         if capacity > self.context:
             raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
-        return capacity
+        return self.make_cache(capacity, cross)
+
+    def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
+        """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
+        return KVCache(self.bundle.manifest.kv, rows, cross, spare=int(self.reproducible))
 
     @cached_property
     def costs(self) -> CostCurve | None:

@@ -98,6 +98,9 @@ class FakeSpeechEngine:
         assert cross is not None
         return KVCache(LAYOUT, capacity or self.context, cross)  # type: ignore[arg-type]
 
+    def make_cache(self, rows: int, cross: Heard | None = None) -> KVCache:
+        return KVCache(LAYOUT, rows, cross)  # type: ignore[arg-type]
+
     def step(self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None) -> NDArray:
         assert tokens.dtype == np.int64 and 1 <= len(tokens) <= cache.room
         self.steps += 1

@@ -37,6 +37,9 @@ class PathEngine:
     def new_cache(self, capacity: int | None = None, cross: object = None) -> KVCache:
         return KVCache(LAYOUT, capacity or self.context)
 
+    def make_cache(self, rows: int, cross: object = None) -> KVCache:
+        return KVCache(LAYOUT, rows, cross)  # type: ignore[arg-type]
+
     def step(
         self, cache: KVCache, tokens: np.ndarray, rows: np.ndarray | None = None, *, tree: Tree | None = None
     ) -> np.ndarray:

@@ -14,6 +14,7 @@ from transformers import BartConfig, M2M100Config, PreTrainedConfig, T5Config
 
 from edge.bundle import Bundle
 from edge.export.graph.segments import write_segments
+from edge.runtime.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.engine import BLOCKED, Tree
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import skippable
@@ -125,3 +126,14 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     straight = prompt()
     engine.step(straight, np.array([30]))
     np.testing.assert_allclose(after[0], engine.step(straight, np.array([8, 8]), np.arange(1))[0], atol=1e-4)
+
+
+def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) -> None:
+    made = pair(tmp_path, T5)
+    engine = segmented(made, 1)
+    options, found = BeamOptions(beams=3, max_tokens=8), []
+    for own in (made.engine, engine):
+        assert own.encoder is not None
+        cache = new_cache(own, 1, options, own.encoder.encode_text(SOURCE))
+        found.append([each.token_ids for each in beam_search(own, cache, (0,), options, eos=(1,))])
+    assert found[0] == found[1]

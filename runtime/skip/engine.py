@@ -61,8 +61,12 @@ class SegmentedEngine(Engine):
         return {value.name for session in self._sessions for value in session.get_inputs()}
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
-        capacity = self._capacity(capacity)
-        return SegmentedCache(self.bundle.manifest.kv, capacity, self._layers, cross, spare=int(self.reproducible))
+        cache = super().new_cache(capacity, cross)
+        assert isinstance(cache, SegmentedCache)
+        return cache
+
+    def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
+        return SegmentedCache(self.bundle.manifest.kv, rows, self._layers, cross, spare=int(self.reproducible))
 
     def weight(self, group: int) -> float:
         """How many layers a group is; a half counts half."""
