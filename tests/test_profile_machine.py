@@ -16,6 +16,7 @@ from edge.runtime.profile.machine import (
     drop_from_page_cache,
     resident_bytes,
 )
+from edge.runtime.providers.cpu import default_threads, usable_cores
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
 
@@ -102,3 +103,11 @@ def test_a_mapped_file_stays_in_the_page_cache_and_that_is_noticed(tmp_path: Pat
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is in use
         assert not drop_from_page_cache([path])
+
+
+def test_cores_are_counted_where_the_system_knows_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert usable_cores() == default_threads() == 6
+    monkeypatch.setattr(os, "cpu_count", lambda: 20)
+    assert default_threads() == 8

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.runtime.profile.record import Device
+from edge.runtime.providers.cpu import usable_cores
 
 SYS = Path("/sys/class")
 PROVIDERS = {"cpu": "CPUExecutionProvider"}
@@ -48,13 +49,6 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
         name, colon, value = line.partition(":")
         if colon:
             yield name.strip(), value.strip()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:

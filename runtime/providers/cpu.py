@@ -57,7 +57,14 @@ def _share_arena(first: int) -> None:
 
 def default_threads() -> int:
     """The threads of the pool where nobody says how many: the usable cores, at most 8."""
-    return min(len(os.sched_getaffinity(0)), 8)
+    return min(usable_cores(), 8)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS, nor on Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def open_session(bundle: Bundle, role: str) -> ort.InferenceSession:
