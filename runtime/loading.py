@@ -78,7 +78,7 @@ class Loading:
 
 
 def start(
-    path: str | Path,
+    path: str | Path | Bundle,
     *,
     context: int | None = None,
     threads: int | None = None,
@@ -94,6 +94,7 @@ def start(
     What is wrong with the files or the options is raised by `engine.result()`.
 
     Args:
+        path: the bundle's folder, or the bundle where it is open already: reading a manifest takes milliseconds.
         memory: most bytes that the process may have resident, as a number or like ``300MB``.
         chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
         speculate: what drafts, that there must be memory for.
@@ -104,7 +105,7 @@ def start(
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
         InputError: the memory is too small.
     """
-    bundle = open_bundle(path)
+    bundle = path if isinstance(path, Bundle) else open_bundle(path)
     if skip != OFF:
         make_policy(skip, bundle)  # what is wrong with it is said before anything is loaded
     plan = None

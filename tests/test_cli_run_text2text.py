@@ -331,7 +331,7 @@ def test_a_speech_bundle_goes_to_the_speech_command(
     speech = dataclasses.replace(model.bundle.manifest, speech=SimpleNamespace(), text=None)
     monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: dataclasses.replace(model.bundle, manifest=speech))
     monkeypatch.setattr(
-        "edge.cli.speech.run_speech", lambda args: 7 if args.audio == "a.wav" and args.beams == 5 else 1
+        "edge.cli.speech.run_speech", lambda args, bundle: 7 if args.audio == "a.wav" and args.beams == 5 else 1
     )
     assert run("x.edge", "--audio", "a.wav", "--beams", 5)[0] == 7
     assert "--source-language means nothing" in run("x.edge", "--audio", "a.wav", "--source-language", "de")[2]

@@ -47,10 +47,10 @@ def execute(args: list[str]) -> int:
     bundle = open_bundle(given.bundle)
     if bundle.manifest.speech is not None:
         text2text.check_no_text2text(bundle, given, also=text2text.SPEECH_TOO)
-        return speech.run_speech(given)
+        return speech.run_speech(given, bundle)
     speech.check_no_speech(bundle, given)
     if bundle.manifest.text is not None:
-        return text2text.run_text2text(given)
+        return text2text.run_text2text(given, bundle)
     text2text.check_no_text2text(bundle, given)
     with CtrlC() as interrupted:
         prompt = read_prompt(given.prompt, given.file)
@@ -63,7 +63,7 @@ def execute(args: list[str]) -> int:
         from edge.runtime.loading import start
 
         loading = start(
-            given.bundle,
+            bundle,
             context=given.context,
             threads=given.threads,
             memory=given.memory,

@@ -60,8 +60,8 @@ def check_no_speech(bundle: Bundle, args: argparse.Namespace) -> None:
         raise InputError(f"{bundle.root} reads text and hears no sound; {option} needs a speech bundle.")
 
 
-def run_speech(args: argparse.Namespace) -> int:
-    """Transcribe what the arguments of `edge run` name and return the exit status.
+def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Transcribe with the opened bundle what the arguments of `edge run` name, and return the exit status.
 
     What was transcribed is written at once and stays, whatever happens afterwards.
     """
@@ -70,7 +70,7 @@ def run_speech(args: argparse.Namespace) -> int:
 
     form = _form(args)
     with CtrlC() as interrupted:
-        loading = start(args.bundle, threads=args.threads, memory=args.memory, beams=args.beams, skip=args.skip)
+        loading = start(bundle, threads=args.threads, memory=args.memory, beams=args.beams, skip=args.skip)
         speech = loading.bundle.manifest.speech
         if speech is None:
             check_no_speech(loading.bundle, args)

@@ -58,8 +58,8 @@ def check_no_text2text(bundle: Bundle, args: argparse.Namespace, *, also: tuple[
             raise InputError(f"{bundle.root} is no bundle from text to text, and {option} means nothing to it.")
 
 
-def run_text2text(args: argparse.Namespace) -> int:
-    """Answer what the arguments of `edge run` ask a bundle from text to text, and return the exit status."""
+def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Answer what the arguments of `edge run` ask an opened bundle from text to text, and return the exit status."""
     from edge.cli.run import INTERRUPTED, CtrlC
 
     for name in FOREIGN:
@@ -68,7 +68,7 @@ def run_text2text(args: argparse.Namespace) -> int:
             raise InputError(f"{args.bundle} turns one text into another; {option} means nothing to it.")
     with CtrlC() as interrupted:
         asked = _asked(args)
-        model, options = _load(args, interrupted)
+        model, options = _load(args, bundle, interrupted)
         if isinstance(asked, str):
             _one(model, asked, options, args)
         elif asked is not None:
@@ -95,11 +95,11 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
     return None if args.prompt is None else read_prompt(args.prompt, None)
 
 
-def _load(args: argparse.Namespace, interrupted: CtrlC) -> tuple[Text2Text, Text2TextOptions]:
+def _load(args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC) -> tuple[Text2Text, Text2TextOptions]:
     from edge.runtime.loading import start
 
     loading = start(
-        args.bundle,
+        bundle,
         context=args.context,
         threads=args.threads,
         memory=args.memory,
