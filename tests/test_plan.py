@@ -189,7 +189,9 @@ def test_beams_are_kept_and_drafts_are_not(bundle: Bundle) -> None:
 
 
 def test_more_beams_than_memory_was_planned_for_are_refused(bundle: Bundle) -> None:
-    engine = SimpleNamespace(bundle=bundle, plan=make_plan(bundle, branches=2))
+    engine = SimpleNamespace(
+        plan=make_plan(bundle, branches=2), make_cache=lambda rows, cross: SimpleNamespace(capacity=rows)
+    )
     assert new_cache(engine, 1, BeamOptions(beams=2, max_tokens=3)).capacity == 7  # type: ignore[arg-type]
     with pytest.raises(InputError, match="planned for 2 beams, not for 3"):
         new_cache(engine, 1, BeamOptions(beams=3))  # type: ignore[arg-type]

@@ -39,11 +39,25 @@ def test_export_can_be_called_whatever_was_imported_first(first: str) -> None:
     assert result.stdout == "True\n", result.stderr
 
 
+def documented_examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_documented_examples_of_text_and_speech_name_what_there_is() -> None:
+    from edge.runtime.speech.transcribe import Transcriber
+    from edge.runtime.text2text import Text2Text
+
+    (example,) = (each for each in documented_examples() if "whisper.edge" in each)
+    compile(example, DOCS.name, "exec")
+    for kind, method in re.findall(r"\b(translator|whisper|edge)\.(\w+)\(", example):
+        assert hasattr({"translator": Text2Text, "whisper": Transcriber, "edge": edge}[kind], method), method
+
+
 def test_the_documented_examples_run(
     tiny_bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    examples = [each for each in documented_examples() if "whisper.edge" not in each]
     assert len(examples) >= 7
     monkeypatch.chdir(tmp_path)
     tiny_bundle.root.rename("smollm2-135m-instruct.edge")
