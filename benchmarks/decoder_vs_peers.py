@@ -27,6 +27,7 @@ from prompts import QUESTION, Prompts
 
 CONTEXTS = (16, 128, 512, 2000)
 PREFILLS = (128, 512, 2000)
+REST_S = 0.3
 MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
 MODEL = "smollm2-135m-instruct"
 PANELS = {
@@ -229,7 +230,7 @@ class Bench:
         self._each(self._start)
         for number in range(self.plan.rounds):
             for context in CONTEXTS:
-                self._each(lambda found, at=context: self._answer(found, at))
+                self._each(lambda found, at=context: self._answer(found, at), backwards=number % 2 == 1)
             say(f"speed: round {number + 1} of {self.plan.rounds}")
         for found in self.contenders.values():
             if found.worker is not None:
@@ -238,8 +239,12 @@ class Bench:
             self._each(lambda found, warm=number == 0: self._first_token(found, warm))
         say(f"first token: {self.plan.starts} starts of each")
 
-    def _each(self, job: Callable[[Contender], None]) -> None:
-        for found in list(self.contenders.values()):
+    def _each(self, job: Callable[[Contender], None], *, backwards: bool = False) -> None:
+        """Do it with one contender after the other; each rests before, so that threads of the one before do not spin
+        into its time (OpenMP's do so for up to 200 ms), and `backwards` every other time, so that none always follows
+        the same one."""
+        for found in list(self.contenders.values())[:: -1 if backwards else 1]:
+            time.sleep(REST_S)
             try:
                 job(found)
             except WorkerFailed as error:

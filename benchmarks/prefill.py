@@ -63,7 +63,8 @@ class PrefillBench(Bench):
         self._each(start)
         for number in range(self.plan.rounds):
             for size in lengths:
-                self._each(lambda found, at=size: answer(found, at))  # type: ignore[misc]
+                backwards = number % 2 == 1
+                self._each(lambda found, at=size: answer(found, at), backwards=backwards)  # type: ignore[misc]
             say(f"round {number + 1} of {self.plan.rounds}")
         for found in self.contenders.values():
             if found.worker is not None:
