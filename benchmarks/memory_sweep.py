@@ -22,7 +22,7 @@ from typing import Any
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.memory_model import Demand, MemoryModel
-from edge.runtime.plan import make_plan, needed
+from edge.runtime.plan import Plan, make_plan, needed
 
 TOLERANCE = 0.1
 BUDGETS = (1.0, 1.08, 1.25, 1.6, 2.2)  # times the smallest that would do; the last one holds everything
@@ -105,15 +105,15 @@ def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
     name, manifest = str(bundle.root), bundle.manifest
     if manifest.speech is not None:  # a window has one size: its length and context are given
         for beams in (None, BEAMS):
-            enough = needed(make_plan(bundle, branches=beams).footprint)
+            enough = needed(planned(bundle, branches=beams).footprint)
             for times in BUDGETS[:1] if quick else (BUDGETS[0], BUDGETS[-1]):
                 yield Case(name, int(enough * times), 0, 0, beams, audio)
         return
     smallest = smallest_budget(bundle)
-    most = needed(make_plan(bundle, context=manifest.context).footprint)
+    most = needed(planned(bundle, context=manifest.context).footprint)
     budgets = sorted({min(int(smallest * times), most) for times in BUDGETS} | {most})
     for budget in sorted({budgets[0], budgets[-1]}) if quick else budgets:
-        plan = make_plan(bundle, budget)
+        plan = planned(bundle, budget)
         room = plan.demand.context - ANSWER
         if manifest.text is not None:
             for share in PROMPTS[-1:] if quick else PROMPTS:
@@ -123,18 +123,18 @@ def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
         for share in PROMPTS[-1:] if quick else PROMPTS:
             yield Case(name, budget, max(SHORT, int(share * room)), ANSWER)
     if manifest.text is not None:
-        budget = needed(make_plan(bundle, context=min(BEAM_CONTEXT, manifest.context), branches=BEAMS).footprint)
-        plan = make_plan(bundle, budget, branches=BEAMS)
+        budget = needed(planned(bundle, context=min(BEAM_CONTEXT, manifest.context), branches=BEAMS).footprint)
+        plan = planned(bundle, budget, branches=BEAMS)
         yield Case(name, budget, plan.demand.source - 1, plan.demand.context - 4, beams=BEAMS)
 
 
 def smallest_budget(bundle: Bundle) -> int:
     """The smallest budget that the planner accepts, in bytes."""
-    low, high = 0, needed(make_plan(bundle).footprint)
+    low, high = 0, needed(planned(bundle).footprint)
     while high - low > 10_000:
         middle = (low + high) // 2
         try:
-            make_plan(bundle, middle)
+            planned(bundle, middle)
             high = middle
         except InputError:
             low = middle
@@ -150,6 +150,11 @@ def measure(case: Case) -> Outcome:
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def planned(bundle: Bundle, budget: int | None = None, **asked: int | None) -> Plan:
+    """The plan that `edge.load` and `edge run` make."""
+    return make_plan(bundle, budget, speculate="auto", **asked)
+
+
 def run(case: Case) -> Outcome:
     """Load, answer, and look back at the peak. Runs in a fresh process."""
     import edge
@@ -160,7 +165,7 @@ def run(case: Case) -> Outcome:
     bundle = open_bundle(case.bundle)
     present = rss_bytes()
     model = edge.load(case.bundle, memory=case.budget, beams=case.beams)
-    plan = model.engine.plan or make_plan(bundle)
+    plan = model.engine.plan or planned(bundle)
     if isinstance(model, Transcriber):
         prompt, answer, windows = _transcribe(model, case)
         # What was said leads the next window's text; a first window has no such prompt.
@@ -171,7 +176,7 @@ def run(case: Case) -> Outcome:
         ran = Demand(answer, plan.demand.chunk, plan.demand.branches, plan.demand.branches, prompt)
     else:
         prompt, answer = _answer(model, case)
-        ran = Demand(prompt + answer, plan.demand.chunk)
+        ran = replace(plan.demand, context=prompt + answer)
     predicted = MemoryModel(bundle, present).footprint(ran).peak
     return Outcome(predicted, _peak(), prompt, answer, plan.demand.context, plan.demand.chunk)
 

@@ -59,7 +59,7 @@ ENCODE_CROSS = 2  # copies of one decoder layer's keys and values
 SCORES = 3.15
 # One of sound, in floats per frame and width: in attention queries, keys and values twice, the stream and what comes
 # out; in feed-forward blocks the stream and three copies of what their first product makes. Gaps come on top.
-SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.3
+SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.12
 PARTS = 2  # of the rows that feed-forward blocks take one after the other, where the graph has parts
 WINDOWS = 4  # float copies of a window of sound, and its features
 # A table of a transcription's tokens, and what reading it from tokenizer.json takes, in times the file's size.
