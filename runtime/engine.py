@@ -6,11 +6,10 @@ import logging
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
@@ -20,6 +19,7 @@ from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
+from edge.runtime.step import Step, StepBuffers
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -86,7 +86,7 @@ class Engine:
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._inputs = self._open_decoder()
         release_mapped(bundle.path(WEIGHTS))
-        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], _Step]] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], StepBuffers]] = WeakKeyDictionary()
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def _open_decoder(self) -> set[str]:
@@ -162,36 +162,29 @@ class Engine:
         self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None
     ) -> NDArray[np.float32]:
         """`step`, as it is asked for."""
-        size = tokens.shape[0]
+        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0])
         steps = self._steps.get(cache)
         if steps is None:
             steps = self._steps[cache] = {}
-        shape = size, wanted.shape[0]
         step = steps.get(shape)
         if step is None:
-            step = _Step(self._session, self._inputs, cache, size, self._logits_for(cache, shape[1]))
+            step = self._make_step(cache, size, self._logits_for(cache, shape[1]))
             if size <= KEPT_STEP:
                 steps[shape] = step
         if step.cross is not cache.cross:
             step.read(cache.cross)
-        step.tokens[0] = tokens
-        start, end = cache.length, cache.length + size
-        if tree is None:
-            np.add(step.offsets, start, out=step.positions[0])
-        else:
-            step.positions[0] = tree.positions
-        if tree is not None or step.masked:
-            step.attend(tree, end)
-        cache.positions[start:end] = step.positions[0]
-        step.rows[:] = wanted
-        step.rows[step.rows < 0] += size
-        cache.length = end
-        step.seqlens_k[0] = cache.length - 1
-        step.total[...] = cache.length
-        self._session.run_with_iobinding(step.binding)
+        step.fill(tokens, cache.length, wanted, tree)
+        self._compute(cache, step, tree)
         logits: NDArray[np.float32] = step.logits[0]
         return logits
 
+    def _make_step(self, cache: KVCache, size: int, logits: NDArray[np.float32]) -> StepBuffers:
+        return Step(self._session, self._inputs, cache, size, logits)
+
+    def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
+        """Run a step that was filled, and take its tokens into the cache."""
+        assert isinstance(step, Step)
+        step.run(cache, tree)
 
     def _logits_for(self, cache: KVCache, rows: int) -> NDArray[np.float32]:
         """A buffer [1, R, V] for logits. That of several rows is shared by all such steps on the cache, so that drafts
@@ -208,59 +201,3 @@ class Engine:
 def _untouched(size: int) -> NDArray[np.float32]:
     """Memory that the system hands out page by page, as it is written."""
     return np.frombuffer(mmap.mmap(-1, size * 4), np.float32)
-
-
-class _Step:
-    """Inputs and outputs of a step of one shape on one cache, bound once: running it again allocates nothing."""
-
-    def __init__(
-        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, logits: NDArray[np.float32]
-    ) -> None:
-        self.tokens = np.zeros((1, size), np.int64)
-        self.positions = np.zeros((1, size), np.int64)
-        self.offsets = np.arange(size, dtype=np.int64)
-        self.seqlens_k = np.zeros(1, np.int32)
-        self.total = np.zeros((), np.int32)
-        self.logits = logits  # [1, R, V]
-        self.rows = np.zeros(logits.shape[1], np.int64)
-        self.binding = session.io_binding()
-        inputs: dict[str, NDArray[Any]] = {
-            "input_ids": self.tokens,
-            "position_ids": self.positions,
-            "seqlens_k": self.seqlens_k,
-            "total_sequence_length": self.total,
-            "logit_rows": self.rows,
-        }
-        self.bias: NDArray[np.float32] | None = None  # [1, 1, S, C]
-        self.masked = False  # whether the bias was written
-        if "attention_bias" in names:
-            self.bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.rows), np.float32)
-        if "key_positions" in names:
-            inputs["key_positions"] = cache.positions
-        self.cross: Cross | None = None
-        outputs: dict[str, NDArray[Any]] = {"logits": self.logits}
-        for i, (key, value) in enumerate(cache.buffers):
-            inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
-            inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value
-        # An OrtValue made from an array shares its memory and does not keep it alive: cache and step do.
-        for name, array in inputs.items():
-            self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, array in outputs.items():
-            self.binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
-
-    def read(self, cross: Cross | None) -> None:
-        """Bind what the encoder made of the input."""
-        assert cross is not None, "a cache is given another input's keys and values, never none"
-        for i, pair in enumerate(cross.buffers):
-            for part, buffer in zip(("key", "value"), pair, strict=True):
-                self.binding.bind_ortvalue_input(f"cross.{i}.{part}", ort.OrtValue.ortvalue_from_numpy(buffer))
-        self.cross = cross
-
-    def attend(self, tree: Tree | None, length: int) -> None:
-        """Set what each token attends to of the `length` rows there will be: all before it where there is no tree."""
-        assert self.bias is not None, "this graph takes no trees"
-        if tree is None:
-            self.bias[:] = 0
-        else:
-            self.bias[0, 0, :, :length] = tree.bias
-        self.masked = tree is not None

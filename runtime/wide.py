@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS
 from edge.manifest import WIDE_VERSION
 from edge.runtime.cache import KVCache
+from edge.runtime.engine import LAST_ROW
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
+from edge.runtime.step import Step
 
 if TYPE_CHECKING:
     from edge.runtime.engine import Engine
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 LEAST = 32  # tokens of a prompt below which nothing is to be gained: neither measured nor opened for
 SIZES = (4, 16, 64)  # tokens of the steps that are measured
-LAST_ROW = np.array([-1], np.int64)
 
 _log = logging.getLogger(__name__)
 
@@ -101,31 +102,13 @@ class Wide:
     ) -> NDArray[np.float32]:
         """As `Engine.step`, without trees; the result is the caller's."""
         rows = LAST_ROW if rows is None else rows
-        size, start = tokens.shape[0], cache.length
+        size, vocab = tokens.shape[0], self._bundle.manifest.dims.vocab_size
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
-        positions = np.arange(start, start + size, dtype=np.int64)
-        logits = np.empty((1, rows.shape[0], self._bundle.manifest.dims.vocab_size), np.float32)
-        inputs: dict[str, NDArray[Any]] = {
-            "input_ids": tokens[None],
-            "position_ids": positions[None],
-            "seqlens_k": np.array([start + size - 1], np.int32),
-            "total_sequence_length": np.array(start + size, np.int32),
-            "logit_rows": np.where(rows < 0, rows + size, rows),
-        }
-        outputs: dict[str, NDArray[Any]] = {"logits": logits}
-        for i, (key, value) in enumerate(cache.buffers):
-            inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
-            inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value
-        binding = self.session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, array in outputs.items():
-            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
-        self.session.run_with_iobinding(binding)
-        cache.positions[start : start + size] = positions
-        cache.length += size
-        found: NDArray[np.float32] = logits[0]
+        step = Step(self.session, set(), cache, size, np.empty((1, rows.shape[0], vocab), np.float32))
+        step.fill(tokens, cache.length, rows, None)
+        step.run(cache, None)
+        found: NDArray[np.float32] = step.logits[0]
         return found
 
 

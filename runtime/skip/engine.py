@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,13 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross
-from edge.runtime.engine import KEPT_STEP, Engine, Tree
+from edge.runtime.engine import Engine, Tree
 from edge.runtime.providers import cpu
 from edge.runtime.skip.base import Groups, Route, SkipPolicy
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.join import join
 from edge.runtime.skip.step import SegmentStep
+from edge.runtime.step import StepBuffers
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -49,7 +49,6 @@ class SegmentedEngine(Engine):
         ]
         self.everything: Route = tuple(range(len(self.groups)))
         self._forced: Route | None = None
-        self._segment_steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], SegmentStep]] = WeakKeyDictionary()
         super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     def _open_decoder(self) -> set[str]:
@@ -102,38 +101,18 @@ class SegmentedEngine(Engine):
         finally:
             self._forced = None
 
-    def _run(
-        self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None
-    ) -> NDArray[np.float32]:
+    def _make_step(self, cache: KVCache, size: int, logits: NDArray[np.float32]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        size, policy = tokens.shape[0], self.policy
+        return SegmentStep(self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, logits)
+
+    def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
+        assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)
+        policy = self.policy
         cache.sync()
         start, prompt = cache.length, cache.length < cache.prompt
-        route = self._forced or policy.route(cache, size)
-        steps = self._segment_steps.setdefault(cache, {})
-        shape = size, wanted.shape[0]
-        step = steps.get(shape)
-        if step is None:
-            step = SegmentStep(
-                self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, self._logits_for(cache, shape[1])
-            )
-            if size <= KEPT_STEP:
-                steps[shape] = step
-        if step.cross is not cache.cross:
-            step.read(cache.cross)
-        step.tokens[0] = tokens
-        if tree is None:
-            np.add(step.offsets, start, out=step.positions[0])
-        else:
-            step.positions[0] = tree.positions
-        step.rows[:] = wanted
-        step.rows[step.rows < 0] += size
-        observed = prompt and policy.observes and self._forced is None
-        if not observed:
-            cache.append(step.positions[0], route, alike=(prompt or policy.uniform) and self._forced is None)
-            step.run(cache, route, tree)
-        else:
-            cache.append(step.positions[0], route, alike=True)
-            step.run(cache, route, tree, lambda group, stream: policy.observe(cache, start, group, stream))
-        logits: NDArray[np.float32] = step.logits[0]
-        return logits
+        route = self._forced or policy.route(cache, step.tokens.shape[1])
+        free = self._forced is None
+        observed = prompt and policy.observes and free
+        cache.append(step.positions[0], route, alike=(prompt or policy.uniform) and free)
+        observe = (lambda group, stream: policy.observe(cache, start, group, stream)) if observed else None
+        step.run(cache, route, tree, observe)

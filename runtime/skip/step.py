@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.join import is_stream, stream_part
+from edge.runtime.step import StepBuffers
 
 if TYPE_CHECKING:
     from edge.runtime.encoder import Cross
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Observer = Callable[[int, NDArray[np.float32]], None]
 
 
-class SegmentStep:
+class SegmentStep(StepBuffers):
     """A step of S tokens with R rows of logits on one cache.
 
     The residual stream goes from group to group through two pairs of buffers in turns, x and what is added to it: a
@@ -36,14 +37,8 @@ class SegmentStep:
         width: int,
         logits: NDArray[np.float32],
     ) -> None:
+        super().__init__(size, logits)
         self._sessions = sessions
-        self.tokens = np.zeros((1, size), np.int64)
-        self.positions = np.zeros((1, size), np.int64)
-        self.offsets = np.arange(size, dtype=np.int64)
-        self.logits = logits  # [1, R, V]
-        self.rows = np.zeros(logits.shape[1], np.int64)
-        self.cross: Cross | None = None
-        self.masked = False  # whether a bias was written
         self._names = [{value.name for value in session.get_inputs()} for session in sessions]
         self._stream = [[np.zeros((1, size, width), np.float32) for _ in ("x", "added")] for _ in range(2)]
         self._seqlens_k = np.zeros((len(sessions), 1), np.int32)
@@ -56,9 +51,7 @@ class SegmentStep:
                 self._caches |= {f"{name}.{i}.key": key, f"{name}.{i}.value": value}
 
     def read(self, cross: Cross | None) -> None:
-        """Take what the encoder made of another input."""
-        assert cross is not None, "a cache is given another input's keys and values, never none"
-        self.cross = cross
+        super().read(cross)
         for pair in self._bound:
             pair[:] = [None, None]
 
