@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -99,7 +100,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle of the model, at 4 bits")
     parser.add_argument("--gguf", type=Path,
                         help=f"the GGUF file of the model; default: what `edge models pull {MODEL}` left")
-    parser.add_argument("--engines", type=_engines, default=list(ENGINES), metavar="NAME,...",
+    parser.add_argument("--engines", type=partial(names_of, ENGINES), default=list(ENGINES), metavar="NAME,...",
                         help="those to compare; default: " + ",".join(ENGINES))
     parser.add_argument("--variant", type=variant, action="append", default=[], metavar="ENGINE=VARIANT",
                         help="measure an engine with this setting, instead of trying which is fastest")
@@ -117,12 +118,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
-def _engines(text: str) -> list[str]:
+def names_of(known: Sequence[str], text: str) -> list[str]:
+    """Engines from `A,B,...`, in the order of those that are known."""
     names = text.split(",")
     for name in names:
-        if name not in ENGINES:
-            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(ENGINES)}")
-    return [name for name in ENGINES if name in names]
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(known)}")
+    return [name for name in known if name in names]
 
 
 def variant(text: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -138,8 +139,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle, with a wide form")
     parser.add_argument("--gguf", type=Path, help="the GGUF file of the model; default: what `edge models pull` left")
-    parser.add_argument("--engines", type=_names, default=list(ENGINES), metavar="NAME,...",
-                        help="those to compare; default: " + ",".join(ENGINES))
+    parser.add_argument("--engines", type=partial(decoder_vs_peers.names_of, ENGINES), default=list(ENGINES),
+                        metavar="NAME,...", help="those to compare; default: " + ",".join(ENGINES))
     parser.add_argument("--variant", type=decoder_vs_peers.variant, action="append", default=[],
                         metavar="ENGINE=VARIANT", help="measure a peer with this setting, without trying others")
     parser.add_argument("--lengths", type=_lengths, default=LENGTHS, metavar="N,...", help="tokens of the prompts")
@@ -155,14 +156,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error("--threads and --rounds must be 1 or more")
     args.variant = dict(args.variant)
     return args
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in ENGINES:
-            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(ENGINES)}")
-    return names
 
 
 def _lengths(text: str) -> tuple[int, ...]:

@@ -20,3 +20,8 @@ def cache_dir() -> Path:
     xdg = os.environ.get("XDG_CACHE_HOME")
     base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
     return base / "edge"
+
+
+def curves_dir() -> Path:
+    """Where the cost curves that `edge profile` measures are kept; it is there once one was."""
+    return cache_dir() / "curves"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
-from edge.home import cache_dir
+from edge.home import curves_dir
 from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
@@ -116,7 +116,7 @@ class Engine:
     def costs(self) -> CostCurve | None:
         """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
         where what it left cannot be used, which is logged."""
-        if not (cache_dir() / "curves").is_dir():  # importing what reads them takes 13 ms
+        if not curves_dir().is_dir():  # importing what reads them takes 13 ms
             return None
         from edge.runtime.profile.curve import load
 

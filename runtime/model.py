@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.home import cache_dir
+from edge.home import curves_dir
 from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
 from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
@@ -57,7 +57,7 @@ class Model:
             import edge.runtime.speculate.decode
 
             find(speculate)
-            if (cache_dir() / "curves").is_dir():
+            if curves_dir().is_dir():
                 import edge.runtime.profile.curve  # noqa: F401
         self.bundle = bundle
         self.text = text

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
-from edge.home import cache_dir
+from edge.home import curves_dir
 from edge.manifest import read_json, typed
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
@@ -85,7 +85,7 @@ class DeviceFile:
 def path_for(device: Device, sha256: str) -> Path:
     """Where the curve of a bundle on a device is kept; two devices that share a cache folder get two files."""
     key = json.dumps([device.cpu, device.cores, device.provider, device.threads])
-    return cache_dir() / "curves" / f"{sha256[:16]}-{zlib.crc32(key.encode()):08x}" / FILE
+    return curves_dir() / f"{sha256[:16]}-{zlib.crc32(key.encode()):08x}" / FILE
 
 
 def store(profile: Profile) -> Path:
