@@ -27,6 +27,7 @@ FORMAT_VERSION = 1
 ADVICE = "it is measured anew"
 TIMES = 3  # that each step is run; the fastest counts, because the first one also takes the memory
 
+
 @dataclass(frozen=True)
 class FormCosts:
     """The content of `forms.json`: milliseconds of both forms' steps of `sizes` tokens, and of opening the wide one."""

@@ -68,8 +68,6 @@ class ResidualLayerNorm(nn.Module):
         return normed, x
 
 
-
-
 @dataclass(frozen=True)
 class Names:
     """What a family calls the projections of an attention block."""
