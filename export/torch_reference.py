@@ -42,7 +42,9 @@ def load_torch(
     model.tie_weights()
     head = model.get_output_embeddings()
     if checkpoint.config.get("tie_word_embeddings") is False and head is not None:
-        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))  # T5's class ties it whatever the files hold
+        # T5's and umT5's classes tie it whatever the files hold, and umT5 scales what a tied one reads.
+        head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
+        model.config.tie_word_embeddings = False
     parameters = dict(model.named_parameters())  # tied ones once
     have = set(checkpoint.names())
     for name in sorted(have ^ parameters.keys()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,29 @@ def test_the_check_sees_what_quantization_costs(bundle: Bundle, tiny_t5: Path, t
     exact = edge.export(tiny_t5, tmp_path / "f.edge", weights="fp32").manifest.quality
     assert exact["top1_agreement"] == 1.0 and exact["kl_mean"] < 1e-6
     assert 1e-6 < bundle.manifest.quality["kl_mean"] < 0.1
+
+
+def test_a_umt5_whose_head_is_its_own_is_not_scaled(tiny_t5: Path, tmp_path: Path) -> None:
+    """Neither in the bundle nor in the reference: transformers would, because its class calls every umT5 tied."""
+    import torch
+    from transformers import UMT5Config, UMT5ForConditionalGeneration
+
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.torch_reference import load_torch
+
+    root = tmp_path / "umt5"
+    shutil.copytree(tiny_t5, root)
+    sizes = dict(vocab_size=90, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    torch.manual_seed(0)
+    model = UMT5ForConditionalGeneration(UMT5Config(**sizes)).eval()
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(root)
+    given = dict(input_ids=torch.tensor([[5, 6, 1]]), decoder_input_ids=torch.tensor([[0, 7]]))
+    with torch.no_grad():
+        scaled = model(**given).logits
+        torch.testing.assert_close(load_torch(open_checkpoint(str(root)))(**given).logits, scaled * 32**0.5)
+    manifest = edge.export(root, tmp_path / "umt5.edge", weights="fp32").manifest
+    assert manifest.family == "umt5" and manifest.quality["kl_mean"] < 1e-6
 
 
 def test_the_bundle_proves_itself_and_another_model_does_not(bundle: Bundle) -> None:

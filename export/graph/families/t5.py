@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from onnxscript import OpBuilder, nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -23,6 +27,7 @@ from edge.export.graph.cross import (
     arange,
 )
 from edge.export.graph.linear import Embedding, Value
+from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
 from edge.manifest import Dims, EncoderDims
 
@@ -32,29 +37,53 @@ SCALE = 1.0  # T5 folds the scale of its scores into its weights
 
 
 def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> EncoderDecoder:
+    return stacks(
+        config,
+        weights,
+        max_context,
+        [EncoderLayer(config, weights, i) for i in range(config.num_layers)],
+        [DecoderLayer(config, weights, i) for i in range(config.num_decoder_layers)],
+        EncoderBias(config, weights),
+        DecoderBias(config, weights, max_context),
+        scaled=config.scale_decoder_outputs,
+    )
+
+
+def stacks(
+    config: Any,
+    weights: Weights,
+    max_context: int,
+    encoder_layers: Sequence[nn.Module],
+    decoder_layers: Sequence[nn.Module],
+    encoder_bias: nn.Module,
+    decoder_bias: ScoresBias,
+    *,
+    scaled: bool,
+) -> EncoderDecoder:
+    """Both halves of these layers, with embeddings, final norms and the head, which `scaled` hands less."""
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
     encoder = Encoder(
         TextStart(Embedding(weights, "shared")),
-        [EncoderLayer(config, weights, i) for i in range(config.num_layers)],
+        encoder_layers,
         CrossKeysValues(weights, readers, heads, names=NAMES, long_input=False),
         norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
-        bias=EncoderBias(config, weights),
+        bias=encoder_bias,
     )
     decoder = CrossDecoder(
         weights,
         TextStart(Embedding(weights, "shared")),
-        [DecoderLayer(config, weights, i) for i in range(config.num_decoder_layers)],
+        decoder_layers,
         "shared.weight" if config.tie_word_embeddings else "lm_head.weight",
         norm=ResidualNorm(weights, "decoder.final_layer_norm", eps),
-        scale=config.d_model**-0.5 if config.scale_decoder_outputs else None,
+        scale=config.d_model**-0.5 if scaled else None,
     )
     return EncoderDecoder(
         encoder,
         decoder,
         Dims(config.num_decoder_layers, config.d_model, config.d_ff, heads, heads, config.d_kv, config.vocab_size),
         EncoderDims(config.num_layers, config.d_model, heads, max_context, "text"),
-        bias=DecoderBias(config, weights, max_context),
+        bias=decoder_bias,
     )
 
 
@@ -123,16 +152,24 @@ class EncoderBias(nn.Module):
 
     def __init__(self, config: T5Config, weights: Weights):
         super().__init__()
-        self.reach = config.relative_attention_max_distance  # beyond it all distances are one
-        distances = torch.arange(-self.reach, self.reach + 1)
-        self.table = bias_table(config, weights, "encoder", distances, bidirectional=True)
+        self.reach = config.relative_attention_max_distance
+        self.table = bias_table(config, weights, "encoder", distances(self.reach), bidirectional=True)
 
     def forward(self, op: OpBuilder, ids: Value) -> Value:
-        at = arange(op, ids)
-        distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
-        low, high = op.Constant(value_int=-self.reach), op.Constant(value_int=self.reach)
-        index = op.Sub(op.Min(op.Max(distance, low), high), low)
-        return op.Unsqueeze(op.Gather(self.table, index, axis=1), [0])
+        return op.Unsqueeze(op.Gather(self.table, distance_index(op, ids, self.reach), axis=1), [0])
+
+
+def distances(reach: int) -> torch.Tensor:
+    """The distances [2 reach + 1], key less query, that an encoder tells apart."""
+    return torch.arange(-reach, reach + 1)
+
+
+def distance_index(op: OpBuilder, ids: Value, reach: int) -> Value:
+    """The place [T, T] in `distances` of each key's from each query; beyond `reach` all are one."""
+    at = arange(op, ids)
+    distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
+    low, high = op.Constant(value_int=-reach), op.Constant(value_int=reach)
+    return op.Sub(op.Min(op.Max(distance, low), high), low)
 
 
 class DecoderBias(nn.Module):
@@ -152,14 +189,22 @@ class DecoderBias(nn.Module):
 
 
 def bias_table(
-    config: T5Config, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool
+    config: Any, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool, layer: int = 0
 ) -> nn.Parameter:
-    """The learned bias [H, distances] of each distance, key less query: buckets widen with it."""
+    """A parameter of `bias_values`."""
+    values = bias_values(config, weights, stack, distances, bidirectional=bidirectional, layer=layer)
+    return weights.table(f"{stack}.{layer}.relative_bias", values)
+
+
+def bias_values(
+    config: Any, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool, layer: int = 0
+) -> NDArray[np.float32]:
+    """The learned bias [H, distances] of each distance, key less query, in a layer: buckets widen with it."""
     buckets = T5Attention._relative_position_bucket(
         distances,
         bidirectional=bidirectional,
         num_buckets=config.relative_attention_num_buckets,
         max_distance=config.relative_attention_max_distance,
     ).numpy()
-    learned = weights.read(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
-    return weights.table(f"{stack}.relative_bias", np.ascontiguousarray(learned[buckets].T))
+    learned = weights.read(f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight")
+    return np.ascontiguousarray(learned[buckets].T)
