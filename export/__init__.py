@@ -89,6 +89,7 @@ def export(
 
         from edge.export.checkpoint import open_checkpoint
         from edge.export.graph.families import find_family
+        from edge.export.routers import check_routers, write_routers
     except ModuleNotFoundError as e:
         raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install \"edge[export]\"") from None
 
@@ -101,6 +102,7 @@ def export(
     block_size = defaults.get("block_size") if block_size is None else block_size
     max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
+    check_routers(checkpoint)
     context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     _describe(checkpoint, family, weights, tell)
@@ -136,6 +138,7 @@ def export(
 
             advance(0, 0, "writing segments")
             manifest = dataclasses.replace(manifest, segments=write_segments(writer, manifest, segments))
+        manifest = write_routers(writer, manifest, checkpoint, segments, tell)
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
 

@@ -18,7 +18,8 @@ import pytest
 from edge.bundle import Bundle
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"torch", "transformers", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "safetensors", "sentencepiece"}
+HEAVY = {"torch", "transformers", "peft", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "safetensors"}
+HEAVY |= {"sentencepiece"}
 LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich", "typer"}
 # Import names of the packages whose folders stand at the top of the repository.
 FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}

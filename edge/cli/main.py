@@ -12,6 +12,7 @@ from typing import Any
 
 COMMANDS = {
     "export": "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle.",
+    "tune": "Train a model to do with fewer of its layers, for edge run --skip.",
     "run": "Answer a prompt with a bundle, or chat with it.",
     "plan": "Show the memory that a bundle takes, and what fits into a budget.",
     "profile": "Measure what a bundle costs on this device; compare two profiles.",
@@ -28,7 +29,7 @@ FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # th
 
 # What `pip install 'edge[export]'` adds: the import names behind the extra.
 EXPORT_EXTRA = {
-    *("gguf", "onnx", "onnx_ir", "onnxscript", "optimum"),
+    *("gguf", "onnx", "onnx_ir", "onnxscript", "optimum", "peft"),
     *("safetensors", "sentencepiece", "torch", "transformers"),
 }
 

@@ -1,0 +1,216 @@
+"""`edge tune`: adapters, and routers where a policy has them, learn to do with fewer layers."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge.cli.export import stages
+from edge.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from edge.catalog import Progress, Say
+    from edge.export.tune.trainer import Step
+
+SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
+FILES = ("data", "prompts")  # of a recipe, beside it
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model directory, a .gguf file, a catalog name or a hub id."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="TUNED", help="The folder to write; edge export reads it.")
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Take what is not given here from this file: options by their names."),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="first, skipdecode or unified.")] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(metavar="R", help="Of first and unified: the share of layers to leave out; default: 0.15."),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="MIN-MAX", help="Of skipdecode: least and most layers that run; default: half to all."),
+    ] = None,
+    unit: Annotated[
+        int | None, typer.Option(metavar="N", help="Of first: layers that one router decides on; default: 1.")
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of first: units that have a router; default: some more than are left out."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text, or JSONL lines with a text, or with a prompt and an answer."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts that the model answers itself, for training; default: built-in."),
+    ] = None,
+    answer: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of these answers; default: 256.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps; default: 300.")] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help="Sequences of a step; default: 4.")] = None,
+    length: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of a sequence; default: 320.")] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", help="Of the LoRA adapters; default: 16.")] = None,
+    rate: Annotated[float | None, typer.Option(metavar="X", help="The highest learning rate; default: 0.001.")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="distill: the untouched model's predictions (default); lm: the text itself."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a run; default: 0.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Of products: bf16, fp32 or auto (default): what is faster.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu or cuda; default: cuda where it is.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: Torch's.")] = None,
+    every: Annotated[int, typer.Option(metavar="N", help="Steps from one checkpoint to the next.")] = 20,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what an interrupted run left, instead of going on from it.")
+    ] = False,
+) -> None:
+    """Tune a decoder, so that a policy can leave layers out of its answers at less cost in quality.
+
+    LoRA adapters (and, for first, routers that read the prompt) are trained to predict what the model predicts with
+    all its layers, and merged into its weights. TUNED is a model directory: edge export TUNED --segments 1 makes it a
+    bundle, which edge run --skip runs. An interrupted run leaves TUNED.tuning, from which the same command goes on.
+    """
+    given = {
+        "model": model, "policy": policy, "ratio": ratio, "layers": layers, "unit": unit, "candidates": candidates,
+        "data": data, "prompts": prompts, "answer": answer, "steps": steps, "batch": batch, "length": length,
+        "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
+    }  # fmt: skip
+    asked = {} if recipe is None else read_recipe(recipe, given)
+    asked |= {name: value for name, value in given.items() if value is not None}
+    for name, option in (("model", "MODEL"), ("policy", "--policy first, skipdecode or unified")):
+        if name not in asked:
+            raise InputError(f"There is nothing to tune without {option}; give it, or a recipe that has it.")
+    if out is None:
+        raise InputError("The tuned model needs a place; give it with -o TUNED.")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise InputError(f"--threads must lie between 1 and 1024, not {threads}.")
+    if every < 1:
+        raise InputError(f"--every must be 1 or more, not {every}.")
+    _run(str(asked.pop("model")), out, asked, device, threads, every, restart)
+
+
+def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's options; the files it names lie beside it.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or holds what is no option or not of its kind.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise InputError(f"The recipe {path} cannot be read: {e.strerror}.") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
+    texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision")
+    for name, value in content.items():
+        if name not in names:
+            raise InputError(f"The recipe {path} sets {name!r}, which is no option of edge tune.")
+        kinds: tuple[type, ...] = (str,) if name in texts else (int, float) if name in ("ratio", "rate") else (int,)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise InputError(f"The recipe {path} sets {name} to {value!r}, which is of the wrong kind.")
+        if name in FILES:
+            content[name] = path.parent / value
+    return content
+
+
+def _run(
+    model: str, out: Path, asked: dict[str, Any], device: str | None, threads: int | None, every: int, restart: bool
+) -> None:
+    try:
+        import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
+
+        from edge.export.tune import Settings, tune
+        from edge.export.tune.policy import Target
+        from edge.export.tune.trainer import Stopped
+    except ModuleNotFoundError as e:
+        raise MissingExtraError(f'Tuning needs {e.name}; install it with: pip install "edge[export]"') from None
+    target = Target(
+        asked.pop("ratio", None), _span(asked.pop("layers", None)), asked.pop("unit", 1), asked.pop("candidates", None)
+    )
+    settings = Settings(target=target, **asked)
+    started = time.monotonic()
+    with _interrupts() as stop, _training(settings.steps) as (progress, told, say):
+        try:
+            tune(
+                model, out, settings, device=device, threads=threads, every=every, restart=restart,
+                stop=stop, progress=progress, told=told, say=say,
+            )  # fmt: skip
+        except Stopped as stopped:
+            say(
+                f"The training was interrupted after step {stopped.step} of {settings.steps}; the same command goes on "
+                f"from there ({out}.tuning)."
+            )
+            raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            say(f"Tuning was interrupted before its first step; what was made for it is kept in {out}.tuning.")
+            raise
+    took = time.monotonic() - started
+    print(f"{out}: tuned for {settings.policy} in {took:.0f} s; edge export {out} --segments N makes a bundle.")
+
+
+def _span(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)-(\d+)", text)
+    if not found:
+        raise InputError(f"--layers {text!r} is no range of layers; write it like 20-30.")
+    return int(found[1]), int(found[2])
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Yields the function that says, between steps, whether the user asked to stop. Before it was called for the first
+    time, and when asked to stop again, an interruption takes effect at once."""
+    training = asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked or not training:
+            raise KeyboardInterrupt
+        asked = True
+
+    def stop() -> bool:
+        nonlocal training
+        training = True
+        return asked
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _training(steps: int) -> Iterator[tuple[Progress, Callable[[Step], None], Say]]:
+    """Progress as of `stages`, and a function that shows each step's loss and share of layers left out."""
+    with stages() as (progress, say):
+        smooth: list[float] = []
+
+        def told(step: Step) -> None:
+            smooth.append(step.loss)
+            loss = sum(smooth[-SPOKEN:]) / len(smooth[-SPOKEN:])
+            progress(step.number + 1, steps, "training")
+            if (step.number + 1) % SPOKEN == 0:
+                say(f"step {step.number + 1} of {steps}: loss {loss:.3f}, {step.skipped:.0%} of the layers left out")
+
+        yield progress, told, say

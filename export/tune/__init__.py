@@ -1,0 +1,207 @@
+"""Tuning a decoder for a skip policy: adapters, and routers where the policy has them, learn to do with fewer layers.
+
+A run keeps what it has done in a folder beside its result, OUT.tuning: the model's own answers where it is trained on
+those, and a checkpoint. A run that was interrupted goes on from there when it is asked for again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.base import Progress
+    from edge.export.tune.data import Example
+    from edge.export.tune.policy import Target
+    from edge.export.tune.trainer import Step
+
+ANSWERS = "answers.jsonl"
+PROMPTS = "recipes/prompts.jsonl"  # of edge.models: what a model answers where no data and no prompts are given
+LOSSES = ("distill", "lm")
+PRECISIONS = ("auto", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a tuned model hangs on, besides the model.
+
+    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself where
+    there is no data. length: most tokens of a training sequence. rank: of the adapters. rate: the highest learning
+    rate. loss: distill for the KL divergence from the untouched model, or lm for the text's own likelihood.
+    """
+
+    policy: str
+    target: Target
+    data: Path | None = None
+    prompts: Path | None = None
+    steps: int = 300
+    batch: int = 4
+    length: int = 320
+    answer: int = 256
+    rank: int = 16
+    rate: float = 1e-3
+    loss: str = "distill"
+    seed: int = 0
+    precision: str = "auto"
+
+    def check(self) -> None:
+        """Raises InputError where a value is out of its range."""
+        for name, value, least in (
+            ("--steps", self.steps, 1),
+            ("--batch", self.batch, 1),
+            ("--length", self.length, 48),
+            ("--answer", self.answer, 16),
+            ("--rank", self.rank, 1),
+            ("--seed", self.seed, 0),
+        ):
+            if value < least:
+                raise InputError(f"{name} must be {least} or more, not {value}.")
+        if not 0 < self.rate < 1:
+            raise InputError(f"--rate must lie between 0 and 1, not {self.rate:g}.")
+        for option, choice, choices in (("--loss", self.loss, LOSSES), ("--precision", self.precision, PRECISIONS)):
+            if choice not in choices:
+                raise InputError(f"There is no {option} {choice!r}; choose one of {', '.join(choices)}.")
+        if self.data is not None and self.prompts is not None:
+            raise InputError("--data is what to train on, and --prompts what to answer for that; give one of them.")
+
+
+def tune(
+    source: str,
+    out: Path,
+    settings: Settings,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    every: int = 20,
+    restart: bool = False,
+    stop: Callable[[], bool],
+    progress: Progress,
+    told: Callable[[Step], None],
+    say: Callable[[str], None],
+) -> Path:
+    """Tune a decoder for a policy and write it to the folder `out`; see the module's docstring.
+
+    every: steps from one checkpoint to the next. restart: forget what an interrupted run left. stop, told: see
+    `Trainer.run`.
+
+    Raises:
+        EdgeError: one of its subclasses, with a sentence that says what is wrong.
+        Stopped: `stop` said so, and the checkpoint is written.
+    """
+    import torch
+
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.tune.network import Network, fast_bf16, pick_device
+    from edge.export.tune.policy import make_policy
+    from edge.export.tune.result import write_result
+    from edge.export.tune.trainer import Schedule, Trainer
+
+    settings.check()
+    if out.exists():
+        raise InputError(f"{out} exists; choose another folder for the tuned model, or remove it.")
+    place = pick_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    progress(0, 0, "opening the checkpoint")
+    checkpoint = open_checkpoint(source, progress=progress, say=say)
+    if checkpoint.config.get("is_encoder_decoder"):
+        raise InputError(f"{checkpoint.name} is an encoder-decoder; decoders alone can be tuned.")
+    dims = checkpoint.config["num_hidden_layers"], checkpoint.config["hidden_size"]
+    policy = make_policy(settings.policy, *dims, settings.target)
+    work = out.with_name(f"{out.name}.tuning")
+    if restart and work.exists():
+        shutil.rmtree(work)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
+    data = settings.data or _answers(source, settings, work, progress, threads)
+    examples = _examples(checkpoint, data, settings)
+    tokens = sum(len(e.tokens) for e in examples)
+    say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
+    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
+    network = Network(checkpoint, rank=settings.rank, seed=settings.seed, device=place, bf16=bf16, progress=progress)
+    schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
+    same = _identity(checkpoint, settings, data) | {"bf16": bf16}
+    trainer = Trainer(network, policy, examples, schedule, work, same)
+    trainer.run(stop, progress, told)
+    last = trainer.history[-max(1, settings.steps // 10) :]
+    about = {
+        "policy": settings.policy,
+        "skip": policy.skip(),
+        "unit": settings.target.unit,
+        "model": checkpoint.name,
+        "settings": same,
+        "loss": sum(step.loss for step in last) / len(last),
+        "skipped": sum(step.skipped for step in last) / len(last),
+        "history": [[step.loss, step.skipped] for step in trainer.history],
+    }
+    write_result(out, checkpoint, network.deltas(), policy.routers(), about, progress)
+    if settings.data is None:
+        shutil.copyfile(data, out / ANSWERS)
+    shutil.rmtree(work)
+    return out
+
+
+def _answers(source: str, settings: Settings, work: Path, progress: Progress, threads: int | None) -> Path:
+    """The file with the model's answers, made where it is not there yet."""
+    from importlib.resources import as_file, files
+
+    from edge.export.tune.generate import answer_all, read_prompts
+
+    with as_file(files("edge.models") / PROMPTS) as built_in:
+        prompts = read_prompts(settings.prompts or built_in)
+    path = work / ANSWERS
+    answer_all(
+        source, prompts, path, tokens=settings.answer, seed=settings.seed, progress=progress, threads=threads
+    )
+    return path
+
+
+def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
+    from tokenizers import Tokenizer
+
+    from edge.export.tune.data import read_examples
+    from edge.runtime.template import ChatTemplate
+
+    files = checkpoint.tokenizer
+    tokenizer, tokens = Tokenizer.from_str(files.json), files.tokens
+    ids = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
+    special = {name: tokenizer.id_to_token(i) for name, i in ids.items() if i is not None}
+    template = None if files.chat_template is None else ChatTemplate(files.chat_template, special)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_prompt(text: str) -> list[int]:
+        found = encode(text if template is None else template.render([{"role": "user", "content": text}]))
+        if tokens.add_bos and tokens.bos is not None and found[:1] != [tokens.bos]:
+            found.insert(0, tokens.bos)
+        return found
+
+    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length)
+
+
+def _identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str, Any]:
+    """What a checkpoint must agree with to be resumed: settings by name, and what was in the files."""
+    same = {
+        f.name: getattr(settings, f.name)
+        for f in dataclasses.fields(settings)
+        if f.name not in ("target", "data", "prompts")
+    }
+    target = dataclasses.asdict(settings.target)
+    target["span"] = None if target["span"] is None else list(target["span"])
+    return {
+        "model": checkpoint.name,
+        **same,
+        **target,
+        "data": hashlib.sha256(data.read_bytes()).hexdigest(),
+    }

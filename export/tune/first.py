@@ -1,0 +1,97 @@
+"""FiRST: routers read the prompt and decide, once for the answer, which layers it needs (Jain et al. 2024, arXiv
+2410.12513).
+
+A router is a logit of the residual stream that its layer is about to read, divided by its root mean square; a layer is
+needed with the mean of its probabilities over the prompt, and left out below one half. The decision is hard, its
+gradient that of the probability (straight through), and a penalty holds the share of layers that are left out at its
+target. While training, a random shift that all routers of an answer share makes it leave out more or fewer, so that one
+model serves several speeds, and a random shift for each router tries sets that would not have been chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge.export.quantize.base import Progress
+from edge.export.tune.depth import least_missed
+from edge.export.tune.network import Network, Tensors
+from edge.export.tune.policy import Target
+from edge.runtime.skip.first import EPSILON
+
+BEYOND = 1.6  # times as many units as the target leaves out have a router, unless it is said how many
+APART = 0.4  # between the first biases of two routers, in the order in which their layers are missed
+SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
+OWN = 0.3  # the scale of each router's own shift
+WEIGHT = 4.0  # of the penalty, in nats: missing the target by a tenth of the layers costs 0.04
+
+
+class First:
+    """Routers for the units that answers miss least; all others have an infinite bias, and always run."""
+
+    def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
+        middle = range(1, layers - 1)
+        self.units = [tuple(middle[at : at + target.unit]) for at in range(0, len(middle), target.unit)]
+        self._layers, self._unit, self._ratio = layers, target.unit, ratio
+        self._wanted = min(max(1, round(ratio * layers / target.unit)), len(self.units))
+        asked = target.candidates or round(BEYOND * self._wanted) + 1
+        self._count = min(max(asked, self._wanted), len(self.units))
+        self.weights = torch.nn.Parameter(torch.zeros(len(self.units), hidden_size))
+        self.bias = torch.nn.Parameter(torch.full((len(self.units),), torch.inf))
+        self._places = {unit[0]: i for i, unit in enumerate(self.units)}
+        self._unit_of = {layer: i for i, unit in enumerate(self.units) for layer in unit}
+
+    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
+        order = least_missed(network, self.units, self._count, batches, progress)
+        with torch.no_grad():
+            for rank, unit in enumerate(order):
+                self.bias[unit] = APART * (rank - self._wanted + 0.5)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {"weights": self.weights, "bias": self.bias}
+
+    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+        size = len(tensors.prompts)
+        shift = draw.uniform(-SHARED, SHARED, (size, 1)) + draw.logistic(0, OWN, (size, len(self.units)))
+        self._shift = torch.from_numpy(shift).float().to(tensors.answer.device)  # [B, units]
+        self._prompt, self._answer = tensors.prompt.float(), tensors.answer.float()[..., None]
+        self._gates: dict[int, torch.Tensor] = {}  # [B] of each unit
+        self._needed: list[torch.Tensor] = []
+
+    def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float:
+        unit = self._unit_of.get(layer)
+        if unit is None or torch.isinf(self.bias[unit]):
+            return 1.0
+        if layer in self._places:
+            self._gates[unit] = self._decide(unit, stream.detach().float())
+        return 1 - self._answer * (1 - self._gates[unit][:, None, None])
+
+    def _decide(self, unit: int, stream: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(stream.square().mean(-1, keepdim=True) + EPSILON)
+        logits = (stream * scale * self.weights[unit]).sum(-1) + self.bias[unit]  # [B, S]
+        mean = (torch.sigmoid(logits) * self._prompt).sum(1) / self._prompt.sum(1)
+        self._needed.append(mean)
+        shifted = torch.sigmoid(torch.logit(mean, eps=1e-6) + self._shift[:, unit])
+        hard = (shifted >= 0.5).float()
+        return hard + shifted - shifted.detach()
+
+    def penalty(self) -> torch.Tensor:
+        """Of the share that is left out without any shift."""
+        needed = torch.stack(self._needed)  # [routers, B]
+        kept = (needed >= 0.5).float() + needed - needed.detach()
+        out = (1 - kept).sum(0) * self._unit / self._layers
+        return WEIGHT * (out.mean() - self._wanted * self._unit / self._layers).square()
+
+    def skipped(self) -> float:
+        gates = torch.stack(list(self._gates.values())).detach()
+        return float((1 - gates).sum(0).mean()) * self._unit / self._layers
+
+    def routers(self) -> NDArray[np.float32]:
+        rows = torch.cat([self.weights, self.bias[:, None]], dim=1).detach().cpu().numpy()
+        return np.ascontiguousarray(rows, np.float32)
+
+    def skip(self) -> str:
+        return "first"

@@ -1,0 +1,94 @@
+"""A model's own answers as training text: to tune a model towards what it says, nothing from outside is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.errors import InputError
+from edge.export.tune.data import Row, read_rows
+from edge.runtime.answer import GenerateOptions
+
+if TYPE_CHECKING:
+    from edge.export.quantize.base import Progress
+    from edge.runtime.model import Model
+
+PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
+BUNDLE = "answers.edge"
+TEMPERATURE, TOP_P = 1.0, 0.95  # what is drawn far out in the tail leads such small models astray
+
+
+def read_prompts(path: Path) -> list[Row]:
+    """The prompts of a file: of JSONL lines with `prompt`, or with `text` that is to be continued; or lines of text.
+
+    Raises:
+        InputError: it cannot be read, or holds none.
+    """
+    if path.suffix == ".jsonl":
+        rows = read_rows(path)
+    else:
+        from edge.export.tune.data import read_text
+
+        rows = [Row(prompt=line.strip()) for line in read_text(path).splitlines() if line.strip()]
+    if not rows:
+        raise InputError(f"{path} holds no prompts; write one a line, or JSONL lines with a prompt or a text.")
+    if rows[0].prompt is not None and PREVIOUS in rows[0].prompt:
+        raise InputError(f"The first prompt of {path} asks for {PREVIOUS}, and there is none before it.")
+    return rows
+
+
+def answer_all(
+    source: str, prompts: list[Row], out: Path, *, tokens: int, seed: int, progress: Progress, threads: int | None
+) -> None:
+    """Write the model's answers to `prompts`, up to `tokens` tokens each, into the JSONL file `out`.
+
+    What the file holds already, of an interrupted run, stays: each answer is drawn with a seed of its own. The model
+    answers from a bundle in 8 bits, which the runtime runs faster than Torch runs the checkpoint.
+    """
+    lines = _whole_lines(out)
+    if len(lines) >= len(prompts):
+        return
+    from edge.runtime.load import load
+    from edge.runtime.model import Model
+
+    model = load(_bundle(source, out.with_name(BUNDLE), 4 * tokens, progress), threads=threads, speculate="off")
+    if not isinstance(model, Model):
+        raise InputError(f"{source} is no decoder that answers prompts, so it has no answers to be tuned on.")
+    previous = str(json.loads(lines[-1]).get("answer", "")) if lines else ""
+    with out.open("a", encoding="utf-8") as file:
+        for i in range(len(lines), len(prompts)):
+            progress(i, len(prompts), "answering prompts")
+            row = _answered(model, prompts[i], previous, tokens, seed + i)
+            previous = str(row.get("answer", ""))
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.flush()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The file's lines, from which one that was not written to its end is taken away."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    return whole.decode().split("\n")[:-1]
+
+
+def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
+    """The bundle that answers, which an interrupted run may have made."""
+    if not path.exists():
+        import edge.export
+
+        edge.export.export(source, path, weights="int8", check=False, max_context=context, progress=progress)
+    return path
+
+
+def _answered(model: Model, row: Row, previous: str, tokens: int, seed: int) -> dict[str, Any]:
+    options = GenerateOptions(temperature=TEMPERATURE, top_p=TOP_P, seed=seed, max_tokens=tokens)
+    if row.prompt is None:
+        assert row.text is not None
+        return {"text": row.text + model.generate(row.text, options, raw=True).text}
+    prompt = row.prompt.replace(PREVIOUS, previous)
+    return {"prompt": prompt, "answer": model.generate(prompt, options).text}

@@ -1,0 +1,136 @@
+"""The model that is trained: the checkpoint's weights, frozen, with LoRA adapters and gated layers."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+from edge.errors import InputError, MissingExtraError
+from edge.export.torch_reference import load_torch
+from edge.export.tune.data import Batch
+from edge.export.tune.gates import Gate, Gates
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.base import Progress
+
+BRANCHES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
+
+
+class Network:
+    """A decoder whose answers can be predicted with layers left out, beside its own ones without.
+
+    rank: of the adapters (Hu et al. 2021, LoRA) on all projections of attention and feed-forward, scaled by 2.
+    bf16: products in bfloat16; the residual stream, norms, adapters and their optimizer stay float32.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, rank: int, seed: int, device: str, bf16: bool, progress: Progress | None = None
+    ) -> None:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ModuleNotFoundError:
+            raise MissingExtraError("Tuning needs peft; install it with: pip install 'edge[export]'") from None
+        model = load_torch(checkpoint, progress=progress)
+        model.requires_grad_(False)
+        if bf16:
+            for name, module in model.named_modules():
+                if name.rpartition(".")[2] in BRANCHES:
+                    module.to(torch.bfloat16)  # autocast would cast frozen weights anew in every step
+        self.layers = len(model.get_decoder().layers)
+        self.hidden_size = int(model.config.hidden_size)
+        self._gates = Gates(model)
+        self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        torch.manual_seed(seed)  # of the adapters' first values
+        targets = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} & set(BRANCHES))
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers' about what peft asks it
+            self._peft = get_peft_model(model, config).to(device).eval()
+        self._device, self._bf16 = torch.device(device), bf16
+        self.adapters = {name: p for name, p in self._peft.named_parameters() if p.requires_grad}
+
+    def tensors(self, batch: Batch) -> Tensors:
+        return Tensors(batch, self._device)
+
+    def logits(self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True) -> torch.Tensor:
+        """[N, V] float32 of the answers' tokens, one sequence's after the other's, where `gate` says what is left out.
+
+        adapted: with the adapters; without them and gates it is the model that is tuned.
+        """
+        bare: AbstractContextManager[Any] = nullcontext() if adapted else self._peft.disable_adapter()
+        self._gates.gate = gate
+        try:
+            with bare, torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+                stream = self._decoder(input_ids=tensors.tokens, use_cache=False).last_hidden_state
+                return self._head(stream[tensors.answer]).float()
+        finally:
+            self._gates.gate = None
+
+    def deltas(self) -> dict[str, NDArray[np.float32]]:
+        """What the adapters add to each weight [out, in], by the name that transformers gives the weight."""
+        found = {}
+        for name, module in self._peft.base_model.model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                with torch.no_grad():
+                    found[f"{name}.weight"] = module.get_delta_weight("default").float().cpu().numpy()
+        return found
+
+
+class Tensors:
+    """A batch on the device: tokens [B, S], and masks [B, S] of prompts' and of answers' tokens."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        place = torch.arange(batch.tokens.shape[1])
+        prompts, lengths = torch.from_numpy(batch.prompts)[:, None], torch.from_numpy(batch.lengths)[:, None]
+        self.tokens = torch.from_numpy(batch.tokens).to(device)
+        self.prompts = batch.prompts
+        self.prompt = (place < prompts).to(device)
+        self.answer = ((place >= prompts) & (place < lengths)).to(device)
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
+    """The mean KL divergence of predictions [N, V] from a teacher's, in nats a token."""
+    return F.kl_div(F.log_softmax(student, -1), F.log_softmax(teacher, -1), reduction="batchmean", log_target=True)
+
+
+def likelihood(tensors: Tensors, student: torch.Tensor) -> torch.Tensor:
+    """The mean negative log likelihood of the answers' next tokens, in nats; the last one of each has none."""
+    following = torch.cat([tensors.tokens[:, 1:], tensors.tokens[:, :1]], dim=1)[tensors.answer]
+    last = torch.cat([tensors.answer[:, 1:], torch.zeros_like(tensors.answer[:, :1])], dim=1)[tensors.answer]
+    return F.cross_entropy(student[last], following[last])
+
+
+def pick_device(asked: str | None) -> str:
+    """The device to train on: what is asked for, else CUDA where there is one.
+
+    Raises:
+        InputError: it is none that Torch has here.
+    """
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked not in ("cpu", "cuda") or (asked == "cuda" and not torch.cuda.is_available()):
+        raise InputError(f"There is no device {asked!r} to train on here; choose cpu, or cuda where Torch finds one.")
+    return asked
+
+
+def fast_bf16(device: str) -> bool:
+    """Whether products in bfloat16 are faster than float32 there."""
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and "avx512_bf16" in _cpu_flags()
+
+
+def _cpu_flags() -> str:
+    from pathlib import Path
+
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""

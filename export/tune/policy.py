@@ -1,0 +1,109 @@
+"""What a policy brings to the training: gates for a step's tokens, and what it wants besides good predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.export.quantize.base import Progress
+from edge.export.tune.network import Network, Tensors
+
+POLICIES = ("first", "skipdecode", "unified")
+
+
+class TrainedPolicy(Protocol):
+    """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does."""
+
+    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
+        """Look at the model before the first step; not done again when a run is resumed."""
+        ...
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """What is trained besides the adapters, by name."""
+        ...
+
+    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+        """Start a step. `draw` depends on the run's seed and the step's number alone."""
+        ...
+
+    def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float: ...
+
+    def penalty(self) -> torch.Tensor | float:
+        """What is added to the loss of the step that was run."""
+        ...
+
+    def skipped(self) -> float:
+        """The share of the layers that the answers of the step left out."""
+        ...
+
+    def routers(self) -> NDArray[np.float32] | None:
+        """Routers [units, H + 1] as the runtime reads them; None where the policy has none."""
+        ...
+
+    def skip(self) -> str:
+        """The setting of `--skip` that the model was tuned for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is asked of a policy.
+
+    ratio: the share of layers to leave out, of first and unified. span: the least and the most layers that run, of
+    skipdecode. unit: layers that first leaves out together. candidates: units that have a router.
+    """
+
+    ratio: float | None = None
+    span: tuple[int, int] | None = None
+    unit: int = 1
+    candidates: int | None = None
+
+
+def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> TrainedPolicy:
+    """The policy `name` for a decoder of so many layers.
+
+    Raises:
+        InputError: there is no such policy, or the target is out of its range.
+    """
+    from edge.export.tune import first, skipdecode, unified
+
+    if name not in POLICIES:
+        raise InputError(f"There is no policy {name!r} to tune for; choose one of {', '.join(POLICIES)}.")
+    if layers < 3:
+        raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
+    if name == "skipdecode":
+        if target.ratio is not None:
+            raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first and unified.")
+        return skipdecode.SkipDecode(layers, span_of(target, layers))
+    if target.span is not None:
+        raise InputError(f"{name} takes --ratio; --layers belongs to skipdecode.")
+    for option, count in (("--unit", target.unit), ("--candidates", target.candidates)):
+        if count is not None and count < 1:
+            raise InputError(f"{option} must be 1 or more, not {count}.")
+    ratio = ratio_of(target)
+    if name == "unified":
+        return unified.Unified(layers, ratio)
+    return first.First(layers, hidden_size, ratio, target)
+
+
+def ratio_of(target: Target) -> float:
+    if target.ratio is None:
+        return 0.15
+    if not 0 < target.ratio < 1:
+        raise InputError(f"A ratio of {target.ratio:g} is no share of the layers; choose one between 0 and 1.")
+    return target.ratio
+
+
+def span_of(target: Target, layers: int) -> tuple[int, int]:
+    least, most = target.span or (max(2, layers // 2), layers)
+    if not 2 <= least <= most <= layers:
+        raise InputError(
+            f"--layers {least}-{most} does not go from 2 or more layers up to no more than the model's {layers}."
+        )
+    return least, most

@@ -1,0 +1,113 @@
+"""What tuning leaves behind: a model directory that `edge export` reads, with routers and what they were tuned for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError, InputError
+from edge.export.quantize.base import Progress
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
+
+ROUTERS = "routers.safetensors"
+ABOUT = "tuning.json"
+KEY = "routers"  # the tensor [units, H + 1] in ROUTERS
+
+
+def write_result(
+    folder: Path,
+    checkpoint: Checkpoint,
+    deltas: Mapping[str, NDArray[np.float32]],
+    routers: NDArray[np.float32] | None,
+    about: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Write the checkpoint with `deltas` added to its weights, float32, its tokenizer, the routers and `about`.
+
+    The folder appears when it is whole.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    part = folder.with_name(f"{folder.name}.part")
+    if part.exists():
+        shutil.rmtree(part)
+    try:
+        part.mkdir(parents=True)
+        tensors = {}
+        for done, name in enumerate(checkpoint.names()):
+            progress(done, len(checkpoint.names()), "merging the adapters")
+            values = checkpoint.read(name)
+            tensors[name] = torch.from_numpy(values + deltas[name] if name in deltas else values.copy())
+        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        del tensors
+        if routers is not None:
+            save_file({KEY: torch.from_numpy(routers)}, part / ROUTERS)
+        files: dict[str, Any] = {"config.json": _config(checkpoint.config), ABOUT: about}
+        if checkpoint.generation:
+            files["generation_config.json"] = checkpoint.generation
+        files["tokenizer_config.json"] = _tokenizer_config(checkpoint.tokenizer)
+        for name, content in files.items():
+            (part / name).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (part / "tokenizer.json").write_text(checkpoint.tokenizer.json, encoding="utf-8")
+        if checkpoint.licence:
+            (part / "README.md").write_text(f"---\nlicense: {checkpoint.licence}\n---\n", encoding="utf-8")
+        part.rename(folder)
+    except OSError as e:
+        shutil.rmtree(part, ignore_errors=True)
+        raise InputError(f"The tuned model {folder} cannot be written: {e.strerror}.") from None
+
+
+def _config(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**config, "dtype": "float32"}
+
+
+def _tokenizer_config(tokenizer: TokenizerFiles) -> dict[str, Any]:
+    """The special tokens by their texts, as transformers writes them."""
+    from tokenizers import Tokenizer
+
+    vocabulary, tokens = Tokenizer.from_str(tokenizer.json), tokenizer.tokens
+    named = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
+    settings: dict[str, Any] = {
+        name: None if i is None else vocabulary.id_to_token(i) for name, i in named.items()
+    }
+    settings["add_bos_token"] = tokens.add_bos
+    if tokenizer.chat_template is not None:
+        settings["chat_template"] = tokenizer.chat_template
+    return settings
+
+
+def read_routers(root: Path, layers: int, hidden_size: int) -> tuple[NDArray[np.float32], int] | None:
+    """The routers [units, H + 1] of a tuned model directory, and how many layers a unit has; None where it has none.
+
+    Raises:
+        CheckpointError: they cannot be read, or are of another model.
+    """
+    path = root / ROUTERS
+    if not path.is_file():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        routers = np.asarray(load_file(path)[KEY])
+        unit = int(json.loads((root / ABOUT).read_text(encoding="utf-8"))["unit"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
+        raise CheckpointError(f"{path} and {ABOUT} beside it cannot be read as routers ({e}); tune again.") from None
+    shape = (len(range(1, layers - 1, unit)) if unit > 0 else 0, hidden_size + 1)
+    if routers.shape != shape or routers.dtype != np.float32:
+        raise CheckpointError(
+            f"{path} holds routers of another model: {routers.dtype} of shape {routers.shape}, not float32 of {shape}."
+        )
+    return routers, unit

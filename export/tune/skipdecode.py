@@ -1,0 +1,65 @@
+"""SkipDecode: answers are trained at random places of a budget that falls (Del Corro et al. 2023, arXiv 2307.02628)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from edge.export.quantize.base import Progress
+from edge.export.tune.network import Network, Tensors
+from edge.runtime.skip.skipdecode import HORIZON, WARM
+
+
+class SkipDecode:
+    """The layers of an answer's token fall from `most` to `least` over HORIZON tokens. A training answer is shorter, so
+    it begins at a random place of the fall: its tokens' layers stay among those of the tokens before them.
+
+    span: least and most, first and last layer counted.
+    """
+
+    def __init__(self, layers: int, span: tuple[int, int]) -> None:
+        self._layers, (self._least, self._most) = layers, span
+        warm = max(1, self._least // WARM)
+        bypassed = list(range(warm, layers - 1))  # in the order that they are dropped
+        never = min(layers - self._most, len(bypassed))
+        self._never = frozenset(bypassed[:never])
+        self._falling = {layer: i for i, layer in enumerate(bypassed[never : layers - self._least])}
+        self._dropped = torch.zeros(0)  # [B, S]: layers that have fallen away for a token
+        self._answer = torch.zeros(0, dtype=torch.bool)
+
+    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
+        pass
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {}
+
+    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+        size, width = tensors.tokens.shape
+        starts = draw.integers(0, HORIZON, size) - tensors.prompts  # of answers that began so many tokens ago
+        done = np.clip(starts[:, None] + np.arange(width), 0, HORIZON - 1)
+        dropped = done * (len(self._falling) + 1) // HORIZON
+        self._answer = tensors.answer
+        self._dropped = torch.from_numpy(dropped).to(tensors.answer.device) * tensors.answer
+
+    def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float:
+        if layer in self._never:
+            return 0.0
+        place = self._falling.get(layer)
+        if place is None:
+            return 1.0
+        return (self._dropped <= place).float()[..., None]
+
+    def penalty(self) -> float:
+        return 0.0
+
+    def skipped(self) -> float:
+        answered = self._dropped[self._answer].float()
+        return (float(answered.mean()) + len(self._never)) / self._layers
+
+    def routers(self) -> None:
+        return None
+
+    def skip(self) -> str:
+        return f"skipdecode:{self._least}-{self._most}"

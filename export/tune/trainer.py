@@ -1,0 +1,175 @@
+"""The training loop: adapters and a policy's own parameters learn to predict answers with layers left out.
+
+Everything random in a step (its batch, its budgets) is drawn from the run's seed and the step's number, so that a run
+which is resumed from a checkpoint ends with the weights of one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge.errors import InputError
+from edge.export.quantize.base import Progress
+from edge.export.tune.data import Example, batches
+from edge.export.tune.network import Network, divergence, likelihood
+from edge.export.tune.policy import TrainedPolicy
+
+LOOKED_AT = 1  # batches that a policy sees before the first step
+WARM_UP = 0.1  # of the steps: the learning rate rises
+LAST = 0.1  # of the learning rate: what a cosine falls to
+ROUTERS = 3.0  # times the adapters' learning rate: of a policy's own parameters
+CLIP = 1.0  # the longest gradient
+STATE = "state.pt"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """steps: of `batch` sequences. loss: distill (KL divergence from the model without skipping) or lm (the text)."""
+
+    steps: int
+    batch: int
+    rate: float
+    loss: str
+    seed: int
+    every: int  # steps from one checkpoint to the next
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of one step: nats a token, and the share of layers that answers left out."""
+
+    number: int
+    loss: float
+    skipped: float
+
+
+class Stopped(Exception):
+    """Somebody asked the training to stop; its checkpoint is of `step`."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class Trainer:
+    """folder: holds the checkpoint; where it has one of these settings the run goes on from there.
+
+    settings: what the run's result hangs on, kept with the checkpoint.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        policy: TrainedPolicy,
+        examples: Sequence[Example],
+        schedule: Schedule,
+        folder: Path,
+        settings: dict[str, Any],
+    ) -> None:
+        self.network, self.policy, self.examples, self.schedule = network, policy, examples, schedule
+        self._path, self._settings = folder / STATE, settings
+        self._trained = {**network.adapters, **{f"policy.{name}": p for name, p in policy.parameters().items()}}
+        groups = [
+            {"params": list(network.adapters.values()), "factor": 1.0},
+            {"params": list(policy.parameters().values()), "factor": ROUTERS},
+        ]
+        self._optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=schedule.rate, weight_decay=0.0)
+        self.history: list[Step] = []
+
+    @property
+    def done(self) -> int:
+        return len(self.history)
+
+    def run(self, stop: Callable[[], bool], progress: Progress, told: Callable[[Step], None]) -> None:
+        """Train from the last checkpoint, if there is one, to the end.
+
+        stop: asked between steps. told: of each step.
+
+        Raises:
+            Stopped: the training was to stop, and its checkpoint is written.
+            InputError: the checkpoint in the folder is of other settings, or not whole; or the loss is no number.
+        """
+        if not self._load():
+            looked = batches(self.examples, self.schedule.batch, self.schedule.seed)
+            first = [self.network.tensors(next(looked)) for _ in range(LOOKED_AT)]
+            self.policy.prepare(self.network, first, progress)
+            self.save()
+        following = batches(self.examples, self.schedule.batch, self.schedule.seed, start=self.done)
+        while self.done < self.schedule.steps:
+            if stop():
+                self.save()
+                raise Stopped(self.done)
+            step = self._step(next(following))
+            self.history.append(step)
+            told(step)
+            if self.done % self.schedule.every == 0:
+                self.save()
+        self.save()
+
+    def _step(self, batch: Any) -> Step:
+        number = self.done
+        tensors = self.network.tensors(batch)
+        self.policy.begin(tensors, np.random.default_rng([self.schedule.seed, 2, number]))
+        student = self.network.logits(tensors, self.policy.gate)
+        if self.schedule.loss == "lm":
+            loss = likelihood(tensors, student)
+        else:
+            with torch.no_grad():
+                teacher = self.network.logits(tensors, None, adapted=False)
+            loss = divergence(teacher, student)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise InputError(f"The loss of step {number + 1} is {value}; tune with a smaller --rate.")
+        self._optimizer.zero_grad(set_to_none=True)
+        (loss + self.policy.penalty()).backward()
+        torch.nn.utils.clip_grad_norm_(self._trained.values(), CLIP)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["factor"] * self._rate(number)
+        self._optimizer.step()
+        return Step(number, value, self.policy.skipped())
+
+    def _rate(self, number: int) -> float:
+        warm = max(1, round(WARM_UP * self.schedule.steps))
+        if number < warm:
+            return self.schedule.rate * (number + 1) / warm
+        done = (number - warm) / max(1, self.schedule.steps - warm)
+        return self.schedule.rate * (LAST + (1 - LAST) * (1 + math.cos(math.pi * done)) / 2)
+
+    def save(self) -> None:
+        """Write the checkpoint, in the place of the last one when it is whole."""
+        state = {
+            "settings": self._settings,
+            "trained": {name: p.detach().cpu() for name, p in self._trained.items()},
+            "optimizer": self._optimizer.state_dict(),
+            "history": [(s.number, s.loss, s.skipped) for s in self.history],
+        }
+        part = self._path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(self._path)
+
+    def _load(self) -> bool:
+        if not self._path.exists():
+            return False
+        try:
+            state = torch.load(self._path, map_location="cpu", weights_only=True)
+        except Exception as e:  # pickle, zipfile and torch each raise their own
+            raise InputError(f"{self._path} is no whole checkpoint ({type(e).__name__}); start anew.") from None
+        if state["settings"] != self._settings:
+            differ = [k for k in self._settings if self._settings[k] != state["settings"].get(k)]
+            raise InputError(
+                f"{self._path.parent} holds a run with other settings ({', '.join(differ)}); give the same ones to "
+                "resume it, or start anew with --restart."
+            )
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                parameter.copy_(state["trained"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.history = [Step(*step) for step in state["history"]]
+        return True

@@ -1,0 +1,389 @@
+"""Tuning for skip policies: what is trained is what runs, runs can be resumed, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import edge
+from edge.bundle import Bundle
+from edge.cli.main import main
+from edge.cli.tune import read_recipe
+from edge.errors import CheckpointError, InputError
+from edge.export.checkpoint import open_checkpoint
+from edge.export.tune import Settings, tune
+from edge.export.tune.data import Batch, Example, batches, read_examples
+from edge.export.tune.first import First
+from edge.export.tune.generate import answer_all, read_prompts
+from edge.export.tune.network import Network, divergence, likelihood
+from edge.export.tune.policy import Target, TrainedPolicy, make_policy
+from edge.export.tune.trainer import Schedule, Stopped, Trainer
+from edge.runtime.loading import open_engine
+from edge.runtime.skip.engine import SegmentedEngine
+
+LAYERS, WIDTH = 6, 64  # of the small model
+TEXT = "The moon changes its shape because we see its lit half from another side every night, number {}."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "data.jsonl"
+    texts = [{"text": TEXT.format(i)} for i in range(6)]
+    answers = [{"prompt": f"A train leaves at {i}", "answer": TEXT.format(i)} for i in range(6)]
+    path.write_text("\n".join(map(json.dumps, [*texts, *answers])) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def network(six_layers: Path) -> Network:
+    return Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
+
+
+def settings(data: Path | None, policy: str = "first", **other: Any) -> Settings:
+    target = Target(span=(3, 6)) if policy == "skipdecode" else Target(ratio=0.34)
+    chosen: dict[str, Any] = {"steps": 6, "batch": 3, "length": 64, "rank": 4, "precision": "fp32", **other}
+    return Settings(policy, target, data=data, **chosen)
+
+
+def run(
+    source: Path,
+    out: Path,
+    chosen: Settings,
+    stop: Callable[[int], bool] = lambda step: False,
+    **other: Any,
+) -> list[float]:
+    """Tune, and stop before the step that `stop` names; the losses."""
+    losses: list[float] = []
+
+    def silent(*args: Any) -> None:
+        pass
+
+    tune(
+        str(source), out, chosen, stop=lambda: stop(len(losses)), progress=silent,
+        told=lambda step: losses.append(step.loss), say=silent, **other,
+    )  # fmt: skip
+    return losses
+
+
+def batch(prompts: list[int], lengths: list[int]) -> Batch:
+    tokens = np.random.default_rng(2).integers(5, 300, (len(prompts), max(lengths)))
+    return Batch(tokens, np.array(prompts), np.array(lengths))
+
+
+def trained_logits(network: Network, policy: TrainedPolicy, one: Batch, draw: Any) -> np.ndarray:
+    tensors = network.tensors(one)
+    policy.begin(tensors, draw)
+    with torch.no_grad():
+        return network.logits(tensors, policy.gate, adapted=False).numpy()
+
+
+def runtime_logits(bundle: Bundle, skip: str, one: Batch, capacity: int) -> np.ndarray:
+    """What the runtime makes of the answers' tokens when it reads them one by one behind their prompts."""
+    engine = open_engine(bundle, skip, context=capacity)
+    assert isinstance(engine, SegmentedEngine)
+    rows = []
+    for tokens, prompt, length in zip(one.tokens, one.prompts, one.lengths, strict=True):
+        cache = engine.new_cache()
+        cache.prompt = int(prompt)
+        engine.step(cache, tokens[:prompt])
+        rows += [engine.step(cache, tokens[i : i + 1]).copy() for i in range(prompt, length)]
+    return np.concatenate(rows)
+
+
+class NoShift:
+    """In the place of a random generator: answers begin at their first token, and routers decide as they are."""
+
+    def integers(self, low: int, high: int, size: int) -> np.ndarray:
+        return np.zeros(size, np.int64)
+
+    def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
+        return np.zeros(size)
+
+    logistic = uniform
+
+
+def test_unified_is_trained_as_it_runs(network: Network, by_layer: Bundle) -> None:
+    one = batch([9, 12], [20, 25])
+    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
+    logits = trained_logits(network, policy, one, NoShift())
+    np.testing.assert_allclose(logits, runtime_logits(by_layer, policy.skip(), one, 64), atol=3e-4)
+
+
+def test_skipdecode_is_trained_as_it_runs(network: Network, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a fall of 16 tokens, so that an answer of 20 meets all of it."""
+    monkeypatch.setattr("edge.runtime.skip.skipdecode.HORIZON", 16)
+    monkeypatch.setattr("edge.export.tune.skipdecode.HORIZON", 16)
+    one = batch([9, 12], [29, 32])
+    policy = make_policy("skipdecode", LAYERS, WIDTH, Target(span=(2, 5)))
+    logits = trained_logits(network, policy, one, NoShift())
+    np.testing.assert_allclose(logits, runtime_logits(by_layer, policy.skip(), one, 64), atol=3e-4)
+
+
+def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_path: Path) -> None:
+    """Two prompts whose routers decide differently."""
+    one = batch([9, 12], [20, 25])
+    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
+    assert isinstance(policy, First)
+    with torch.no_grad():
+        policy.weights.copy_(torch.from_numpy(np.random.default_rng(4).standard_normal(policy.weights.shape)))
+        policy.bias[:3] = 0.0
+    logits = trained_logits(network, policy, one, NoShift())
+    assert len({tuple(gate) for gate in torch.stack(list(policy._gates.values())).T.tolist()}) == 2
+    root = Path(shutil.copytree(by_layer.root, tmp_path / "routed.edge"))
+    np.save(root / "routers.npy", policy.routers())
+    routed = Bundle(root, dataclasses.replace(by_layer.manifest, routers="routers.npy"))
+    np.testing.assert_allclose(logits, runtime_logits(routed, "first", one, 64), atol=3e-4)
+
+
+def test_routers_learn_from_what_a_layer_is_worth(network: Network) -> None:
+    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
+    assert isinstance(policy, First)
+    tensors = network.tensors(batch([9, 12], [20, 25]))
+    policy.prepare(network, [tensors], lambda *stage: None)
+    assert int(torch.isfinite(policy.bias).sum()) == 3 and int((policy.bias < 0).sum()) == 2
+    policy.begin(tensors, np.random.default_rng(1))
+    student = network.logits(tensors, policy.gate)
+    (divergence(network.logits(tensors, None, adapted=False).detach(), student)).backward()
+    grad = policy.bias.grad
+    assert grad is not None and int((grad != 0).sum()) == 3
+
+
+def test_skipping_less_is_asked_for_where_too_much_is_left_out(network: Network) -> None:
+    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.17, candidates=4))
+    assert isinstance(policy, First)
+    with torch.no_grad():
+        policy.bias[:] = -1.0
+    tensors = network.tensors(batch([9, 12], [20, 25]))
+    policy.begin(tensors, NoShift())
+    network.logits(tensors, policy.gate)
+    penalty = policy.penalty()
+    penalty.backward()
+    assert float(penalty.detach()) == pytest.approx(4.0 * (3 / 6) ** 2)
+    assert policy.bias.grad is not None and bool((policy.bias.grad < 0).all())
+
+
+def test_the_text_itself_is_learnt_from_the_answers_alone(network: Network) -> None:
+    one = batch([9, 12], [20, 25])
+    tensors = network.tensors(one)
+    with torch.no_grad():
+        logits = network.logits(tensors, None).log_softmax(-1).numpy()
+    wanted, row = [], 0
+    for tokens, prompt, length in zip(one.tokens, one.prompts, one.lengths, strict=True):
+        wanted += [-logits[row + i - prompt, tokens[i + 1]] for i in range(prompt, length - 1)]
+        row += length - prompt
+    assert float(likelihood(tensors, torch.from_numpy(logits))) == pytest.approx(np.mean(wanted), rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["first", "skipdecode", "unified"])
+def test_a_resumed_run_ends_with_the_same_weights(policy: str, six_layers: Path, data: Path, tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    losses = run(six_layers, whole, settings(data, policy))
+    with pytest.raises(Stopped):
+        run(six_layers, halves, settings(data, policy), stop=lambda step: step == 4, every=3)
+    assert not halves.exists()
+    assert run(six_layers, halves, settings(data, policy)) == losses[4:]
+    names = ["model.safetensors", "tuning.json"] + ["routers.safetensors"] * (policy == "first")
+    for name in names:
+        assert (whole / name).read_bytes() == (halves / name).read_bytes(), name
+    assert not (tmp_path / "halves.tuning").exists()
+
+
+def test_training_brings_a_model_without_layers_nearer_to_itself(
+    network: Network, six_layers: Path, data: Path, tmp_path: Path
+) -> None:
+    losses = run(six_layers, tmp_path / "tuned", settings(data, "unified", steps=40, rate=5e-3))
+    assert np.mean(losses[-5:]) < 0.6 * np.mean(losses[:5])
+    other = run(six_layers, tmp_path / "seed", settings(data, "unified", steps=1, seed=3))
+    assert other[0] != losses[0]
+
+
+@pytest.fixture(scope="module")
+def tuned(six_layers: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tuned") / "tuned"
+    run(six_layers, out, settings(data))
+    return out
+
+
+def test_a_tuned_model_becomes_a_bundle_with_its_routers(tuned: Path, tmp_path: Path) -> None:
+    bundle = edge.export(tuned, tmp_path / "tuned.edge", weights="fp32", segments=1, check=False)
+    kept = np.load(bundle.path(bundle.manifest.routers or ""))
+    np.testing.assert_array_equal(kept, load_file(tuned / "routers.safetensors")["routers"])
+    text = edge.load(bundle.root, skip="first", context=100)
+    assert isinstance(text, edge.Model)
+    assert text.generate("The moon", edge.GenerateOptions(max_tokens=5)).generated_tokens
+
+
+def test_adapters_are_merged_into_the_weights(six_layers: Path, tuned: Path, data: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(six_layers))
+    fresh = Network(checkpoint, rank=4, seed=0, device="cpu", bf16=False)
+    examples = [Example(np.arange(20, 60), 10)] * 3
+    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
+    trainer = Trainer(fresh, policy, examples, Schedule(4, 3, 1e-2, "lm", 0, 9), tmp_path, {})
+    trainer.run(lambda: False, lambda *stage: None, lambda step: None)
+    tensors, deltas = fresh.tensors(batch([9], [20])), fresh.deltas()
+    with torch.no_grad():
+        adapted = fresh.logits(tensors, None).numpy()
+    merged = Network(checkpoint, rank=4, seed=0, device="cpu", bf16=False)
+    weights = dict(merged._peft.base_model.model.named_parameters())
+    assert len(deltas) == 7 * LAYERS
+    for name, delta in deltas.items():
+        weights[name.replace(".weight", ".base_layer.weight")].data += torch.from_numpy(delta)
+    with torch.no_grad():
+        np.testing.assert_allclose(merged.logits(tensors, None, adapted=False).numpy(), adapted, atol=1e-4)
+    own, tokenizer = open_checkpoint(str(tuned)), checkpoint.tokenizer
+    assert own.tokenizer == tokenizer
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not np.array_equal(own.read(name), checkpoint.read(name))
+
+
+def test_routers_of_other_units_are_left_out_with_a_sentence(tuned: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = tmp_path / "halves.edge"
+    bundle = edge.export(tuned, out, weights="fp32", segments="ffn", check=False, say=said.append)
+    assert bundle.manifest.routers is None and any("--segments 1" in sentence for sentence in said)
+
+
+def test_routers_of_another_model_are_refused(tuned: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(tuned, tmp_path / "other"))
+    save_file({"routers": np.zeros((9, 65), np.float32)}, other / "routers.safetensors")
+    with pytest.raises(CheckpointError, match="routers of another model"):
+        edge.export(other, tmp_path / "other.edge", weights="fp32", segments=1)
+    (other / "routers.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match="cannot be read as routers"):
+        edge.export(other, tmp_path / "other.edge", weights="fp32", segments=1)
+
+
+def test_batches_hang_on_seed_and_number_alone() -> None:
+    examples = [Example(np.arange(n, 2 * n), None if n % 2 else n // 3) for n in range(40, 75)]
+    run = batches(examples, 4, seed=5)
+    all_of_them = [next(run) for _ in range(20)]
+    from_there = batches(examples, 4, seed=5, start=13)
+    for one in all_of_them[13:]:
+        np.testing.assert_array_equal(one.tokens, next(from_there).tokens)
+    epoch = {int(tokens[0]) for one in all_of_them[:8] for tokens in one.tokens}
+    assert len(epoch) == 32  # nothing twice
+    assert all(one.prompts.min() >= 8 and (one.lengths - one.prompts >= 8).all() for one in all_of_them)
+
+
+def test_lines_that_hold_nothing_usable_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    rows = ["no JSON", "[1]", '{"text": "short"}', '{"prompt": "a", "answer": ""}', json.dumps({"text": "x" * 50})]
+    path.write_text("\n".join([*rows, json.dumps({"prompt": "pp", "answer": "a" * 9})]))
+
+    def encode(text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    found = read_examples(path, encode, encode, [7], 40)
+    assert [(len(e.tokens), e.prompt) for e in found] == [(40, None), (12, 2)]
+    assert found[1].tokens[-1] == 7
+
+
+def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    rows = [{"text": "The moon"}, {"prompt": "A train"}, {"prompt": "Summarize: {previous}"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    given: dict[str, Any] = {"tokens": 24, "seed": 3, "threads": 1, "progress": lambda *stage: None}
+    answer_all(str(six_layers), read_prompts(path), out, **given)
+    lines = out.read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    assert answers[0]["text"].startswith("The moon") and len(answers[0]["text"]) > 8
+    assert answers[1]["answer"] and answers[2]["prompt"] == f"Summarize: {answers[1]['answer']}"
+    out.write_text(lines[0] + "\n" + lines[1][:9])  # as a run leaves it that was killed while it wrote
+    answer_all(str(six_layers), read_prompts(path), out, **given)
+    assert out.read_text().splitlines() == lines
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_says_so(
+    six_layers: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, step = tmp_path / "tuned", Trainer._step
+
+    def interrupted(self: Trainer, batch: Any) -> Any:
+        if self.done == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(self, batch)
+
+    command = ["tune", str(six_layers), "--policy", "unified", "--data", str(data), "--steps", "5", "--length", "64"]
+    command += ["--rank", "4", "--precision", "fp32", "-o", str(out)]
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    assert main(command) == 130
+    assert "interrupted after step 3 of 5" in capfd.readouterr().err.replace("\n", " ")
+    assert not out.exists() and signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert main([*command, "--rate", "0.01"]) == 2
+    assert "other settings (rate)" in capfd.readouterr().err
+    assert main(command) == 0 and out.exists()
+    assert main(command) == 2
+    assert "exists" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--policy", "ffn"], "no policy 'ffn'"),
+        (["--policy", "first", "--ratio", "1.5"], "1.5 is no share"),
+        (["--policy", "unified", "--ratio", "0"], "0 is no share"),
+        (["--policy", "unified", "--layers", "3-5"], "belongs to skipdecode"),
+        (["--policy", "skipdecode", "--ratio", "0.2"], "belongs to first and unified"),
+        (["--policy", "skipdecode", "--layers", "5-3"], "5-3 does not go"),
+        (["--policy", "skipdecode", "--layers", "3-9"], "no more than the model's 6"),
+        (["--policy", "skipdecode", "--layers", "many"], "no range of layers"),
+        (["--policy", "first", "--unit", "0"], "unit"),
+        (["--policy", "first", "--steps", "0"], "--steps must be 1 or more"),
+        (["--policy", "first", "--rate", "2"], "--rate must lie"),
+        (["--policy", "first", "--loss", "mse"], "no --loss 'mse'"),
+        (["--policy", "first", "--device", "tpu"], "no device 'tpu'"),
+        (["--policy", "first", "--data", "EMPTY"], "no usable lines"),
+        (["--policy", "first", "--data", "/nowhere.jsonl"], "cannot be read"),
+        (["--policy", "first", "--prompts", "EMPTY"], "holds no prompts"),
+        ([], "without --policy"),
+    ],
+)
+def test_what_cannot_be_tuned_gets_a_sentence(
+    options: list[str], sentence: str, six_layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.jsonl").write_text('{"text": "too short"}\n{"nothing": 1}\n')
+    if "--prompts" in options:
+        (tmp_path / "empty.jsonl").write_text("{}\n")
+    options = [str(tmp_path / "empty.jsonl") if option == "EMPTY" else option for option in options]
+    assert main(["tune", str(six_layers), *options, "-o", str(tmp_path / "out")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_holds_options_by_their_names(tmp_path: Path) -> None:
+    names = dict.fromkeys(("model", "policy", "ratio", "data", "steps"))
+    path = tmp_path / "recipe.toml"
+    path.write_text('model = "x"\npolicy = "first"\nratio = 0.2\ndata = "d.jsonl"\n')
+    assert read_recipe(path, names)["data"] == tmp_path / "d.jsonl"
+    for wrong in ('skip = "first"', 'steps = "many"', "steps = true", "steps = "):
+        path.write_text(wrong)
+        with pytest.raises(InputError):
+            read_recipe(path, names)
+
+
+def test_the_recipes_that_come_along_can_be_used() -> None:
+    from edge import catalog
+    from edge.cli import tune as command
+
+    options = command.command.__annotations__
+    folder = Path(str(files("edge.models"))) / "recipes"
+    recipes = sorted(folder.glob("*.toml"))
+    assert recipes
+    for path in recipes:
+        recipe = read_recipe(path, dict.fromkeys(options))
+        assert catalog.find(recipe["model"]) is not None
+        assert all(recipe[name].is_file() for name in ("data", "prompts") if name in recipe)
+    assert len(read_prompts(folder / "prompts.jsonl")) >= 200
