@@ -46,6 +46,7 @@ def export(
     wide_weights: str | None = None,
     segments: int | str | None = None,
     check: bool = True,
+    candidates: bool = True,
     force: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
@@ -66,6 +67,7 @@ def export(
         wide_weights: int8 for a second form of a decoder's layers, for prompts (docs/wide.md), or none; default: none.
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
+        candidates: collect what the drafter recycle begins with, over the calibration text.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
         progress: told how far each stage is; a total of 0 is one that is not known.
@@ -127,8 +129,9 @@ def export(
             options = Options(block_size, calibration, progress)
             wide = wide_weights == "int8"
             written = write_decoder(
-                checkpoint, writer, name, weights, context, options, wide=wide, compare=check, say=tell
-            )
+                checkpoint, writer, name, weights, context, options,
+                wide=wide, compare=check, candidates=candidates, say=tell,
+            )  # fmt: skip
         advance(0, 0, "recording golden answers")
         writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")
         manifest = written.manifest

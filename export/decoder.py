@@ -49,9 +49,11 @@ def write_decoder(
     *,
     wide: bool,
     compare: bool,
+    candidates: bool,
     say: Callable[[str], None],
 ) -> Written:
-    """Write tensors, graph and tokenizer of `checkpoint`, and check them against Torch where `compare` is true."""
+    """Write tensors, graph and tokenizer of `checkpoint`, check them against Torch where `compare` is true, and collect
+    candidates for drafts where `candidates` is."""
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     recorded = check.reference(checkpoint, context, options.progress) if compare else None
     second = wide_weights(checkpoint, options) if wide else None
@@ -99,7 +101,8 @@ def write_decoder(
             check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
             quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in WIDE_FIGURES}
         manifest = dataclasses.replace(manifest, quality=quality)
-    write_candidates(writer, engine, calibration_windows(checkpoint, options.calibration), options)
+    if candidates:
+        write_candidates(writer, engine, calibration_windows(checkpoint, options.calibration), options)
     return Written(manifest, engine, golden_inputs(engine, staged, say))
 
 
