@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,18 +10,19 @@ from edge.export.quantize.base import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence
 
-WIDER = 1.5  # times as many units as are wanted stay in the search after its first round
+SPARE = 2  # units more than are still wanted that stay in the search after a round
 
 
 def least_missed(
     network: Network, units: Sequence[Sequence[int]], count: int, batches: Sequence[Tensors], progress: Progress
 ) -> list[int]:
     """The indices of `count` units of layers in the order in which answers miss them least, found greedily: each is the
-    one whose loss, together with those before it, moves the model's predictions least (KL divergence)."""
+    one whose loss, together with those before it, moves the model's predictions least (KL divergence). Those that would
+    move them most are not looked at again."""
     chosen: list[int] = []
     candidates = list(range(len(units)))
-    wider = min(math.ceil(WIDER * count), len(units))
-    total, done = len(units) + sum(range(wider - count + 1, wider)), 0
+    total = len(units) + sum(min(count - i + SPARE, len(units) - i) for i in range(1, count))
+    done = 0
     with torch.no_grad():
         teachers = [network.logits(batch, None, adapted=False) for batch in batches]
         for _ in range(count):
@@ -37,7 +37,7 @@ def least_missed(
                 done += 1
             ranked = sorted(costs, key=lambda unit: costs[unit])
             chosen.append(ranked[0])
-            candidates = ranked[1:wider] if len(chosen) == 1 else ranked[1:]
+            candidates = ranked[1 : 1 + count - len(chosen) + SPARE]
     return chosen
 
 
