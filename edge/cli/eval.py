@@ -1,4 +1,4 @@
-"""`edge eval`: perplexity on a text, and how far two models agree on it."""
+"""`edge eval`: perplexity on a text, how far two models agree on it, and how good answers are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,21 @@ if TYPE_CHECKING:
 
 
 def command(
-    text: Annotated[Path, typer.Option("--text", metavar="FILE", help="The text to predict, in UTF-8.")],
     bundle: Annotated[
         Path | None, typer.Argument(metavar="BUNDLE", help="The bundle to measure, a folder NAME.edge.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="The text to predict, in UTF-8.")
+    ] = None,
+    qa: Annotated[
+        Path | None,
+        typer.Option("--qa", metavar="FILE.jsonl", help="Answer each question, and compare with its answer."),
+    ] = None,
+    summarize: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Summarize each text, and compare with its summary.")
+    ] = None,
+    translate: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Translate each source, and compare with its target.")
     ] = None,
     window: Annotated[int, typer.Option(metavar="N", help="Tokens that are predicted from each other.")] = 512,
     tokens: Annotated[
@@ -48,7 +60,17 @@ def command(
         typer.Option(metavar="N", help="With --skip: tokens of each window that are its prompt; default: half."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --skip: draw perplexity against speed (.png or .svg).")
+        Path | None, typer.Option(metavar="FILE", help="With --skip: draw quality against speed (.png or .svg).")
+    ] = None,
+    speculate: Annotated[
+        str | None, typer.Option(metavar="DRAFTER", help="Of answers: what drafts them, as by edge run; default: off.")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What stands before each text that a decoder answers.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="Answer no more than the first N lines.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Most tokens of an answer; default: 64, 160, 128 by task.")
     ] = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="Measure the form of BUNDLE that long prompts are read in (docs/wide.md).")
@@ -60,7 +82,28 @@ def command(
 
     With --agree, or with a bundle and --torch, both are measured and compared: how often they find the same token most
     likely, and the KL divergence of the bundle from the other, in nats a token.
+
+    With --qa (lines of question and answer), --summarize (text, summary) or --translate (source, target) the bundle
+    answers greedily instead, under any --skip and --speculate, and is scored: exact match and F1, ROUGE-L, BLEU.
     """
+    files = {name: file for name, file in (("qa", qa), ("summarize", summarize), ("translate", translate)) if file}
+    if len(files) + (text is not None) != 1:
+        raise InputError("Give one thing to measure on: --text, --qa, --summarize or --translate FILE.")
+    if files:
+        from edge.cli.eval_tasks import TASKS, run_task
+
+        if bundle is None or torch is not None or agree is not None or wide or given is not None:
+            raise InputError("Answers are a bundle's own; give one, without --torch, --agree, --wide and --given.")
+        (name, file), drafter = next(iter(files.items())), speculate or "off"
+        run_task(
+            bundle, TASKS[name], file, skip, sweep, drafter, instruction, limit, max_tokens, threads, plot, as_json
+        )
+        return
+    assert text is not None
+    answering = {"speculate": speculate, "instruction": instruction, "limit": limit, "max-tokens": max_tokens}
+    for option, asked in answering.items():
+        if asked is not None:
+            raise InputError(f"--{option} is about answers; measure them with --qa, --summarize or --translate.")
     if bundle is None and torch is None:
         raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
     if bundle is None and wide:

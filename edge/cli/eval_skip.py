@@ -97,6 +97,12 @@ def _show(found: list[SkipFigures], path: Path, window: int, given: int) -> None
 
 def draw(found: list[SkipFigures], path: Path) -> None:
     """Perplexity against decode speed, both relative to the whole decoder's."""
+    points = [(each.skip, each.speedup, 100 * (each.perplexity / each.perplexity_unskipped - 1)) for each in found]
+    figure_of(points, "more perplexity, %", path)
+
+
+def figure_of(points: list[tuple[str, float, float]], label: str, path: Path) -> None:
+    """Settings of policies, each with its decode speed relative to the whole decoder's and its quality."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -105,14 +111,12 @@ def draw(found: list[SkipFigures], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for name in dict.fromkeys(each.skip.partition(":")[0] for each in found):
-        own = [each for each in found if each.skip.partition(":")[0] == name]
-        speeds = [each.speedup for each in own]
-        costs = [100 * (each.perplexity / each.perplexity_unskipped - 1) for each in own]
-        axes.plot(speeds, costs, marker="o", label=name)
-        for each, x, y in zip(own, speeds, costs, strict=True):
-            axes.annotate(each.skip.partition(":")[2], (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="decode speed, times that of the whole decoder", ylabel="more perplexity, %")
+    for name in dict.fromkeys(skip.partition(":")[0] for skip, _, _ in points):
+        own = [point for point in points if point[0].partition(":")[0] == name]
+        axes.plot([x for _, x, _ in own], [y for _, _, y in own], marker="o", label=name)
+        for skip, x, y in own:
+            axes.annotate(skip.partition(":")[2], (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="decode speed, times that of the whole decoder", ylabel=label)
     axes.grid(alpha=0.3)
     axes.legend()
     try:

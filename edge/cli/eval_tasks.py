@@ -1,0 +1,227 @@
+"""`edge eval --qa`, `--summarize`, `--translate`: how good answers are, under skip policies and drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge.cli import scores
+from edge.cli.eval_skip import PLOTS, settings
+from edge.cli.export import stages
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.answer import Result
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kind of file: where a line holds what to answer and what the answer should be, and how answers are scored.
+
+    instruction: stands before what a decoder is asked; an encoder-decoder takes the text alone.
+    """
+
+    name: str
+    asked: str
+    wanted: str
+    instruction: str
+    tokens: int  # most that an answer has
+    score: scores.Score
+
+
+TASKS = {
+    "qa": Task("qa", "question", "answer", "", 64, scores.question_answering),
+    "summarize": Task("summarize", "text", "summary", "Summarize: ", 160, scores.summarization),
+    "translate": Task("translate", "source", "target", "Translate to English: ", 128, scores.translation),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    asked: str
+    wanted: list[str]
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """What a setting made of a file's lines, answered greedily."""
+
+    skip: str
+    speculate: str
+    answers: int
+    scores: dict[str, float]
+    tokens: int  # of the answers
+    tokens_per_s: float | None  # while decoding; None where no answer had two tokens
+
+
+def run_task(
+    path: Path,
+    task: Task,
+    file: Path,
+    skip: str | None,
+    sweep: str | None,
+    speculate: str,
+    instruction: str | None,
+    limit: int | None,
+    max_tokens: int | None,
+    threads: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Answer the lines of `file` with each setting and print a table or JSON."""
+    from edge.bundle import open_bundle
+    from edge.runtime.skip import OFF, check_name, make_policy
+
+    if plot is not None and plot.suffix not in PLOTS:
+        raise InputError(f"{plot} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
+    for option, value in (("--limit", limit), ("--max-tokens", max_tokens)):
+        if value is not None and value < 1:
+            raise InputError(f"{option} must be 1 or more, not {value}.")
+    if sweep is not None and skip is None:
+        raise InputError("--sweep gives settings of a policy; name the policy with --skip.")
+    task.score(["a b"], [["a b"]])  # what scoring needs is missed before anything is answered
+    items = read_items(file, task)[:limit]
+    skips = [OFF] if skip is None else [OFF, *([skip] if sweep is None else settings(skip, sweep))]
+    bundle = open_bundle(path)
+    for each in skips:
+        check_name(each)
+        make_policy(each, bundle)
+    found = []
+    with stages() as (progress, _):
+        for each in dict.fromkeys(skips):
+            answer = _answerer(bundle, each, speculate, threads, task, instruction, max_tokens)
+            results = []
+            for done, item in enumerate(items):
+                progress(done, len(items), f"answering, --skip {each}")
+                results.append(answer(item.asked))
+            found.append(_figures(each, speculate, task, items, results))
+    if as_json:
+        about = {"model": str(path), "task": task.name, "file": str(file)}
+        print(json.dumps(about | {"settings": [asdict(each) for each in found]}, indent=1, ensure_ascii=False))
+    else:
+        _show(found, path, task)
+    if plot is not None:
+        _draw(found, plot)
+
+
+def read_items(path: Path, task: Task) -> list[Item]:
+    """The lines of a JSONL file that hold what the task needs; `wanted` may be one text or a list of them.
+
+    Raises:
+        InputError: it cannot be read, a line is no JSON object, or none holds it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path} is not UTF-8 at byte {e.start}; convert it.") from None
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
+    items = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        asked = row.get(task.asked) if isinstance(row, dict) else None
+        wanted = row.get(task.wanted) if isinstance(row, dict) else None
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+        if not isinstance(asked, str) or not asked.strip() or not _texts(wanted):
+            raise InputError(
+                f"Line {number} of {path} is no JSON object with a text under {task.asked!r} and one, or a list of "
+                f"them, under {task.wanted!r}."
+            )
+        assert wanted is not None
+        items.append(Item(asked, list(wanted)))
+    if not items:
+        raise InputError(f"{path} is empty; give a JSONL file with lines of {task.asked!r} and {task.wanted!r}.")
+    return items
+
+
+def _texts(wanted: Any) -> bool:
+    return isinstance(wanted, list) and bool(wanted) and all(isinstance(text, str) for text in wanted)
+
+
+def _answerer(
+    bundle: Bundle,
+    skip: str,
+    speculate: str,
+    threads: int | None,
+    task: Task,
+    instruction: str | None,
+    max_tokens: int | None,
+) -> Callable[[str], Result]:
+    from edge.runtime.answer import GenerateOptions
+    from edge.runtime.load import load
+    from edge.runtime.model import Model
+    from edge.runtime.text2text import Text2Text
+
+    model = load(bundle.root, threads=threads, skip=skip, speculate=speculate)
+    options = GenerateOptions(max_tokens=max_tokens or task.tokens)
+    if isinstance(model, Text2Text):
+        if instruction is not None:
+            raise InputError(f"{bundle.manifest.name} takes texts alone; --instruction is for decoders.")
+        return lambda asked: model.generate(asked, options)
+    if not isinstance(model, Model):
+        raise InputError(f"{bundle.manifest.name} reads audio, so it cannot answer texts.")
+    before = task.instruction if instruction is None else instruction
+    return lambda asked: model.generate(before + asked, options)
+
+
+def _figures(
+    skip: str, speculate: str, task: Task, items: Sequence[Item], results: Sequence[Result]
+) -> TaskFigures:
+    timed = [(r.generated_tokens - 1, r.decode_tokens_per_s) for r in results if r.decode_tokens_per_s]
+    spent = sum(tokens / speed for tokens, speed in timed)
+    return TaskFigures(
+        skip=skip,
+        speculate=speculate,
+        answers=len(results),
+        scores=task.score([result.text.strip() for result in results], [item.wanted for item in items]),
+        tokens=sum(result.generated_tokens for result in results),
+        tokens_per_s=sum(tokens for tokens, _ in timed) / spent if spent else None,
+    )
+
+
+def _show(found: Sequence[TaskFigures], path: Path, task: Task) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    first = found[0]
+    title = f"{path}: {first.answers:,} answers, --speculate {first.speculate}"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left")
+    table.add_column("policy", no_wrap=True, min_width=max(len(each.skip) for each in found))
+    for name in (*first.scores, "tokens", "tokens/s", "speed"):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    for each in found:
+        speed = _speed(each, first)
+        table.add_row(
+            each.skip,
+            *(f"{score:.2f}" for score in each.scores.values()),
+            f"{each.tokens:,}",
+            "" if each.tokens_per_s is None else f"{each.tokens_per_s:.0f}",
+            "" if speed is None else f"{speed:.2f}",
+        )
+    Console(highlight=False, soft_wrap=True).print(table)
+
+
+def _speed(each: TaskFigures, first: TaskFigures) -> float | None:
+    """Times the first setting's decode speed."""
+    if each.tokens_per_s is None or not first.tokens_per_s:
+        return None
+    return each.tokens_per_s / first.tokens_per_s
+
+
+def _draw(found: Sequence[TaskFigures], path: Path) -> None:
+    """The task's last score against decode speed."""
+    from edge.cli.eval_skip import figure_of
+
+    name = list(found[0].scores)[-1]
+    points = [(each.skip, _speed(each, found[0]) or 0.0, each.scores[name]) for each in found]
+    figure_of(points, name.replace("_", " "), path)
