@@ -24,6 +24,7 @@ from edge.errors import CheckpointError, InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import Settings, tune
 from edge.export.tune.data import Batch, Example, batches, read_examples
+from edge.export.tune.depth import least_missed
 from edge.export.tune.first import First
 from edge.export.tune.generate import answer_all, read_prompts
 from edge.export.tune.network import Network, divergence, likelihood
@@ -387,3 +388,17 @@ def test_the_recipes_that_come_along_can_be_used() -> None:
         assert catalog.find(recipe["model"]) is not None
         assert all(recipe[name].is_file() for name in ("data", "prompts") if name in recipe)
     assert len(read_prompts(folder / "prompts.jsonl")) >= 200
+
+
+def test_a_layer_that_does_nothing_is_missed_least(six_layers: Path) -> None:
+    """Layers 2 and 4 add nothing to the stream."""
+    network = Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
+    for layer in (2, 4):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            network._peft.get_parameter(f"base_model.model.model.layers.{layer}.{name}.base_layer.weight").data.zero_()
+    tensors = network.tensors(batch([9, 12], [20, 25]))
+    asked: list[tuple[int, int]] = []
+    units = [(1,), (2,), (3,), (4,)]
+    order = least_missed(network, units, 3, [tensors], lambda done, total, text: asked.append((done, total)))
+    assert set(order[:2]) == {1, 3} and order[2] in (0, 2)
+    assert asked == [(i, 4 + 3 + 2) for i in range(9)]

@@ -127,7 +127,7 @@ def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise InputError(f"The recipe {path} sets {name} to {value!r}, which is of the wrong kind.")
         if name in FILES:
-            content[name] = path.parent / value
+            content[name] = path.parent / str(value)
     return content
 
 

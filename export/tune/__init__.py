@@ -175,7 +175,7 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     files = checkpoint.tokenizer
     tokenizer, tokens = Tokenizer.from_str(files.json), files.tokens
     ids = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
-    special = {name: tokenizer.id_to_token(i) for name, i in ids.items() if i is not None}
+    special = {name: token for name, i in ids.items() if i is not None and (token := tokenizer.id_to_token(i))}
     template = None if files.chat_template is None else ChatTemplate(files.chat_template, special)
 
     def encode(text: str) -> list[int]:

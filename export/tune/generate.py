@@ -81,7 +81,7 @@ def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
     if not path.exists():
         import edge.export
 
-        edge.export.export(
+        edge.export(
             source, path, weights="int8", check=False, candidates=False, max_context=context, progress=progress
         )
     return path
