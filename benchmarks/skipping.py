@@ -1,9 +1,12 @@
 """Layer skipping: what segments cost, and each policy's perplexity against its decode speed, in one run.
 
     python benchmarks/skipping.py --bundle MODEL.edge --halves HALVES.edge --text TEXT --out DIR
+        --tuned TUNED.edge first,first:skip=4 --questions spec_bench.jsonl
 
-MODEL.edge was exported with `--segments 1`, HALVES.edge with `--segments ffn`. Decode speeds are medians of steps taken
-in turns with the whole graph's, so that a drift of the machine meets both.
+MODEL.edge was exported with `--segments 1`, HALVES.edge with `--segments ffn`, TUNED.edge from what `edge tune` made of
+the same model, for the policies named behind it. Decode speeds are medians of steps taken in turns with the whole
+graph's, so that a drift of the machine meets both. A tuned model's perplexity stands beside that of the untuned one
+with nothing skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import skip_sets
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.eval_skip import draw
@@ -32,6 +36,9 @@ POLICIES = ["unified:0.034", "unified:0.1", "unified:0.2", "skipdecode:29-30", "
 ROUTED = ["first:skip=1", "first:skip=3", "first:skip=6"]
 HALVES = ["ffn:0.034", "ffn:0.1", "ffn:0.25"]
 TARGET = 0.93  # of the whole graph's decode speed, with nothing skipped
+WANTED = ((1.12, 0.08), (1.25, 0.25))  # decode speed, and the most that perplexity may rise for it
+TUNED = "tuned "
+PROMPTS = 20  # of each kind
 
 
 def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]]:
@@ -50,19 +57,58 @@ def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]
 
 
 def table(figures: Sequence[SkipFigures]) -> str:
-    head = f"{'policy':18} {'layers':>6} {'perplexity':>10} {'more':>8} {'same':>6} {'speed':>6}"
+    head = f"{'policy':24} {'layers':>6} {'perplexity':>10} {'more':>8} {'same':>6} {'speed':>6}"
     lines = [
-        f"{f.skip:18} {f.layers_run:6.1f} {f.perplexity:10.3f} {f.perplexity / f.perplexity_unskipped - 1:8.1%} "
+        f"{f.skip:24} {f.layers_run:6.1f} {f.perplexity:10.3f} {f.perplexity / f.perplexity_unskipped - 1:8.1%} "
         f"{f.top1_agreement:6.1%} {f.speedup:6.2f}"
         for f in figures
     ]
     return "\n".join([head, *lines])
 
 
+def tuned_figures(
+    asked: Sequence[Sequence[str]], content: str, window: int, limit: int, untuned: float
+) -> list[SkipFigures]:
+    """Of each tuned bundle under its policies, beside the untuned model's perplexity with nothing skipped."""
+    figures = []
+    for path, skips in asked:
+        own = open_bundle(path)
+        texts = windows(Text(own).encode(content), own.manifest.tokens, window=window, limit=limit)
+        found = measure(own, skips.split(","), texts, window=window, given=window // 2)
+        rise = found[0].perplexity_unskipped / untuned - 1
+        print(f"{path}: perplexity {found[0].perplexity_unskipped:.3f} with nothing skipped ({rise:+.1%})")
+        figures += [dataclasses.replace(f, skip=TUNED + f.skip, perplexity_unskipped=untuned) for f in found]
+    return figures
+
+
+def goals(figures: Sequence[SkipFigures]) -> list[str]:
+    """What the best of the tuned routers' settings reach of WANTED, and against tuned unified skipping as fast."""
+    rises = {f.skip: f.perplexity / f.perplexity_unskipped - 1 for f in figures}
+    first = [f for f in figures if f.skip.startswith(f"{TUNED}first")]
+    lines = []
+    for speed, most in WANTED if first else ():
+        fast = [f for f in first if f.speedup >= speed]
+        best = min(fast, key=lambda f: rises[f.skip], default=None)
+        reached = "never" if best is None else f"{rises[best.skip]:+.1%} perplexity ({best.skip})"
+        met = best is not None and rises[best.skip] <= most
+        lines.append(f"FiRST at {speed} times decode speed: {reached}; {most:.0%} wanted: {'met' if met else 'missed'}")
+    unified = sorted((f.speedup, rises[f.skip]) for f in figures if f.skip.startswith(f"{TUNED}unified"))
+    for f in first if len(unified) > 1 else ():
+        if unified[0][0] <= f.speedup <= unified[-1][0]:
+            other = float(np.interp(f.speedup, *zip(*unified, strict=True)))
+            share = f"{rises[f.skip] / other:.2f} of tuned unified's rise"
+            lines.append(f"{f.skip} at {f.speedup:.2f}: {share}; 0.7 wanted")
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True, help="with segments of layers")
     parser.add_argument("--halves", type=Path, help="with segments of half-layers")
+    parser.add_argument(
+        "--tuned", nargs=2, action="append", default=[], metavar=("BUNDLE", "POLICIES"), help="what edge tune made"
+    )
+    parser.add_argument("--questions", type=Path, help="Spec-Bench's: which layers routers leave out for which prompts")
     parser.add_argument("--text", type=Path, help="to predict; without it only the cost of segments is measured")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512)
@@ -86,9 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             content = given.text.read_text(encoding="utf-8")
             texts = windows(Text(own).encode(content), own.manifest.tokens, window=given.window, limit=given.tokens)
             figures += measure(own, skips, texts, window=given.window, given=given.window // 2)
+        untuned = figures[0].perplexity_unskipped
+        figures += tuned_figures(given.tuned, content, given.window, given.tokens, untuned)
         print(table(figures))
+        print(*goals(figures), sep="\n")
+    sets = {}
+    for path, skips in given.tuned if given.questions is not None else ():
+        for skip in skips.split(","):
+            if skip.startswith("first"):
+                sets[skip] = skip_sets.report(open_bundle(path), skip, given.questions, PROMPTS)
     given.out.mkdir(parents=True, exist_ok=True)
-    result = {"segments": rows, "policies": [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]}
+    policies = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
+    result = {"segments": rows, "policies": policies, "left_out": sets}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
         draw(figures, given.out / "skipping.png")

@@ -1,0 +1,51 @@
+"""Which layers a policy that reads prompts leaves out, for the prompts of one kind and of another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.runtime.loading import open_engine
+from edge.runtime.model import Model
+from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.text import Text
+
+KINDS = ("translation", "math_reasoning")  # of Spec-Bench's questions
+CONTEXT = 1024
+
+
+def prompts(questions: Path, kind: str, count: int) -> list[str]:
+    """The first `count` questions of a kind."""
+    rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [row["turns"][0] for row in rows if row["category"] == kind][:count]
+
+
+def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]:
+    """[prompts, layers]: 1 where the answer to a prompt leaves a layer out."""
+    engine = open_engine(bundle, skip, context=CONTEXT)
+    assert isinstance(engine, SegmentedEngine)
+    model, segments = Model(bundle, engine, Text(bundle), speculate="off"), bundle.manifest.segments
+    found = np.ones((len(asked), bundle.manifest.dims.num_layers))
+    for row, prompt in zip(found, asked, strict=True):
+        ids = np.array(model.prompt_ids(prompt)[: CONTEXT - 1], np.int64)
+        cache = engine.new_cache(CONTEXT)
+        cache.prompt = len(ids)
+        engine.step(cache, ids)
+        for group in engine.policy.route(cache, 1):
+            row[[layer for i in engine.groups[group] for layer in segments[i].layers]] = 0.0
+    return found
+
+
+def report(bundle: Bundle, skip: str, questions: Path, count: int) -> dict[str, list[float]]:
+    """The share of prompts of each kind that leave out each layer; printed where a layer is ever left out."""
+    shares = {kind: left_out(bundle, skip, prompts(questions, kind, count)).mean(axis=0) for kind in KINDS}
+    print(f"\n{skip}: share of {count} prompts that leave a layer out")
+    for kind, share in shares.items():
+        print(f"  {kind:16}", *(f"{layer}:{share[layer]:.0%}" for layer in np.flatnonzero(sum(shares.values()))))
+    apart = float(np.abs(shares[KINDS[0]] - shares[KINDS[1]]).sum())
+    print(f"  the mean sets differ by {apart:.2f} layers")
+    return {kind: [round(float(value), 3) for value in share] for kind, share in shares.items()}
