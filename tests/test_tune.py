@@ -137,7 +137,7 @@ def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_pat
     policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
     assert isinstance(policy, First)
     with torch.no_grad():
-        policy.weights.copy_(torch.from_numpy(np.random.default_rng(4).standard_normal(policy.weights.shape)))
+        policy.weights.copy_(torch.from_numpy(8 * np.random.default_rng(4).standard_normal(policy.weights.shape)))
         policy.bias[:3] = 0.0
     logits = trained_logits(network, policy, one, NoShift())
     assert len({tuple(gate) for gate in torch.stack(list(policy._gates.values())).T.tolist()}) == 2

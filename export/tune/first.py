@@ -39,6 +39,7 @@ class First:
         self._wanted = min(max(1, round(ratio * layers / target.unit)), len(self.units))
         asked = target.candidates or round(BEYOND * self._wanted) + 1
         self._count = min(max(asked, self._wanted), len(self.units))
+        self._per_weight = hidden_size**-0.5  # so that a step of the optimizer moves a logit by little
         self.weights = torch.nn.Parameter(torch.zeros(len(self.units), hidden_size))
         self.bias = torch.nn.Parameter(torch.full((len(self.units),), torch.inf))
         self._places = {unit[0]: i for i, unit in enumerate(self.units)}
@@ -71,7 +72,7 @@ class First:
 
     def _decide(self, unit: int, stream: torch.Tensor) -> torch.Tensor:
         scale = torch.rsqrt(stream.square().mean(-1, keepdim=True) + EPSILON)
-        logits = (stream * scale * self.weights[unit]).sum(-1) + self.bias[unit]  # [B, S]
+        logits = (stream * scale * self.weights[unit]).sum(-1) * self._per_weight + self.bias[unit]  # [B, S]
         mean = (torch.sigmoid(logits) * self._prompt).sum(1) / self._prompt.sum(1)
         self._needed.append(mean)
         shifted = torch.sigmoid(torch.logit(mean, eps=1e-6) + self._shift[:, unit])
@@ -90,7 +91,7 @@ class First:
         return float((1 - gates).sum(0).mean()) * self._unit / self._layers
 
     def routers(self) -> NDArray[np.float32]:
-        rows = torch.cat([self.weights, self.bias[:, None]], dim=1).detach().cpu().numpy()
+        rows = torch.cat([self.weights * self._per_weight, self.bias[:, None]], dim=1).detach().cpu().numpy()
         return np.ascontiguousarray(rows, np.float32)
 
     def skip(self) -> str:
