@@ -147,11 +147,11 @@ def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_pat
     np.testing.assert_allclose(logits, runtime_logits(routed, "first", one, 64), atol=3e-4)
 
 
-def test_routers_learn_from_what_a_layer_is_worth(network: Network) -> None:
+def test_routers_learn_from_what_a_layer_is_worth(network: Network, tmp_path: Path) -> None:
     policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
     assert isinstance(policy, First)
     tensors = network.tensors(batch([9, 12], [20, 25]))
-    policy.prepare(network, [tensors], lambda *stage: None)
+    policy.prepare(network, [tensors], tmp_path, lambda *stage: None)
     assert int(torch.isfinite(policy.bias).sum()) == 3 and int((policy.bias < 0).sum()) == 2
     policy.begin(tensors, np.random.default_rng(1))
     student = network.logits(tensors, policy.gate)
@@ -390,15 +390,24 @@ def test_the_recipes_that_come_along_can_be_used() -> None:
     assert len(read_prompts(folder / "prompts.jsonl")) >= 200
 
 
-def test_a_layer_that_does_nothing_is_missed_least(six_layers: Path) -> None:
-    """Layers 2 and 4 add nothing to the stream."""
+def test_a_layer_that_does_nothing_is_missed_least(six_layers: Path, tmp_path: Path) -> None:
+    """Layers 2 and 4 add nothing to the stream; a search that was interrupted goes on from its notes."""
     network = Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
     for layer in (2, 4):
         for name in ("self_attn.o_proj", "mlp.down_proj"):
             network._peft.get_parameter(f"base_model.model.model.layers.{layer}.{name}.base_layer.weight").data.zero_()
     tensors = network.tensors(batch([9, 12], [20, 25]))
     asked: list[tuple[int, int]] = []
-    units = [(1,), (2,), (3,), (4,)]
-    order = least_missed(network, units, 3, [tensors], lambda done, total, text: asked.append((done, total)))
+
+    def progress(done: int, total: int, text: str) -> None:
+        if done == 5 and len(asked) == 5:
+            raise KeyboardInterrupt
+        asked.append((done, total))
+
+    search = network, [(1,), (2,), (3,), (4,)], 3, [tensors], tmp_path / "notes.json", progress
+    with pytest.raises(KeyboardInterrupt):
+        least_missed(*search)
+    asked.append((-1, -1))
+    order = least_missed(*search)
     assert set(order[:2]) == {1, 3} and order[2] in (0, 2)
-    assert asked == [(i, 4 + 3 + 2) for i in range(9)]
+    assert asked == [(i, 9) for i in range(5)] + [(-1, -1)] + [(i, 9) for i in range(5, 9)]

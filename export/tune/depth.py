@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -14,31 +16,49 @@ SPARE = 2  # units more than are still wanted that stay in the search after a ro
 
 
 def least_missed(
-    network: Network, units: Sequence[Sequence[int]], count: int, batches: Sequence[Tensors], progress: Progress
+    network: Network,
+    units: Sequence[Sequence[int]],
+    count: int,
+    batches: Sequence[Tensors],
+    notes: Path,
+    progress: Progress,
 ) -> list[int]:
     """The indices of `count` units of layers in the order in which answers miss them least, found greedily: each is the
     one whose loss, together with those before it, moves the model's predictions least (KL divergence). Those that would
-    move them most are not looked at again."""
-    chosen: list[int] = []
-    candidates = list(range(len(units)))
-    total = len(units) + sum(min(count - i + SPARE, len(units) - i) for i in range(1, count))
-    done = 0
+    move them most are not looked at again.
+
+    notes: a file that keeps what was found, from which a search that was interrupted goes on.
+    """
+    found = json.loads(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+    chosen: list[int] = found.get("chosen", [])
+    candidates: list[int] = found.get("candidates", list(range(len(units))))
+    costs: dict[int, float] = {int(unit): cost for unit, cost in found.get("costs", {}).items()}
+    rounds = [len(units), *(min(count - i + SPARE, len(units) - i) for i in range(1, count))]
     with torch.no_grad():
         teachers = [network.logits(batch, None, adapted=False) for batch in batches]
-        for _ in range(count):
-            costs = {}
+        while len(chosen) < count:
             for unit in candidates:
-                progress(done, total, "finding the layers that are missed least")
+                if unit in costs:
+                    continue
+                done = sum(rounds[: len(chosen)]) + len(costs)
+                progress(done, sum(rounds), "finding the layers that are missed least")
                 out = {layer for i in (*chosen, unit) for layer in units[i]}
                 costs[unit] = sum(
                     float(divergence(teacher, network.logits(batch, _without(out, batch), adapted=False)))
                     for batch, teacher in zip(batches, teachers, strict=True)
                 )
-                done += 1
+                _write(notes, chosen, candidates, costs)
             ranked = sorted(costs, key=lambda unit: costs[unit])
             chosen.append(ranked[0])
-            candidates = ranked[1 : 1 + count - len(chosen) + SPARE]
+            candidates, costs = ranked[1 : 1 + count - len(chosen) + SPARE], {}
+            _write(notes, chosen, candidates, costs)
     return chosen
+
+
+def _write(notes: Path, chosen: list[int], candidates: list[int], costs: dict[int, float]) -> None:
+    part = notes.with_suffix(".part")
+    part.write_text(json.dumps({"chosen": chosen, "candidates": candidates, "costs": costs}) + "\n", encoding="utf-8")
+    part.replace(notes)
 
 
 def _without(out: set[int], batch: Tensors) -> Gate:

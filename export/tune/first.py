@@ -11,6 +11,7 @@ model serves several speeds, and a random shift for each router tries sets that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ BEYOND = 1.6  # times as many units as the target leaves out have a router, unle
 APART = 0.4  # between the first biases of two routers, in the order in which their layers are missed
 SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
 OWN = 0.3  # the scale of each router's own shift
+NOTES = "missed.json"
 WEIGHT = 4.0  # of the penalty, in nats: missing the target by a tenth of the layers costs 0.04
 
 
@@ -45,8 +47,8 @@ class First:
         self._places = {unit[0]: i for i, unit in enumerate(self.units)}
         self._unit_of = {layer: i for i, unit in enumerate(self.units) for layer in unit}
 
-    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
-        order = least_missed(network, self.units, self._count, batches, progress)
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
+        order = least_missed(network, self.units, self._count, batches, folder / NOTES, progress)
         with torch.no_grad():
             for rank, unit in enumerate(order):
                 self.bias[unit] = APART * (rank - self._wanted + 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +21,9 @@ POLICIES = ("first", "skipdecode", "unified")
 class TrainedPolicy(Protocol):
     """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does."""
 
-    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
-        """Look at the model before the first step; not done again when a run is resumed."""
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
+        """Look at the model before the first step; not done again when a run is resumed. The run's folder keeps what
+        takes long."""
         ...
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class SkipDecode:
         self._dropped = torch.zeros(0)  # [B, S]: layers that have fallen away for a token
         self._answer = torch.zeros(0, dtype=torch.bool)
 
-    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
         pass
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:

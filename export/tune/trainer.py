@@ -99,7 +99,7 @@ class Trainer:
         if not self._load():
             looked = batches(self.examples, self.schedule.batch, self.schedule.seed)
             first = [self.network.tensors(next(looked)) for _ in range(LOOKED_AT)]
-            self.policy.prepare(self.network, first, progress)
+            self.policy.prepare(self.network, first, self._path.parent, progress)
             self.save()
         following = batches(self.examples, self.schedule.batch, self.schedule.seed, start=self.done)
         while self.done < self.schedule.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ class Unified:
         self._ratio, self._layers = ratio, layers
         self.left_out = frozenset(1 + place for place in spread(count, layers - 2))
 
-    def prepare(self, network: Network, batches: Sequence[Tensors], progress: Progress) -> None:
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
         pass
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
