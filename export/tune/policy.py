@@ -79,6 +79,8 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
         raise InputError(f"There is no policy {name!r} to tune for; choose one of {', '.join(POLICIES)}.")
     if layers < 3:
         raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
+    if name != "first" and (target.unit != 1 or target.candidates is not None):
+        raise InputError(f"{name} has no routers, so --unit and --candidates have no place.")
     if name == "skipdecode":
         if target.ratio is not None:
             raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first and unified.")

@@ -38,6 +38,7 @@ def write_result(
         InputError: it cannot be written.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     part = folder.with_name(f"{folder.name}.part")
@@ -64,9 +65,11 @@ def write_result(
         if checkpoint.licence:
             (part / "README.md").write_text(f"---\nlicense: {checkpoint.licence}\n---\n", encoding="utf-8")
         part.rename(folder)
-    except OSError as e:
+    except (OSError, SafetensorError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise InputError(f"The tuned model {folder} cannot be written: {reason}.") from None
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise InputError(f"The tuned model {folder} cannot be written: {e.strerror}.") from None
 
 
 def _config(config: Mapping[str, Any]) -> dict[str, Any]:
