@@ -1,0 +1,64 @@
+"""The benchmark of skipping: its goals, and the layers that routers leave out for kinds of prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.bundle import Bundle
+from edge.runtime.skip.evaluate import SkipFigures
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import skip_sets  # noqa: E402
+import skipping  # noqa: E402
+
+
+def figures(skip: str, perplexity: float, speed: float) -> SkipFigures:
+    return SkipFigures(skip, 100, perplexity, 10.0, 0.9, 0.1, 25.0, 100 * speed, 100.0)
+
+
+def test_routers_are_held_against_what_is_wanted_and_against_unified_skipping_as_fast() -> None:
+    found = skipping.goals(
+        [
+            figures("first:skip=3", 9.0, 1.5),  # untuned: no part of it
+            figures("tuned first:skip=2", 10.7, 1.13),
+            figures("tuned first:skip=3", 11.0, 1.2),
+            figures("tuned unified:0.1", 11.0, 1.1),
+            figures("tuned unified:0.2", 13.0, 1.3),
+        ]
+    )
+    assert found[0] == "FiRST at 1.12 times decode speed: +7.0% perplexity (tuned first:skip=2); 8% wanted: met"
+    assert found[1] == "FiRST at 1.25 times decode speed: never; 25% wanted: missed"
+    assert found[2].startswith("tuned first:skip=2 at 1.13: 0.54 of tuned unified's rise")
+    assert found[3].startswith("tuned first:skip=3 at 1.20: 0.50 of tuned unified's rise")
+
+
+def test_sets_of_layers_are_counted_by_kind_of_prompt(
+    by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router that always leaves out layer 2, and one that asks the prompt about layer 4."""
+    root = Path(shutil.copytree(by_layer.root, tmp_path / "routed.edge"))
+    routers = np.zeros((4, by_layer.manifest.dims.hidden_size + 1), np.float32)
+    routers[:, -1] = [np.inf, -1, np.inf, 0]
+    routers[3, :-1] = np.random.default_rng(1).standard_normal(by_layer.manifest.dims.hidden_size)
+    np.save(root / "routers.npy", routers)
+    routed = Bundle(root, dataclasses.replace(by_layer.manifest, routers="routers.npy"))
+    asked = [f"The moon {i} changes its shape {'again ' * (3 * i)}" for i in range(6)]
+    out = skip_sets.left_out(routed, "first", asked)
+    assert out[:, 2].all() and not out[:, [0, 1, 3, 5]].any() and 0 < out[:, 4].sum() < 6
+    questions = tmp_path / "questions.jsonl"
+    kinds = [("translation", asked[:3]), ("math_reasoning", asked[3:]), ("qa", ["Why?"])]
+    rows = [{"category": kind, "turns": [text]} for kind, texts in kinds for text in texts]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    shares = skip_sets.report(routed, "first", questions, 3)
+    np.testing.assert_allclose(shares["translation"], out[:3].mean(axis=0), atol=1e-3)
+    np.testing.assert_allclose(shares["math_reasoning"], out[3:].mean(axis=0), atol=1e-3)
+    assert "the mean sets differ by" in capsys.readouterr().out
