@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge.bundle import Bundle, open_bundle
+from edge.errors import InputError
 from edge.runtime.engine import Engine
 from edge.runtime.skip import OFF, make_policy
+from edge.runtime.speculate.base import parts_of_model
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
+    from edge.runtime.skip.base import SkipPolicy
 
 T = TypeVar("T")
 
@@ -54,19 +57,32 @@ def open_engine(
     threads: int | None = None,
     plan: Plan | None = None,
     reproducible: bool = False,
+    speculate: str = OFF,
 ) -> Engine:
-    """The engine of a bundle: over its whole graph or, under a skip policy, over its segments.
+    """The engine of a bundle: over its whole graph or, under a skip policy or for drafts with some of its layers, over
+    its segments.
 
     Raises:
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
         BundleError: the graph cannot be loaded.
     """
-    policy = make_policy(skip, bundle)
+    policy = _policy(bundle, skip, speculate)
     if policy is None:
         return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
     from edge.runtime.skip.engine import SegmentedEngine
 
     return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)
+
+
+def _policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
+    """How segments run, where the engine is one over segments."""
+    skipping, drafting = make_policy(skip, bundle), parts_of_model(speculate, bundle)
+    if skipping is not None and drafting is not None:
+        raise InputError(
+            f"The drafter {speculate} leaves out layers that the whole model checks, which --skip {skip} does not run; "
+            "choose one of the two."
+        )
+    return skipping or drafting
 
 
 @dataclass(frozen=True)
@@ -106,8 +122,7 @@ def start(
         InputError: the memory is too small.
     """
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    if skip != OFF:
-        make_policy(skip, bundle)  # what is wrong with it is said before anything is loaded
+    _policy(bundle, skip, speculate)  # what is wrong with it is said before anything is loaded
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -120,6 +135,14 @@ def start(
 
     def make() -> Engine:
         bundle.check_files_once()
-        return open_engine(bundle, skip, context=context, threads=threads, plan=plan, reproducible=reproducible)
+        return open_engine(
+            bundle,
+            skip,
+            context=context,
+            threads=threads,
+            plan=plan,
+            reproducible=reproducible,
+            speculate=speculate,
+        )
 
     return Loading(bundle, Background(make))

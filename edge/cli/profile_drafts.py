@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.bundle import open_bundle
 from edge.cli.export import stages
 from edge.cli.profile_tables import console, table
 from edge.errors import InputError
 
+if TYPE_CHECKING:
+    from edge.runtime.engine import Engine
+    from edge.runtime.speculate.acceptance import Acceptance
+
 
 def profile_drafts(path: Path, seconds: float, threads: int | None, context: int | None, as_json: bool) -> None:
     """Measure and print."""
-    from edge.runtime.engine import Engine
+    from edge.runtime.loading import open_engine
     from edge.runtime.model import Model
     from edge.runtime.speculate.acceptance import POSITIONS, measure
     from edge.runtime.speculate.base import DRAFTERS
@@ -24,16 +30,25 @@ def profile_drafts(path: Path, seconds: float, threads: int | None, context: int
     if bundle.manifest.encoder is not None:
         raise InputError(f"{path} is no decoder; its answers are drafted with --draft-from-input, if at all.")
     bundle.check_files_once()
-    engine, text = Engine(bundle, context=context, threads=threads), Text(bundle)
-    names = [name for name in DRAFTERS if not name.endswith("=")]
+    engine, text = open_engine(bundle, context=context, threads=threads), Text(bundle)
+    names = [name for name in DRAFTERS if "=" not in name]
 
+    own = "self" if bundle.manifest.segments else None  # which drafts over another engine
     with stages() as (progress, _):
-        found = measure(
-            lambda name: Model(bundle, engine, text, speculate=name),
-            names,
-            seconds,
-            lambda done, total: progress(done, total, "answering with each drafter"),
-        )
+
+        def answers(engine: Engine, names: Sequence[str], seconds: float) -> list[Acceptance]:
+            return measure(
+                lambda name: Model(bundle, engine, text, speculate=name),
+                names,
+                seconds,
+                lambda done, total: progress(done, total, "answering with each drafter"),
+            )
+
+        found = answers(engine, names, seconds * len(names) / (len(names) + 1) if own else seconds)
+        if own:
+            del engine  # its weights make room
+            apart = open_engine(bundle, context=context, threads=threads, speculate=own)
+            found += answers(apart, [own], seconds / (len(names) + 1))[1:]
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
         return

@@ -157,7 +157,7 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("speed").add_argument
     drafts = "what guesses tokens that the model then checks several at once: auto (default), off, or a name: "
-    add("--speculate", metavar="WHAT", help=drafts + ", ".join(key + "PATH" * ("=" in key) for key in DRAFTERS))
+    add("--speculate", metavar="WHAT", help=drafts + ", ".join(DRAFTERS))
     exact = "the same text, bit for bit, whatever is guessed; a little slower"
     add("--reproducible", action="store_true", help=exact)
     left_out = "which layers are left out, of a bundle with segments: off (default), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,14 @@ from edge.runtime.cache import KVCache
 if TYPE_CHECKING:
     from edge.runtime.encoder import Cross
     from edge.runtime.skip.base import Route
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Rows of a cache's end, key and value of each layer [1, heads, rows, dim], and how many tokens were alike."""
+
+    rows: list[tuple[NDArray[np.generic], NDArray[np.generic]]]
+    alike: int
 
 
 class SegmentedCache(KVCache):
@@ -66,6 +75,24 @@ class SegmentedCache(KVCache):
         if alike and self._alike == start:
             self._alike = end
         self._known = self.length = end
+
+    def put_aside(self, start: int) -> Aside:
+        """A copy of the rows from `start` on, of a cache all of whose tokens ran through all layers."""
+        self.sync()
+        assert (self.held == self.length).all(), "some layers hold fewer tokens"
+        end = self.length
+        rows = [(key[:, :, start:end].copy(), value[:, :, start:end].copy()) for key, value in self.buffers]
+        return Aside(rows, self._alike)
+
+    def put_back(self, start: int, aside: Aside) -> None:
+        """Hold what was put aside again behind the first `start` tokens, and nothing else."""
+        end = start + aside.rows[0][0].shape[2]
+        for buffers, rows in zip(self.buffers, aside.rows, strict=True):
+            for buffer, kept in zip(buffers, rows, strict=True):
+                buffer[:, :, start:end] = kept
+        self.ran[:, start:end] = True
+        self.held[:] = self._known = self.length = end
+        self._alike = aside.alike
 
     @property
     def reusable(self) -> int:

@@ -18,9 +18,10 @@ distribution that is 1 at x).
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from edge.errors import InputError
 
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from edge.bundle import Bundle
+    from edge.runtime.cache import KVCache
+    from edge.runtime.engine import Engine
+    from edge.runtime.skip.base import SkipPolicy
 
 DRAFTERS: dict[str, str] = {
     "lookup": "what followed the same words earlier in prompt or answer",
     "recycle": "what the model held likely when it last read the same token",
     "trigram": "what most often followed the last two tokens",
-    "model=": "what a smaller bundle with the same tokenizer says, whose path this is",
+    "model=PATH": "what a smaller bundle with the same tokenizer says, whose path this is",
+    "self[=LAYERS]": "what the model says with some of its layers left out, over a bundle's segments",
     "cascade": "lookup, then trigram, then recycle, where those before have nothing to say",
 }
-"""Drafters by name, each a module of this package, and what they guess from. The key of one that takes an argument
-ends with ``=``."""
+"""Drafters as they are asked for, each a module of this package, and what they guess from."""
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
 CHOSEN = "lookup"  # what auto stands for
 # Tokens of a step, the one before the draft included. Each size binds buffers of its own, and these few lose 0.3% of
@@ -115,13 +119,22 @@ class Drafter(Protocol):
         each; they are overwritten by the next step."""
 
 
+@runtime_checkable
+class SharesCache(Protocol):
+    """A drafter that runs the model that verifies, over the same KV cache."""
+
+    def share(self, cache: KVCache) -> None:
+        """The next text's cache. Whenever the drafter is asked it holds all of the text but the last token, and does so
+        again when it has answered."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a drafter is made for.
 
     bundle: of the model that verifies. context: most tokens of a text. argument: what stood behind ``=`` in its name,
     as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs more than that
-    at its smallest raises InputError.
+    at its smallest raises InputError. engine: that verifies; None where only memory is asked for.
     """
 
     bundle: Bundle
@@ -129,6 +142,7 @@ class Setting:
     argument: str | None = None
     limit: int | None = None
     threads: int | None = None
+    engine: Engine | None = None
 
 
 class DrafterModule(Protocol):
@@ -152,6 +166,22 @@ def table_bytes(name: str, bundle: Bundle, context: int) -> int:
     return module.nbytes(Setting(bundle, context, argument))
 
 
+def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
+    """How the segments of a decoder must stand apart for a drafter that runs parts of it; None for all others, which
+    draft for the whole graph.
+
+    Raises:
+        InputError: there is no such drafter, or the bundle has no segments for it.
+    """
+    if name in (AUTO, OFF) or bundle.manifest.encoder is not None:
+        return None
+    word, argument = _parts(name)
+    if word != "self":
+        return None
+    module = importlib.import_module("edge.runtime.speculate.self")
+    return cast("SkipPolicy", module.policy(bundle, argument))
+
+
 def check_name(name: str) -> None:
     """Raise InputError where `name` is neither ``auto``, ``off`` nor a drafter's."""
     if name not in (AUTO, OFF):
@@ -170,11 +200,12 @@ def find(name: str) -> tuple[DrafterModule, str | None]:
 
 def _parts(name: str) -> tuple[str, str | None]:
     word, sign, argument = name.partition("=")
-    takes = {key.partition("=")[0]: "=" in key for key in DRAFTERS}
+    takes = {re.split(r"\W", key)[0]: key for key in DRAFTERS}
     if word not in takes:
         raise InputError(f"There is no drafter {name!r}; there are {', '.join([AUTO, OFF, *DRAFTERS])}.")
-    if takes[word] and not argument:
-        raise InputError(f"The drafter {word} needs to be told which; write it as in {word}=PATH.")
-    if sign and not takes[word]:
+    key = takes[word]
+    if "=" in key and "[" not in key and not argument:
+        raise InputError(f"The drafter {word} needs to be told which; write it as in {key}.")
+    if sign and "=" not in key:
         raise InputError(f"The drafter {word} takes nothing behind it; write {word} alone.")
     return word, argument or None

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge.runtime.generate import prefill
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, find, widest_draft
+from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, SharesCache, find, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.verify import accept, keep, tree_step
 
@@ -89,6 +89,8 @@ class Speculation:
             text = [*prompt, token]
             if drafter is not None:
                 started = time.perf_counter()
+                if isinstance(drafter, SharesCache):
+                    drafter.share(cache)
                 drafter.begin(text)
                 self.planner.begin(drawn)
                 figures.draft_s += time.perf_counter() - started
@@ -175,7 +177,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
         return None
     module, argument = find(name)
     limit = None if plan is None else plan.demand.drafts
-    drafter = module.make(Setting(engine.bundle, engine.context, argument, limit, engine.threads))
+    drafter = module.make(Setting(engine.bundle, engine.context, argument, limit, engine.threads, engine))
     trees = engine.takes_trees and not engine.reproducible
     costs = StepCosts(lambda: engine.costs, width, multiple=2 if engine.reproducible else 1)
     return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost))

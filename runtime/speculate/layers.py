@@ -1,0 +1,224 @@
+"""Which layers draft, of a model that drafts for itself: a fixed set, one that is searched for, or up to an exit.
+
+A choice has the units that its routes leave out, each a group of an engine over segments, and says before each draft
+which of them. What it learns comes from how its own drafts fared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from edge.errors import InputError
+from edge.runtime.skip import base as skip
+from edge.runtime.skip.unified import spread
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+Unit = tuple[int, ...]
+"""Segments that stand apart, by their indices in the manifest."""
+
+SEARCH, EXIT = "search", "exit"  # settings; another one names layers
+# Most units of a search: each is a session more, which costs a step 26 us.
+PIECES = 12
+LEFT_OUT = 0.45  # of the units; SWIFT's skip ratio
+WINDOW = 16  # tokens of the answer that a set is tried on
+APART = 8  # tokens of the answer between two tries
+TRIES = 40  # sets tried at most; and
+PATIENCE = 20  # sets tried without a better one, at most
+ENOUGH = 0.95  # of the tokens right: no better set is looked for
+RANDOM = 0.2  # of the sets that are tried are any; the others are the best one with one unit changed for another
+
+EXITS = 6
+FADING = 0.97  # of what is known of an exit, with each drafted token
+BELIEVED = 8.0  # drafted tokens that what is believed of an exit at first counts as
+
+
+class Choice(Protocol):
+    """Says which units a draft leaves out."""
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """All that may be left out, in their order."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether there is a set to be tried (`trial`)."""
+
+    def left_out(self, tokens: int) -> Sequence[Unit]:
+        """The units that a draft of up to so many tokens leaves out."""
+
+    def trial(self) -> Sequence[Unit]:
+        """A set of units to try on text that is there already."""
+
+    def tried(self, units: Sequence[Unit], right: float) -> None:
+        """The set of a trial had this share of tokens right."""
+
+    def drafted(self, units: Sequence[Unit], right: bool) -> None:
+        """A drafted token held where the one before it did, or did not."""
+
+
+def choice(bundle: Bundle, setting: str | None) -> Choice:
+    """The choice that is asked for: ``search`` (or None), ``exit``, ``unified:R`` or layers' numbers, ``3,4,9``.
+
+    Raises:
+        InputError: the setting is none of these, or names layers that cannot be left out.
+    """
+    segments = bundle.manifest.segments
+    units = skip.skippable(segments)
+    if setting in (None, SEARCH):
+        return Search(_pieces(units, PIECES))
+    if setting == EXIT:
+        return Exits(_pieces(units, EXITS), bundle.manifest.dims.num_layers)
+    if setting.startswith("unified:"):
+        ratio = skip.share(setting.partition(":")[2], "self=unified:0.2")
+        width = len(segments[units[0][0]].layers)
+        count = min(round(ratio * bundle.manifest.dims.num_layers / width), len(units))
+        return Fixed([units[i] for i in spread(count, len(units))])
+    if not re.fullmatch(r"\d+(,\d+)*", setting):
+        raise InputError(
+            f"{setting!r} does not say which layers draft; write self, self=exit, self=unified:0.4, or the layers that "
+            "are left out, as in self=3,4,9."
+        )
+    return Fixed(_holding(bundle, units, {int(layer) for layer in setting.split(",")}))
+
+
+def _holding(bundle: Bundle, units: Sequence[Unit], layers: set[int]) -> list[Unit]:
+    """The units that hold exactly these layers."""
+    segments = bundle.manifest.segments
+    found = [unit for unit in units if set(segments[unit[0]].layers) <= layers]
+    missing = layers - {layer for unit in found for layer in segments[unit[0]].layers}
+    if missing:
+        sets = ", ".join("+".join(map(str, segments[unit[0]].layers)) for unit in units)
+        raise InputError(
+            f"Layer {min(missing)} of {bundle.manifest.name} cannot be left out like this; these can, each as a whole: "
+            f"{sets}."
+        )
+    return found
+
+
+def _pieces(units: Sequence[Unit], most: int) -> list[Unit]:
+    """Neighbouring units put together, so that there are no more than so many."""
+    count = min(most, len(units))
+    ends = [j * len(units) // count for j in range(count + 1)]
+    return [tuple(i for unit in units[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
+
+
+class Fixed:
+    """The same units always."""
+
+    tries = False
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+
+    def left_out(self, tokens: int) -> Sequence[Unit]:
+        return self.units
+
+    def trial(self) -> Sequence[Unit]:
+        return self.units
+
+    def tried(self, units: Sequence[Unit], right: float) -> None:
+        """Nothing is to be learnt."""
+
+    def drafted(self, units: Sequence[Unit], right: bool) -> None:
+        """Nothing is to be learnt."""
+
+
+class Search:
+    """The set that is right most often, of as many units as `LEFT_OUT` says.
+
+    Xia et al. 2024, "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration": while the model
+    answers, sets are tried on what it said just before, by one step each, and the best one drafts. Where the paper
+    proposes sets by Bayesian optimization, here they are the best one with one unit changed, or any.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
+        self._count = max(1, round(LEFT_OUT * len(units)))
+        self._best: tuple[int, ...] = tuple(spread(self._count, len(units)))
+        self._best_right = -1.0
+        self._random = random.Random(0)
+        self._trial = self._best
+        self._tries = self._since = 0
+
+    @property
+    def tries(self) -> bool:
+        return self._tries < TRIES and self._since < PATIENCE and self._best_right < ENOUGH
+
+    def left_out(self, tokens: int) -> Sequence[Unit]:
+        return [self.units[i] for i in self._best]
+
+    def trial(self) -> Sequence[Unit]:
+        others = [i for i in range(len(self.units)) if i not in self._best]
+        if self._tries == 0 or not others:
+            self._trial = self._best
+        elif self._random.random() < RANDOM:
+            self._trial = tuple(sorted(self._random.sample(range(len(self.units)), self._count)))
+        else:
+            gone, come = self._random.choice(self._best), self._random.choice(others)
+            self._trial = tuple(sorted({*self._best, come} - {gone}))
+        return [self.units[i] for i in self._trial]
+
+    def tried(self, units: Sequence[Unit], right: float) -> None:
+        self._tries += 1
+        self._since += 1
+        if right >= self._best_right:  # of equals the latest, so that the search does not stand still
+            self._since *= right == self._best_right
+            self._best, self._best_right = self._trial, right
+
+    def drafted(self, units: Sequence[Unit], right: bool) -> None:
+        """Sets are judged by their trials, which all have the same length."""
+
+
+class Exits:
+    """Layers up to one of a few exits, then the last one and the head: the exit that is expected to bring the most
+    tokens for the layers that run.
+
+    Entin et al. 2025, "DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding", which chooses by
+    tokens per layer as well. There the head is run behind every layer to learn how often each would be right; here
+    that is learnt from the exits that were taken, and those that were not are believed to be better than they are.
+
+    layers: of the whole model.
+    """
+
+    tries = False
+
+    def __init__(self, units: Sequence[Unit], layers: int) -> None:
+        self.units = units
+        count = len(units)
+        self._shares = [(2 + exit * (layers - 2) / count) / layers for exit in range(count)]  # of layers that run
+        self._right = [BELIEVED * share**0.25 for share in self._shares]
+        self._seen = [BELIEVED] * count
+
+    def left_out(self, tokens: int) -> Sequence[Unit]:
+        return self.units[self._best(tokens) :]
+
+    def _best(self, tokens: int) -> int:
+        """How many units run."""
+        best, best_rate = 0, 0.0
+        for exit, share in enumerate(self._shares):
+            chance = self._right[exit] / self._seen[exit]
+            holds = expected = 1.0
+            for length in range(1, tokens + 1):
+                holds *= chance
+                expected += holds
+                rate = expected / (1 + share * length)  # tokens per layer, times the layers there are
+                if rate > best_rate:
+                    best, best_rate = exit, rate
+        return best
+
+    def trial(self) -> Sequence[Unit]:
+        return self.units
+
+    def tried(self, units: Sequence[Unit], right: float) -> None:
+        """There are no trials."""
+
+    def drafted(self, units: Sequence[Unit], right: bool) -> None:
+        exit = len(self.units) - len(units)
+        self._right[exit] = self._right[exit] * FADING + right
+        self._seen[exit] = self._seen[exit] * FADING + 1

@@ -1,0 +1,162 @@
+"""`self`: the model drafts with some of its layers, and checks its drafts with all of them.
+
+Zhang et al. 2023, "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding"; which
+layers, `edge.runtime.speculate.layers` says. Drafting runs on the answer's own KV cache: the layers that run read the
+rows that the whole model wrote, and write rows of drafted tokens behind them, which are dropped before the draft is
+checked. The step that checks it runs all layers over the same places, so that no row of a draft is ever read by it.
+
+The engine is one over the bundle's segments, cut where drafts leave layers out.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.memory_model import FLOAT, GRAPH, SESSION
+from edge.runtime.skip.apart import Apart
+from edge.runtime.skip.base import middle
+from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft, Setting
+from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
+from edge.runtime.speculate.model import BOUNDS, PRIORS
+
+if TYPE_CHECKING:
+    from edge.runtime.cache import KVCache
+
+
+def nbytes(setting: Setting) -> int:
+    """Bytes that the segments' sessions take beyond the whole graph's, of the stream between them, and of the rows that
+    a trial of other layers puts aside."""
+    bundle, manifest = setting.bundle, setting.bundle.manifest
+    apart = policy(bundle, setting.argument)
+    sizes = {file.path: file.size for file in manifest.files}
+    files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
+    sessions = (len(apart.groups) - 1) * SESSION + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
+    stream = 4 * sum((1, *WIDTHS)) * manifest.dims.hidden_size * FLOAT
+    return sessions + stream + WINDOW * manifest.kv.bytes_per_token
+
+
+def make(setting: Setting) -> SelfDraft:
+    """The drafter over the engine that verifies.
+
+    Raises:
+        InputError: the engine is not one for it, or the memory has no room.
+    """
+    need = nbytes(setting)
+    if setting.limit is not None and need > setting.limit:
+        raise InputError(
+            f"The drafter self takes {need} bytes, more than the {setting.limit} that are left; choose --speculate "
+            "lookup, or a larger budget."
+        )
+    engine, chosen = setting.engine, choice(setting.bundle, setting.argument)
+    wanted = policy(setting.bundle, setting.argument).groups
+    if not isinstance(engine, SegmentedEngine) or engine.groups != wanted:
+        raise InputError("The drafter self runs parts of the model; load the bundle with speculate='self'.")
+    return SelfDraft(engine, chosen)
+
+
+def policy(bundle: Bundle, setting: str | None) -> Apart:
+    """How the bundle's segments stand apart for drafts.
+
+    Raises:
+        InputError: the bundle has no segments of whole layers, or the setting is not understood.
+    """
+    middle(bundle, parts=("layers", "attention"), what="self")
+    return Apart(bundle, choice(bundle, setting).units)
+
+
+class SelfDraft:
+    """Drafts with the layers that `chosen` leaves."""
+
+    name = "self"
+    priors = PRIORS
+    reads_logits = False
+
+    def __init__(self, engine: SegmentedEngine, chosen: Choice) -> None:
+        self._engine = engine
+        self._choice = chosen
+        self._cache: SegmentedCache | None = None
+        self._drafted: tuple[Sequence[Unit], Sequence[int]] = ((), ())  # the last draft: what it left out, its tokens
+        self._answer = 0  # where the answer begins in the text
+        self._tried_at = 0  # tokens of the text when other layers were tried last
+        layers, parts = engine.bundle.manifest.dims.num_layers, engine.everything
+        groups = {group.name: group.bytes for group in engine.bundle.manifest.groups}
+        head = groups.get("head", max((size for name, size in groups.items() if "embedding" in name), default=0))
+        body = sum(size for name, size in groups.items() if not name.endswith(("embedding", "head", "norm")))
+        left = sum(engine.weight(g) for g in parts) - sum(engine.weight(g) for g in self._left_out(1))
+        self.cost = (head + body * left / layers) / (head + body)
+
+    def _left_out(self, tokens: int) -> set[int]:
+        """The groups that a draft leaves out."""
+        out = {i for unit in self._choice.left_out(tokens) for i in unit}
+        return {g for g, group in enumerate(self._engine.groups) if set(group) <= out}
+
+    def share(self, cache: KVCache) -> None:
+        """The next text's cache, which drafting uses as well."""
+        assert isinstance(cache, SegmentedCache)
+        self._cache = cache
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._drafted = ((), ())
+        self._answer = self._tried_at = len(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        units, drafted = self._drafted
+        self._drafted = ((), ())
+        for token, actual in zip(drafted, tokens, strict=False):
+            self._choice.drafted(units, token == actual)
+            if token != actual:
+                break
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        cache = self._cache
+        assert cache is not None, "a cache is shared before a text begins"
+        count = min(budget.tokens, cache.room)
+        if count < 1:
+            return NOTHING
+        if self._choice.tries and len(context) - max(self._tried_at + APART, self._answer + WINDOW) > 0:
+            self._try(cache, context)
+        units, length = self._choice.left_out(count), cache.length
+        route = self._engine.leaving_out([i for unit in units for i in unit])
+        tokens, grades, chance = list[int](), list[int](), 1.0
+        token = np.array(context[-1:], np.int64)
+        try:
+            while len(tokens) < count and chance >= budget.least:
+                logits = self._engine.step(cache, token, route=route)[-1]
+                token[0] = logits.argmax()
+                probability = 1 / float(np.exp(logits - logits[token[0]]).sum())
+                chance *= probability
+                if tokens and chance < budget.least:
+                    break
+                tokens.append(int(token[0]))
+                grades.append(bisect.bisect(BOUNDS, probability))
+        finally:
+            cache.truncate(length)
+        self._drafted = units, tokens
+        return Draft(tokens, grades)
+
+    def _try(self, cache: SegmentedCache, context: Sequence[int]) -> None:
+        """Run the end of the answer through other layers in one step: how often would they have said the same?"""
+        self._tried_at = len(context)
+        units, start = self._choice.trial(), cache.length - WINDOW
+        route = self._engine.leaving_out([i for unit in units for i in unit])
+        kept = cache.put_aside(start)
+        cache.truncate(start)
+        try:
+            text = np.array(context[start : start + WINDOW], np.int64)
+            logits = self._engine.step(cache, text, np.arange(WINDOW), route=route)
+            right = logits.argmax(axis=1) == context[start + 1 : start + WINDOW + 1]
+        finally:
+            cache.put_back(start, kept)
+        self._choice.tried(units, float(right.mean()))
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        """Nothing is learnt from logits."""
