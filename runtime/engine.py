@@ -6,7 +6,7 @@ import logging
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -63,6 +63,7 @@ class Engine:
     """
 
     wide: Wide | None = None  # the form that long prompts are read in
+    chooses = False  # whether the graph can be asked for the likeliest tokens alone: `choose`
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Engine:
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._inputs = self._open_decoder()
         release_mapped(bundle.path(WEIGHTS))
-        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int], StepBuffers]] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def _open_decoder(self) -> set[str]:
@@ -96,6 +97,7 @@ class Engine:
             from edge.runtime.wide import wide_form
 
             self.wide = wide_form(self)
+        self.chooses = any(value.name == "tokens" for value in self._session.get_outputs())
         return {value.name for value in self._session.get_inputs()}
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
@@ -127,6 +129,18 @@ class Engine:
         """Whether `step` can be given a `Tree`."""
         return "attention_bias" in self._inputs
 
+    def choose(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+    ) -> NDArray[np.int64]:
+        """As `step`, with the token that has the largest logit [R], the first of equals, in the place of logits, which
+        stay inside the graph. Older bundles have no such output (`chooses`)."""
+        return self._step(cache, tokens, rows, tree, logits=False)
+
     def step(
         self,
         cache: KVCache,
@@ -142,11 +156,22 @@ class Engine:
         The result is overwritten by the next step of the same shape on the same cache, and where there are several
         rows of logits, by the next such step of any shape.
         """
+        return self._step(cache, tokens, rows, tree, logits=True)
+
+    def _step(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None,
+        tree: Tree | None,
+        *,
+        logits: bool,
+    ) -> NDArray[Any]:
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
         if not self.reproducible:
-            return self._run(cache, tokens, wanted, tree)
+            return self._run(cache, tokens, wanted, tree, logits)
         assert tree is None, "trees are not made reproducible"
         count, lone = wanted.shape[0], size % 2
         if count % 2:
@@ -154,32 +179,38 @@ class Engine:
         if lone:
             wanted = np.where(wanted < 0, wanted + size, wanted)
             tokens = np.append(tokens, tokens[-1])
-        logits = self._run(cache, tokens, wanted)
+        made = self._run(cache, tokens, wanted, None, logits)
         cache.length -= lone
-        return logits[:count]
+        return made[:count]
 
     def _run(
-        self, cache: KVCache, tokens: NDArray[np.int64], wanted: NDArray[np.int64], tree: Tree | None = None
-    ) -> NDArray[np.float32]:
-        """`step`, as it is asked for."""
-        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0])
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        tree: Tree | None,
+        logits: bool,
+    ) -> NDArray[Any]:
+        """A step, as it is asked for: its logits or its likeliest tokens."""
+        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0], logits)
         steps = self._steps.get(cache)
         if steps is None:
             steps = self._steps[cache] = {}
         step = steps.get(shape)
         if step is None:
-            step = self._make_step(cache, size, self._logits_for(cache, shape[1]))
+            made = self._logits_for(cache, shape[1]) if logits else np.zeros((1, shape[1]), np.int64)
+            step = self._make_step(cache, size, made)
             if size <= KEPT_STEP:
                 steps[shape] = step
         if step.cross is not cache.cross:
             step.read(cache.cross)
         step.fill(tokens, cache.length, wanted, tree)
         self._compute(cache, step, tree)
-        logits: NDArray[np.float32] = step.logits[0]
-        return logits
+        rows: NDArray[Any] = step.made[0]
+        return rows
 
-    def _make_step(self, cache: KVCache, size: int, logits: NDArray[np.float32]) -> StepBuffers:
-        return Step(self._session, self._inputs, cache, size, logits)
+    def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> StepBuffers:
+        return Step(self._session, self._inputs, cache, size, made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         """Run a step that was filled, and take its tokens into the cache."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.sampling import Sampler
+from edge.runtime.sampling import Sampler, greedy
 
 LONGER = 2  # steps of the wide form are so many times as long: 256 tokens were 10% faster than 128, and as fast as 512
 
@@ -38,6 +38,19 @@ def prefill(
     return logits
 
 
+def reader(
+    engine: Engine, sampler: Sampler, *, logits: bool = False
+) -> tuple[Callable[..., NDArray[Any]], Callable[[Any], int]]:
+    """What runs a step of an answer, and what makes a token of each row that it gives.
+
+    Where nobody but a greedy sampler reads logits, they stay inside the graph, if it can be asked for tokens. logits:
+    whether somebody else wants them.
+    """
+    if sampler is greedy and engine.chooses and not logits:
+        return engine.choose, int
+    return engine.step, sampler
+
+
 def generate(
     engine: Engine,
     cache: KVCache,
@@ -56,10 +69,10 @@ def generate(
     logits = prefill(engine, cache, prompt, chunk=chunk, interrupted=interrupted)
     if logits is None:
         return
-    token = np.empty(1, np.int64)
+    step, choose = reader(engine, sampler)
+    token = np.array([sampler(logits[-1])], np.int64)
     while not interrupted():
-        token[0] = sampled = sampler(logits[-1])
-        yield sampled
+        yield int(token[0])
         if cache.length == cache.capacity:
             return
-        logits = engine.step(cache, token)
+        token[0] = choose(step(cache, token)[-1])

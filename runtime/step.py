@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 class StepBuffers:
     """What the host writes and reads of a step of S tokens, whatever runs it.
 
-    logits: [1, R, V], which the step writes.
+    made: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
     """
 
-    def __init__(self, size: int, logits: NDArray[np.float32]) -> None:
+    def __init__(self, size: int, made: NDArray[Any]) -> None:
         self.tokens = np.zeros((1, size), np.int64)
         self.positions = np.zeros((1, size), np.int64)
-        self.logits = logits
-        self.rows = np.zeros(logits.shape[1], np.int64)
+        self.made = made
+        self.rows = np.zeros(made.shape[1], np.int64)
         self.cross: Cross | None = None
         self.masked = False  # whether a bias was written
         self._offsets = np.arange(size, dtype=np.int64)
 
     def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
         """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
-        logits are wanted of."""
+        are wanted."""
         self.tokens[0] = tokens
         if tree is None:
             np.add(self._offsets, start, out=self.positions[0])
@@ -51,9 +51,9 @@ class Step(StepBuffers):
     """A step of one graph over all layers. names: of the graph's inputs, for those that not every graph has."""
 
     def __init__(
-        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, logits: NDArray[np.float32]
+        self, session: ort.InferenceSession, names: set[str], cache: KVCache, size: int, made: NDArray[Any]
     ) -> None:
-        super().__init__(size, logits)
+        super().__init__(size, made)
         self._session = session
         self._seqlens_k = np.zeros(1, np.int32)
         self._total = np.zeros((), np.int32)
@@ -70,7 +70,8 @@ class Step(StepBuffers):
             self._bias = inputs["attention_bias"] = np.zeros((1, 1, size, cache.rows), np.float32)
         if "key_positions" in names:
             inputs["key_positions"] = cache.positions
-        outputs: dict[str, NDArray[Any]] = {"logits": self.logits}
+        # What is not bound stays in the arena, among the step's activations.
+        outputs: dict[str, NDArray[Any]] = {"logits" if made.dtype == np.float32 else "tokens": made}
         for i, (key, value) in enumerate(cache.buffers):
             inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
             inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value

@@ -108,7 +108,7 @@ class Wide:
         step = Step(self.session, set(), cache, size, np.empty((1, rows.shape[0], vocab), np.float32))
         step.fill(tokens, cache.length, rows, None)
         step.run(cache, None)
-        found: NDArray[np.float32] = step.logits[0]
+        found: NDArray[np.float32] = step.made[0]
         return found
 
 

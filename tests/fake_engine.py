@@ -30,6 +30,7 @@ class FakeEngine:
     plan = None
     costs = None
     wide = None
+    chooses = False
     threads = 1
     reproducible = False
     takes_trees = False

@@ -25,6 +25,7 @@ class PathEngine:
     plan = None
     costs = None
     wide = None
+    chooses = False
 
     def __init__(self, next_logits: Callable[[tuple[int, ...]], np.ndarray], context: int = 1000) -> None:
         self.bundle = SimpleNamespace(manifest=SimpleNamespace(kv=LAYOUT))

@@ -50,7 +50,7 @@ def build_decoder(
     decoder: Decoder = module.decoder(config, store, max_context)
     attention = [m for m in decoder.modules() if isinstance(m, Attention)]  # in the layers' order
     kv = KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])
-    write_graph(writer, DECODER, step_graph(decoder, kv, config.vocab_size))
+    write_graph(writer, DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True))
     heads = heads_of(config)
     dims = Dims(
         num_layers=config.num_hidden_layers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,9 +101,9 @@ class SegmentedEngine(Engine):
         finally:
             self._forced = None
 
-    def _make_step(self, cache: KVCache, size: int, logits: NDArray[np.float32]) -> SegmentStep:
+    def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return SegmentStep(self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, logits)
+        return SegmentStep(self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)

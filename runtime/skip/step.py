@@ -22,7 +22,7 @@ Observer = Callable[[int, NDArray[np.float32]], None]
 
 
 class SegmentStep(StepBuffers):
-    """A step of S tokens with R rows of logits on one cache.
+    """A step of S tokens with R rows of logits [1, R, V], `made`, on one cache.
 
     The residual stream goes from group to group through two pairs of buffers in turns, x and what is added to it: a
     group reads one pair and writes the other. Which one that is depends on how many ran before it, so a group has a
@@ -35,9 +35,9 @@ class SegmentStep(StepBuffers):
         cache: SegmentedCache,
         size: int,
         width: int,
-        logits: NDArray[np.float32],
+        made: NDArray[Any],
     ) -> None:
-        super().__init__(size, logits)
+        super().__init__(size, made)
         self._sessions = sessions
         self._names = [{value.name for value in session.get_inputs()} for session in sessions]
         self._stream = [[np.zeros((1, size, width), np.float32) for _ in ("x", "added")] for _ in range(2)]
@@ -83,7 +83,7 @@ class SegmentStep(StepBuffers):
             "total_sequence_length": self._total[group : group + 1].reshape(()),
             "logit_rows": self.rows,
             "key_positions": cache.places[group],
-            "logits": self.logits,
+            "logits": self.made,
             **self._caches,
         }
         if "attention_bias" in self._names[group]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge.runtime.generate import prefill
+from edge.runtime.generate import prefill, reader
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, SharesCache, find, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
@@ -117,6 +117,7 @@ class Speculation:
         """The tokens that each step brought. `text` ends with the one token that is not in the cache."""
         planner, clock = self.planner, time.perf_counter
         single = np.empty(1, np.int64)
+        step, choose = reader(engine, sampler, logits=drafter is not None and drafter.reads_logits)
         enough = len(text) - 1 + most
         while not interrupted() and cache.room:
             length, began = cache.length, clock()
@@ -130,15 +131,15 @@ class Speculation:
             started = clock()
             if draft.tokens:
                 tokens = np.array([text[-1], *draft.tokens], np.int64)
-                logits = engine.step(cache, tokens, np.arange(tokens.shape[0]), tree=tree_step(draft, length))
+                rows = step(cache, tokens, np.arange(tokens.shape[0]), tree=tree_step(draft, length))
             else:
                 single[0] = text[-1]
-                tokens, logits = single, engine.step(cache, single)
+                tokens, rows = single, step(cache, single)
             stepped = clock()
             if interrupted():
                 cache.truncate(length + 1)
                 return
-            sampled, path = accept(logits, draft, sampler)
+            sampled, path = accept(rows, draft, choose)
             if draft.tokens:
                 keep(cache, length, draft, path)
                 figures.verify_s += stepped - started
@@ -151,7 +152,7 @@ class Speculation:
                 planner.costs.took(tokens.shape[0], stepped - started)
                 planner.observe(proposed, sampled)
                 if drafter.reads_logits:
-                    drafter.verified(tokens, logits)
+                    drafter.verified(tokens, rows)
                 drafter.accept(sampled)
                 figures.draft_s += started - began + clock() - ready
             yield sampled

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine import BLOCKED, Tree
-from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.base import Draft
 
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 
-def accept(logits: NDArray[np.float32], draft: Draft, sampler: Sampler) -> tuple[list[int], list[int]]:
+def accept(rows: NDArray[Any], draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
     """Draw tokens until one was not drafted.
 
     Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
     the sampler keeps (random numbers, tokens that were said) goes the same way, and so does the answer.
 
     Args:
-        logits: [1 + N, V], of what follows the text, then each of the draft's N tokens.
+        rows: of what follows the text, then each of the draft's N tokens: logits [1 + N, V], or what else the sampler
+            takes, [1 + N].
 
     Returns:
         The tokens drawn, of which all but the last were drafted, and the indices in the draft of those.
     """
-    sampled = [sampler(logits[0])]
+    sampled = [sampler(rows[0])]
     path: list[int] = []
     if draft.parents is None:
         for node, drafted in enumerate(draft.tokens):
             if sampled[-1] != drafted:
                 break
             path.append(node)
-            sampled.append(sampler(logits[node + 1]))
+            sampled.append(sampler(rows[node + 1]))
         return sampled, path
     at = -1
     for node, (parent, drafted) in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         if parent == at and drafted == sampled[-1]:  # children stand behind their parent
             at = node
             path.append(node)
-            sampled.append(sampler(logits[node + 1]))
+            sampled.append(sampler(rows[node + 1]))
     return sampled, path
 
 

@@ -1,0 +1,103 @@
+"""Where only the likeliest token is asked for, it leaves the graph alone, and it is the one that the logits name."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from edge.bundle import Bundle
+from edge.export.graph.step import INT64, add_output, block_size, likeliest, new_graph
+from edge.runtime.answer import GenerateOptions
+from edge.runtime.engine import Engine
+from edge.runtime.load import load
+from edge.runtime.model import Model
+from edge.runtime.text import Text
+
+
+@pytest.mark.parametrize("vocab", [64, 320, 49152, 151936])
+def test_the_first_of_the_largest_logits_is_found_wherever_it_stands(vocab: int) -> None:
+    builder, block = new_graph("likeliest"), block_size(vocab)
+    assert block is not None
+    logits = builder.input("logits", ir.DataType.FLOAT, [1, "R", vocab])
+    add_output(builder, likeliest(builder.op, logits, vocab, block), "tokens", [1, "R"], INT64)
+    model = ir.to_proto(ir.Model(builder.graph, ir_version=10)).SerializeToString()
+    onnx.checker.check_model(model)
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(vocab)
+    for rows in (1, 2, 7):
+        given = rng.integers(-4, 5, (1, rows, vocab)).astype(np.float32)  # many equals
+        given[0, 0, [block - 1, vocab - 1]] = 9
+        given[0, -1] = -3
+        found = session.run(["tokens"], {"logits": given})[0]
+        assert found.dtype == np.int64 and np.array_equal(found, given.argmax(axis=2))
+
+
+def test_vocabularies_that_cannot_be_cut_into_blocks_are_left_as_they_are() -> None:
+    assert [block_size(v) for v in (49152, 262144, 32000, 128256)] == [256] * 4
+    assert block_size(50257) is None
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, reproducible: bool) -> None:
+    engine = Engine(tiny_bundle, context=100, threads=2, reproducible=reproducible)
+    assert engine.chooses
+    one, other = engine.new_cache(), engine.new_cache()
+    rng = np.random.default_rng(0)
+    for size in (17, 1, 1, 5, 2, 1):
+        tokens = rng.integers(3, 200, size)
+        for rows in (None, np.arange(size)):
+            wanted = engine.step(one, tokens, rows).argmax(axis=1)
+            found = engine.choose(other, tokens, rows)
+            assert found.dtype == np.int64 and np.array_equal(found, wanted)
+        assert one.length == other.length
+
+
+@pytest.mark.parametrize("speculate", ["off", "lookup", "trigram"])
+def test_a_greedy_answer_takes_no_logits_from_the_graph_behind_its_prompt(tiny_bundle: Bundle, speculate: str) -> None:
+    def answer(chooses: bool) -> tuple[list[int], int]:
+        """The answer, and the steps whose logits were taken."""
+        model = load(tiny_bundle.root, context=200, threads=2, speculate=speculate, reproducible=True)
+        assert isinstance(model, Model)
+        model.engine.chooses = chooses
+        with mock.patch.object(model.engine, "step", wraps=model.engine.step) as step:
+            ids = model.generate("la la la la la", GenerateOptions(max_tokens=40)).token_ids
+        return ids, step.call_count
+
+    with_logits, without = answer(False), answer(True)
+    assert with_logits[0] == without[0] and len(without[0]) > 5
+    assert without[1] == 1 < with_logits[1], "the prompt's step alone"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [GenerateOptions(max_tokens=30, temperature=0.8, seed=1), GenerateOptions(max_tokens=30, repetition_penalty=1.2)],
+    ids=["drawn", "penalty"],
+)
+def test_samplers_that_read_logits_still_do(tiny_bundle: Bundle, options: GenerateOptions) -> None:
+    said = []
+    for chooses in (False, True):
+        model = load(tiny_bundle.root, context=200, threads=2, speculate="lookup", reproducible=True)
+        assert isinstance(model, Model)
+        model.engine.chooses = chooses
+        said.append(model.generate("la la la la la", options).token_ids)
+    assert said[0] == said[1]
+
+
+def test_bundles_without_the_output_still_answer(tiny_bundle: Bundle) -> None:
+    def answer() -> tuple[bool, list[int]]:
+        model = Model(tiny_bundle, Engine(tiny_bundle, context=200, threads=2, reproducible=True), Text(tiny_bundle))
+        return model.engine.chooses, model.generate("The moon", GenerateOptions(max_tokens=30)).token_ids
+
+    chooses, wanted = answer()
+    path = tiny_bundle.path("graphs/decoder.onnx")
+    graph = onnx.load(path, load_external_data=False)
+    kept = [output for output in graph.graph.output if output.name != "tokens"]
+    del graph.graph.output[:]
+    graph.graph.output.extend(kept)
+    path.write_bytes(graph.SerializeToString())
+    assert chooses and answer() == (False, wanted)
