@@ -230,7 +230,7 @@ def test_adapters_are_merged_into_the_weights(six_layers: Path, tuned: Path, dat
     fresh = Network(checkpoint, rank=4, seed=0, device="cpu", bf16=False)
     examples = [Example(np.arange(20, 60), 10)] * 3
     policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
-    trainer = Trainer(fresh, policy, examples, Schedule(4, 3, 1e-2, "lm", 0, 9), tmp_path, {})
+    trainer = Trainer(fresh, policy, examples, Schedule(4, 3, 1e-2, "lm", 0, 9), tmp_path)
     trainer.run(lambda: False, lambda *stage: None, lambda step: None)
     tensors, deltas = fresh.tensors(batch([9], [20])), fresh.deltas()
     with torch.no_grad():
@@ -411,4 +411,4 @@ def test_a_layer_that_does_nothing_is_missed_least(six_layers: Path, tmp_path: P
     asked.append((-1, -1))
     order = least_missed(*search)
     assert set(order[:2]) == {1, 3} and order[2] in (0, 2)
-    assert asked == [(i, 9) for i in range(5)] + [(-1, -1)] + [(i, 9) for i in range(5, 9)]
+    assert asked == [(i, 7) for i in range(5)] + [(-1, -1)] + [(i, 7) for i in range(5, 7)]

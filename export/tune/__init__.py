@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from edge.export.tune.trainer import Step
 
 ANSWERS = "answers.jsonl"
+SETTINGS = "settings.json"
 PROMPTS = "recipes/prompts.jsonl"  # of edge.models: what a model answers where no data and no prompts are given
 LOSSES = ("distill", "lm")
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -123,15 +126,18 @@ def tune(
         work.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
-    data = settings.data or _answers(source, settings, work, progress, threads)
+    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
+    with as_file(files("edge.models") / PROMPTS) as built_in:
+        prompts = settings.prompts or built_in
+        same = _identity(checkpoint, settings, settings.data or prompts) | {"bf16": bf16}
+        _claim(work, same)
+        data = settings.data or _answers(source, settings, prompts, work, progress, threads)
     examples = _examples(checkpoint, data, settings)
     tokens = sum(len(e.tokens) for e in examples)
     say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
-    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
     network = Network(checkpoint, rank=settings.rank, seed=settings.seed, device=place, bf16=bf16, progress=progress)
     schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
-    same = _identity(checkpoint, settings, data) | {"bf16": bf16}
-    trainer = Trainer(network, policy, examples, schedule, work, same)
+    trainer = Trainer(network, policy, examples, schedule, work)
     trainer.run(stop, progress, told)
     last = trainer.history[-max(1, settings.steps // 10) :]
     about = {
@@ -151,18 +157,14 @@ def tune(
     return out
 
 
-def _answers(source: str, settings: Settings, work: Path, progress: Progress, threads: int | None) -> Path:
-    """The file with the model's answers, made where it is not there yet."""
-    from importlib.resources import as_file, files
-
+def _answers(
+    source: str, settings: Settings, prompts: Path, work: Path, progress: Progress, threads: int | None
+) -> Path:
+    """The file with the model's answers to prompts, made where it is not there yet."""
     from edge.export.tune.generate import answer_all, read_prompts
 
-    with as_file(files("edge.models") / PROMPTS) as built_in:
-        prompts = read_prompts(settings.prompts or built_in)
-    path = work / ANSWERS
-    answer_all(
-        source, prompts, path, tokens=settings.answer, seed=settings.seed, progress=progress, threads=threads
-    )
+    path, tokens, seed = work / ANSWERS, settings.answer, settings.seed
+    answer_all(source, read_prompts(prompts), path, tokens=tokens, seed=seed, progress=progress, threads=threads)
     return path
 
 
@@ -172,11 +174,11 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     from edge.export.tune.data import read_examples
     from edge.runtime.template import ChatTemplate
 
-    files = checkpoint.tokenizer
-    tokenizer, tokens = Tokenizer.from_str(files.json), files.tokens
+    own = checkpoint.tokenizer
+    tokenizer, tokens = Tokenizer.from_str(own.json), own.tokens
     ids = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
     special = {name: token for name, i in ids.items() if i is not None and (token := tokenizer.id_to_token(i))}
-    template = None if files.chat_template is None else ChatTemplate(files.chat_template, special)
+    template = None if own.chat_template is None else ChatTemplate(own.chat_template, special)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -190,8 +192,30 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     return read_examples(data, encode, encode_prompt, tokens.eos, settings.length)
 
 
+def _claim(work: Path, same: dict[str, Any]) -> None:
+    """Raises InputError where the folder holds what a run with other settings has done."""
+    path = work / SETTINGS
+    if not path.exists() or all(file == path for file in work.iterdir()):
+        path.write_text(json.dumps(same, indent=1) + "\n", encoding="utf-8")
+        return
+    have = json.loads(path.read_text(encoding="utf-8"))
+    if differ := [name for name in same if same[name] != have.get(name)]:
+        raise InputError(
+            f"{work} holds a run with other settings ({', '.join(differ)}); give the same ones to resume it, or start "
+            "anew with --restart."
+        )
+
+
 def _identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str, Any]:
-    """What a checkpoint must agree with to be resumed: settings by name, and what was in the files."""
+    """What a run must agree with to be resumed: settings by name, and what is in the file of data or prompts.
+
+    Raises:
+        InputError: that file cannot be read.
+    """
+    try:
+        content = data.read_bytes()
+    except OSError as e:
+        raise InputError(f"{data} cannot be read: {e.strerror}.") from None
     same = {
         f.name: getattr(settings, f.name)
         for f in dataclasses.fields(settings)
@@ -203,5 +227,5 @@ def _identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[st
         "model": checkpoint.name,
         **same,
         **target,
-        "data": hashlib.sha256(data.read_bytes()).hexdigest(),
+        "data": hashlib.sha256(content).hexdigest(),
     }

@@ -12,8 +12,6 @@ from edge.export.quantize.base import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence
 
-SPARE = 2  # units more than are still wanted that stay in the search after a round
-
 
 def least_missed(
     network: Network,
@@ -23,9 +21,9 @@ def least_missed(
     notes: Path,
     progress: Progress,
 ) -> list[int]:
-    """The indices of `count` units of layers in the order in which answers miss them least, found greedily: each is the
-    one whose loss, together with those before it, moves the model's predictions least (KL divergence). Those that would
-    move them most are not looked at again.
+    """The indices of the `count` units of layers that answers miss least, in the order in which they can go: each is
+    the one whose loss, together with those before it, moves the model's predictions least (KL divergence). Which units
+    these are is decided by losing each of them alone.
 
     notes: a file that keeps what was found, from which a search that was interrupted goes on.
     """
@@ -33,7 +31,7 @@ def least_missed(
     chosen: list[int] = found.get("chosen", [])
     candidates: list[int] = found.get("candidates", list(range(len(units))))
     costs: dict[int, float] = {int(unit): cost for unit, cost in found.get("costs", {}).items()}
-    rounds = [len(units), *(min(count - i + SPARE, len(units) - i) for i in range(1, count))]
+    rounds = [len(units), *range(count - 1, 0, -1)]
     with torch.no_grad():
         teachers = [network.logits(batch, None, adapted=False) for batch in batches]
         while len(chosen) < count:
@@ -50,7 +48,7 @@ def least_missed(
                 _write(notes, chosen, candidates, costs)
             ranked = sorted(costs, key=lambda unit: costs[unit])
             chosen.append(ranked[0])
-            candidates, costs = ranked[1 : 1 + count - len(chosen) + SPARE], {}
+            candidates, costs = ranked[1 : 1 + count - len(chosen)], {}
             _write(notes, chosen, candidates, costs)
     return chosen
 

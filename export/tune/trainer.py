@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from edge.errors import InputError
 from edge.export.quantize.base import Progress
-from edge.export.tune.data import Example, batches
+from edge.export.tune.data import Batch, Example, batches
 from edge.export.tune.network import Network, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy
 
@@ -59,10 +58,7 @@ class Stopped(Exception):
 
 
 class Trainer:
-    """folder: holds the checkpoint; where it has one of these settings the run goes on from there.
-
-    settings: what the run's result hangs on, kept with the checkpoint.
-    """
+    """folder: holds the checkpoint; where there is one the run goes on from it."""
 
     def __init__(
         self,
@@ -71,10 +67,9 @@ class Trainer:
         examples: Sequence[Example],
         schedule: Schedule,
         folder: Path,
-        settings: dict[str, Any],
     ) -> None:
         self.network, self.policy, self.examples, self.schedule = network, policy, examples, schedule
-        self._path, self._settings = folder / STATE, settings
+        self._path = folder / STATE
         self._trained = {**network.adapters, **{f"policy.{name}": p for name, p in policy.parameters().items()}}
         groups = [
             {"params": list(network.adapters.values()), "factor": 1.0},
@@ -94,7 +89,7 @@ class Trainer:
 
         Raises:
             Stopped: the training was to stop, and its checkpoint is written.
-            InputError: the checkpoint in the folder is of other settings, or not whole; or the loss is no number.
+            InputError: the checkpoint in the folder is not whole, or the loss is no number.
         """
         if not self._load():
             looked = batches(self.examples, self.schedule.batch, self.schedule.seed)
@@ -113,7 +108,7 @@ class Trainer:
                 self.save()
         self.save()
 
-    def _step(self, batch: Any) -> Step:
+    def _step(self, batch: Batch) -> Step:
         number = self.done
         tensors = self.network.tensors(batch)
         self.policy.begin(tensors, np.random.default_rng([self.schedule.seed, 2, number]))
@@ -145,7 +140,6 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint, in the place of the last one when it is whole."""
         state = {
-            "settings": self._settings,
             "trained": {name: p.detach().cpu() for name, p in self._trained.items()},
             "optimizer": self._optimizer.state_dict(),
             "history": [(s.number, s.loss, s.skipped) for s in self.history],
@@ -160,13 +154,8 @@ class Trainer:
         try:
             state = torch.load(self._path, map_location="cpu", weights_only=True)
         except Exception as e:  # pickle, zipfile and torch each raise their own
-            raise InputError(f"{self._path} is no whole checkpoint ({type(e).__name__}); start anew.") from None
-        if state["settings"] != self._settings:
-            differ = [k for k in self._settings if self._settings[k] != state["settings"].get(k)]
-            raise InputError(
-                f"{self._path.parent} holds a run with other settings ({', '.join(differ)}); give the same ones to "
-                "resume it, or start anew with --restart."
-            )
+            reason = type(e).__name__
+            raise InputError(f"{self._path} is no whole checkpoint ({reason}); start anew with --restart.") from None
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(state["trained"][name])
