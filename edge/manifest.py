@@ -168,11 +168,15 @@ class Generation:
     max_length: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
-    early_stopping: bool = False
+    early_stopping: bool | str = False  # or "never"
     no_repeat_ngram_size: int = 0
     forced_bos: int | None = None
     forced_eos: int | None = None
     suppress: list[int] = field(default_factory=list)  # never generated
+    begin_suppress: list[int] = field(default_factory=list)  # never the first of what is generated freely
+    bad_words: list[list[int]] = field(default_factory=list)  # runs of tokens that are never generated
+    repetition_penalty: float = 1.0
+    min_length: int = 0  # both with the decoder's first tokens
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
             yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
     if (manifest.wide is None) != all(graph.role != "wide" for graph in manifest.graphs):
         yield "the wide form is described without its graph, or the graph without a description"
+    if manifest.generation is not None and manifest.generation.early_stopping not in (True, False, "never"):
+        yield f"generation.early_stopping is {manifest.generation.early_stopping!r}"
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
     if manifest.segments:
@@ -358,8 +364,10 @@ def _value(raw: Any, kind: Any, path: str) -> Any:
             elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
                 raise _Misfit(f" lacks the field {place!r}")
         return typing.cast(Any, kind)(**values)
-    if origin is types.UnionType:  # only `X | None` is used
-        return None if raw is None else _value(raw, args[0], path)
+    if origin is types.UnionType:  # `X | None`, or several of JSON's own types
+        if raw is None and types.NoneType in args:
+            return None
+        return _value(raw, type(raw) if type(raw) in args else args[0], path)
     if origin is list:
         if not isinstance(raw, list):
             raise _mismatch(path, "a list", raw)

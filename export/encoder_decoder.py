@@ -18,7 +18,7 @@ from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 from edge.export.speech_format import speech
-from edge.export.text_format import generation, text_format
+from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, Written, say_what_changed
 from edge.manifest import FORMAT_VERSION, Graph, Manifest, Source, Speech, TextFormat
@@ -75,6 +75,8 @@ def write_encoder_decoder(
     watched = Watched(quantize_encoder_decoder(checkpoint, *weights, options), progress, "writing weights")
     built = build_encoder_decoder(checkpoint, watched, writer, context)
     say_what_changed(checkpoint, watched.methods, say)
+    if inputs.text is not None and (names := left_out(checkpoint)):
+        say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
     graphs: list[Graph] = built.graphs
     if inputs.speech is not None:
         from edge.export.graph.frontend import build_frontend

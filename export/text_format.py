@@ -13,6 +13,16 @@ from edge.manifest import Generation, TextFormat
 
 SAMPLE = "a text"  # that a tokenizer is shown
 MULTILINGUAL = ("mbart", "m2m_100")  # in other vocabularies a token that looks like a language is a piece of text
+# Settings of transformers that a bundle has no place for, with the values that change nothing.
+UNKNOWN: dict[str, Any] = {
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+    "guidance_scale": 1.0,
+}
 # Tokens that name a language, and the code in them: en_XX of mBART, eng_Latn of NLLB, __en__ of M2M100.
 _LANGUAGE = re.compile(r"([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})|__([a-z]{2,3})__")
 
@@ -69,26 +79,46 @@ def _multilingual(
 def generation(checkpoint: Checkpoint) -> Generation:
     """The checkpoint's own defaults for generating.
 
-    A forced first token that names a language is no part of them: the text's format has it. Of the words that are
-    never generated those of one token are kept.
+    A forced first token that names a language is no part of them: the text's format has it.
     """
-    settings = {key: value for key, value in checkpoint.generation.items() if value is not None}
+    settings = _given(checkpoint)
     forced = settings.get("forced_bos_token_id")
     if forced is not None:
         languages = _languages(checkpoint, Tokenizer.from_str(checkpoint.tokenizer.json))
         forced = None if forced in languages.values() else forced
     end = settings.get("forced_eos_token_id")
-    words = [word[0] for word in settings.get("bad_words_ids", []) if len(word) == 1]
+    words = settings.get("bad_words_ids", [])
+    if words:  # transformers does not forbid the end
+        words = [word for word in words if word not in [[end] for end in checkpoint.tokenizer.tokens.eos]]
     return Generation(
-        max_length=settings.get("max_length"),
+        max_length=_length(settings, "max"),
         num_beams=settings.get("num_beams", 1),
         length_penalty=float(settings.get("length_penalty", 1)),
-        early_stopping=settings.get("early_stopping", False) is True,
+        early_stopping=settings.get("early_stopping", False),
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
         forced_bos=forced,
         forced_eos=end[0] if isinstance(end, list) else end,
-        suppress=list(dict.fromkeys([*words, *settings.get("suppress_tokens", [])])),
+        suppress=settings.get("suppress_tokens", []),
+        begin_suppress=settings.get("begin_suppress_tokens", []),
+        bad_words=words,
+        repetition_penalty=float(settings.get("repetition_penalty", 1)),
+        min_length=_length(settings, "min") or 0,
     )
+
+
+def left_out(checkpoint: Checkpoint) -> list[str]:
+    """The settings that shape what transformers generates, and that a bundle does not carry."""
+    return [name for name, value in _given(checkpoint).items() if name in UNKNOWN and value != UNKNOWN[name]]
+
+
+def _given(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {key: value for key, value in checkpoint.generation.items() if value is not None}
+
+
+def _length(settings: dict[str, Any], which: str) -> int | None:
+    """The most or fewest tokens, the decoder's first one included; transformers prefers to count without it."""
+    new: int | None = settings.get(f"{which}_new_tokens")
+    return settings.get(f"{which}_length") if new is None else new + 1
 
 
 def _setting(checkpoint: Checkpoint, name: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from edge.manifest import Generation
 from edge.runtime.sampling import Sampler
 
 Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], None]
@@ -83,6 +84,50 @@ class Suppress:
     def __call__(self, texts: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         if self._length is None or texts.shape[1] == self._length:
             scores[:, self._tokens] = -np.inf
+
+
+class BadWords:
+    """Forbids every token that would complete one of some runs of tokens (NoBadWordsLogitsProcessor)."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self._words: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # of each length: beginnings, last tokens
+        for length in sorted({len(word) for word in words}):
+            runs = np.array([word for word in words if len(word) == length], np.int64)
+            self._words.append((runs[:, :-1], runs[:, -1]))
+
+    def __call__(self, texts: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
+        for begun, last in self._words:
+            before = begun.shape[1]
+            if before <= texts.shape[1]:
+                ends = texts[:, None, texts.shape[1] - before :]  # [B, 1, tokens]
+                rows, words = np.nonzero((ends == begun).all(axis=2))
+                scores[rows, last[words]] = -np.inf
+
+
+def make_processors(
+    settings: Generation, ends: Collection[int], *, begin: int, least: int, most: int
+) -> list[Processor]:
+    """The rules that settings ask for, in the order in which transformers applies them.
+
+    ends: the end tokens. begin: how many tokens the decoder begins with. least, most: how many a text may have, with
+    these.
+    """
+    processors: list[Processor] = []
+    if settings.repetition_penalty != 1:
+        processors.append(RepetitionPenalty(settings.repetition_penalty))
+    if settings.no_repeat_ngram_size:
+        processors.append(NoRepeatNgrams(settings.no_repeat_ngram_size))
+    if settings.bad_words:
+        processors.append(BadWords(settings.bad_words))
+    if least > begin:
+        processors.append(MinLength(least, ends))
+    if settings.forced_eos is not None:
+        processors.append(ForcedEnd(most, settings.forced_eos))
+    if settings.suppress:
+        processors.append(Suppress(settings.suppress))
+    if settings.begin_suppress:
+        processors.append(Suppress(settings.begin_suppress, begin))
+    return processors
 
 
 class ProcessedSampler:

@@ -33,7 +33,7 @@ class SamplingOptions:
         top_p: draw from the smallest set of most likely tokens whose probabilities reach top_p; 1 for all.
         min_p: leave out tokens less likely than min_p times the most likely one; 0 for none.
         repetition_penalty: divides positive and multiplies negative logits of tokens that occurred in the prompt
-            or the answer (Keskar et al. 2019, section 4.1); 1 for none.
+            or the answer (Keskar et al. 2019, section 4.1); 1 for none. None: the bundle's, where it has one.
         seed: makes draws repeatable; None draws anew every time.
 
     Raises:
@@ -44,7 +44,7 @@ class SamplingOptions:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ class SamplingOptions:
         _check("top-k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
         _check("top-p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
         _check("min-p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
-        _check("repetition penalty", self.repetition_penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
+        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
+        _check("repetition penalty", penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
         if self.seed is not None:
             _check("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
 
@@ -69,8 +70,9 @@ def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str
 def make_sampler(options: SamplingOptions, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
     """The sampler for one answer to `prompt` (token ids, which the repetition penalty counts as said)."""
     sampler: Sampler = greedy if options.temperature == 0 else Categorical(options)
-    if options.repetition_penalty != 1:
-        return RepetitionPenalty(options.repetition_penalty, sampler, vocab_size, prompt)
+    penalty = options.repetition_penalty
+    if penalty is not None and penalty != 1:
+        return RepetitionPenalty(penalty, sampler, vocab_size, prompt)
     return sampler
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,15 +26,7 @@ from edge.runtime.engine import Engine
 from edge.runtime.generate import generate
 from edge.runtime.loading import Background
 from edge.runtime.memory import release_freed
-from edge.runtime.processors import (
-    ForcedEnd,
-    MinLength,
-    NoRepeatNgrams,
-    ProcessedSampler,
-    Processor,
-    RepetitionPenalty,
-    Suppress,
-)
+from edge.runtime.processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.sampling import Sampler, SamplingOptions, make_sampler
 from edge.runtime.text import Text
 
@@ -47,7 +40,7 @@ class Text2TextOptions(SamplingOptions):
 
     Args:
         max_tokens: most tokens to generate; where nothing is set 512.
-        min_tokens: fewest tokens before the output may end.
+        min_tokens: fewest tokens before the output may end; 0: no such rule.
         stop: strings that end the output and are left out of it.
         beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
         groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.beam.BeamOptions`.
@@ -61,7 +54,7 @@ class Text2TextOptions(SamplingOptions):
     """
 
     max_tokens: int | None = None
-    min_tokens: int = 0
+    min_tokens: int | None = None
     stop: Sequence[str] = ()
     beams: int | None = None
     groups: int = 1
@@ -80,11 +73,12 @@ class Text2TextOptions(SamplingOptions):
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", stop)
         GenerateOptions(max_tokens=1 if self.max_tokens is None else self.max_tokens, stop=stop)
-        for name, value in (("fewest tokens", self.min_tokens), ("n-gram size", self.no_repeat_ngram or 0)):
+        least = self.min_tokens or 0
+        for name, value in (("fewest tokens", least), ("n-gram size", self.no_repeat_ngram or 0)):
             if value < 0:
                 raise InputError(f"The {name} must be 0 or more, not {value}.")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InputError(f"At least {self.min_tokens} and at most {self.max_tokens} tokens cannot both hold.")
+        if self.max_tokens is not None and least > self.max_tokens:
+            raise InputError(f"At least {least} and at most {self.max_tokens} tokens cannot both hold.")
         if self.beams is not None:
             self.beam_options(Generation(), 1)
         one = "are drawn" if self.temperature > 0 else "are taken from a draft" if self.draft_from_input else ""
@@ -93,15 +87,27 @@ class Text2TextOptions(SamplingOptions):
                 f"Tokens {one} for one text at a time, so that there are no beams, groups or n best texts."
             )
 
+    def over(self, defaults: Generation) -> Generation:
+        """The bundle's settings with what is set here in their place; lengths are not, which are counted otherwise."""
+        one = self.temperature > 0 or self.draft_from_input
+        given: dict[str, Any] = {
+            "num_beams": self.beams if self.beams is not None or not one else 1,
+            "length_penalty": self.length_penalty,
+            "early_stopping": self.early_stopping,
+            "no_repeat_ngram_size": self.no_repeat_ngram,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
+
     def beam_options(self, defaults: Generation, max_tokens: int) -> BeamOptions:
         """How beams are searched, with the bundle's defaults in the place of what is not set."""
-        one = self.temperature > 0 or self.draft_from_input
+        settings = self.over(defaults)
         return BeamOptions(
-            beams=self.beams if self.beams is not None else 1 if one else defaults.num_beams,
+            beams=settings.num_beams,
             groups=self.groups,
             diversity=self.diversity,
-            length_penalty=defaults.length_penalty if self.length_penalty is None else self.length_penalty,
-            early_stopping=defaults.early_stopping if self.early_stopping is None else self.early_stopping,
+            length_penalty=settings.length_penalty,
+            early_stopping=cast(EarlyStopping, settings.early_stopping),  # the manifest was checked
             n_best=self.n_best,
             max_tokens=max_tokens,
             interrupted=self.interrupted,
@@ -287,7 +293,7 @@ class Text2Text:
         return beam.new_cache(engine, len(task.prompt), task.beam, cross)
 
     def _sampler(self, task: _Task) -> Sampler:
-        plain = dataclasses.replace(task.options, repetition_penalty=1.0)  # that is a processor here
+        plain = dataclasses.replace(task.options, repetition_penalty=None)  # that is a processor here
         sampler = make_sampler(plain, self.bundle.manifest.dims.vocab_size)
         return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
 
@@ -300,18 +306,10 @@ class Text2Text:
             wanted = DEFAULT_TOKENS if defaults.max_length is None else max(1, defaults.max_length - len(prompt))
         room = engine.context - len(prompt) + 1  # the last token is never run
         limit = min(wanted, room)
-        processors: list[Processor] = []
-        if options.repetition_penalty != 1:
-            processors.append(RepetitionPenalty(options.repetition_penalty))
-        ngram = defaults.no_repeat_ngram_size if options.no_repeat_ngram is None else options.no_repeat_ngram
-        if ngram:
-            processors.append(NoRepeatNgrams(ngram))
-        if options.min_tokens:
-            processors.append(MinLength(len(prompt) + options.min_tokens, self.text.eos))
-        if defaults.forced_eos is not None:
-            processors.append(ForcedEnd(len(prompt) + limit, defaults.forced_eos))
-        if defaults.suppress:
-            processors.append(Suppress(defaults.suppress))
+        least = defaults.min_length if options.min_tokens is None else len(prompt) + options.min_tokens
+        processors = make_processors(
+            options.over(defaults), self.text.eos, begin=len(prompt), least=least, most=len(prompt) + limit
+        )
         ends = Ends(options.stop, wanted, room)
         return _Task(source, bare, prompt, options, options.beam_options(defaults, limit), ends, processors)
 

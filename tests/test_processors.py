@@ -32,6 +32,10 @@ def both(length: int, our: ours.Processor, their: object, seed: int = 0) -> tupl
         (ours.NoRepeatNgrams(3), theirs.NoRepeatNGramLogitsProcessor(3)),
         (ours.MinLength(3, {5, 7}), theirs.MinLengthLogitsProcessor(3, [5, 7])),
         (ours.ForcedEnd(10, 5), theirs.ForcedEOSTokenLogitsProcessor(10, 5)),
+        (
+            ours.BadWords([[3], [1, 2], [0, 1], [2, 2, 7]]),
+            theirs.NoBadWordsLogitsProcessor([[3], [1, 2], [0, 1], [2, 2, 7]]),
+        ),
         (ours.Suppress({1, 9}), theirs.SuppressTokensLogitsProcessor([1, 9])),
         (ours.Suppress({1, 9}, 2), theirs.SuppressTokensAtBeginLogitsProcessor([1, 9], 2)),
     ],

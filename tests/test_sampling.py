@@ -15,7 +15,7 @@ def reference(logits: np.ndarray, options: SamplingOptions, said: set[int] = fro
     """The probabilities [V] that transformers' logits processors lead to, by sorting everything."""
     scores = logits.astype(np.float64)
     for token in said:
-        factor = options.repetition_penalty
+        factor = options.repetition_penalty or 1.0
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
     scores /= options.temperature
     if options.top_k:

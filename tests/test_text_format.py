@@ -67,7 +67,7 @@ def test_settings_that_are_absent_are_transformers_defaults() -> None:
 
 def test_settings_of_marian_and_bart() -> None:
     marian = Words({}, generation=dict(num_beams=4, max_length=512, bad_words_ids=[[1], [5, 6]], forced_eos_token_id=2))
-    assert generation(marian) == Generation(max_length=512, num_beams=4, forced_eos=2, suppress=[1])
+    assert generation(marian) == Generation(max_length=512, num_beams=4, forced_eos=2, bad_words=[[1], [5, 6]])
     bart = dict(early_stopping=True, length_penalty=2.0, no_repeat_ngram_size=3, forced_bos_token_id=0)
     wanted = Generation(length_penalty=2.0, early_stopping=True, no_repeat_ngram_size=3, forced_bos=0)
     assert generation(Words({}, generation=bart)) == wanted

@@ -148,7 +148,7 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     add("--top-p", metavar="P", type=float, default=1.0, help="draw from the most likely that together have chance P")
     add("--min-p", metavar="P", type=float, default=0.0, help="leave out tokens below P times the likeliest's chance")
     said = "above 1, tokens that occurred before become less likely"
-    add("--repetition-penalty", metavar="R", type=float, default=1.0, help=said)
+    add("--repetition-penalty", metavar="R", type=float, help=said)
     add("--seed", metavar="N", type=int, help="make draws repeatable")
     add("--json", action="store_true", help="print the whole answer and its figures as one JSON object")
 

@@ -26,7 +26,7 @@ FOREIGN: dict[str, object] = {
     "top_k": 0,
     "top_p": 1.0,
     "min_p": 0.0,
-    "repetition_penalty": 1.0,
+    "repetition_penalty": None,
     "max_tokens": None,
     "prefill_chunk": None,
     "context": None,
