@@ -29,7 +29,8 @@ EarlyStopping = Literal["never"] | bool
 Reason = Literal["stop", "length", "context", "interrupted"]
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
-LOWEST = np.finfo(np.float32).min
+LOWEST = float(np.finfo(np.float32).min)
+ROUNDING = 1e-5  # relative: float32 bounds may lie so far above what they were computed from
 
 
 def never() -> bool:
@@ -172,30 +173,25 @@ def search(
     for start in range(0, len(prompt), PREFILL_CHUNK):
         logits = engine.step(cache, prompt[start : start + PREFILL_CHUNK])
     branches = Branches(engine, cache, options.beams)
-    groups = [_Group(prompt, options, frozenset(eos), forced) for _ in range(options.groups)]
+    groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
     spare = np.empty((options.beams, logits.shape[1]), np.float32)
+    changed = bool(processors) or len(groups) > 1  # whether scores are more than the model's log probabilities
     certain = 0
     reason: Reason = "length"
     while True:
         if options.interrupted():
             reason = "interrupted"
             break
-        _log_softmax(logits, spare)
-        taken: list[int] = []  # by earlier groups, at this place
-        for group in groups:
-            if group.done:
-                continue
-            scores = logits if len(groups) == 1 else logits[group.leaves]  # [n, V]
-            for process in processors:
-                process(group.texts[: len(group.leaves), : group.length], scores)
-            for token in taken:
-                scores[:, token] -= np.float32(options.diversity)
-            group.extend(scores)
-            taken += group.tokens.tolist()
+        norms = _log_sums(logits, spare)
+        if not changed:
+            groups[0].extend(logits, norms)
+        else:
+            logits -= norms.astype(np.float32)[:, None]
+            _extend(groups, logits, processors, options.diversity)
         growing = [group for group in groups if not group.done]
         if not growing:
             break
-        new = _certain(groups, certain)
+        new = _certain(growing, certain)
         certain += len(new)
         yield new
         stepped = branches.step(*_join(growing))
@@ -210,58 +206,80 @@ def search(
     return found[: options.n_best]
 
 
-class _Group:
-    """The beams of one group: their texts so far, `length` tokens each, and the best of those that ended.
+def _extend(
+    groups: Sequence[_Group], scores: NDArray[np.float32], processors: Sequence[Processor], diversity: float
+) -> None:
+    """Let every group choose by the log probabilities [S, V], as processors and earlier groups change them."""
+    taken: list[int] = []  # by earlier groups, at this place
+    for group in groups:
+        if group.done:
+            continue
+        own = scores if len(groups) == 1 else scores[group.leaves]  # [n, V]
+        if processors:
+            texts = np.array(group.texts, np.int64)
+            for process in processors:
+                process(texts, own)
+        for token in taken:
+            own[:, token] -= np.float32(diversity)
+        group.extend(own, np.zeros(len(own)))
+        taken += group.tokens
 
-    `leaves` [n] are the rows of the last step's logits that belong to its n beams; `parents` and `tokens` say which of
+
+class _Group:
+    """The beams of one group: their texts so far, prompt included, and the best of those that ended.
+
+    `leaves` are the rows of the last step's logits that belong to its n beams; `parents` and `tokens` say which of
     those rows are continued with which tokens.
 
     Two rules differ between one search and several groups, as they do between transformers 5 and its group search.
     At the limit of tokens, texts that go on compete with those that end there, or come after them. And what may yet be
     reached is judged by the best beam that goes on, or by the best candidate, whether it goes on or not.
+
+    Beams are few: lists of them take a third of the time of small arrays.
     """
 
-    def __init__(self, prompt: NDArray[np.int64], options: BeamOptions, eos: frozenset[int], forced: int) -> None:
+    def __init__(self, prompt: list[int], options: BeamOptions, eos: frozenset[int], forced: int) -> None:
         self._options = options
         self._grouped = options.groups > 1
         self._width = options.beams // options.groups
         self._candidates = max(2, 1 + len(eos)) * self._width  # so that enough of them do not end
-        self._eos = np.array(sorted(eos), np.int64)
-        self._start = self.length = len(prompt)
+        self._eos = eos
+        self.start = self.length = len(prompt)
         self._uncounted = len(prompt) - forced
         self._limit = len(prompt) + options.max_tokens
-        self.texts = np.empty((self._width, self._limit), np.int64)
-        self.texts[:, : len(prompt)] = prompt
-        self.scores = np.zeros(1, np.float32)  # [n] log probabilities
-        self.leaves = self.parents = np.zeros(1, np.intp)
-        self.tokens = np.zeros(0, np.int64)
+        self.texts = [prompt]
+        self.scores = [0.0]  # log probabilities of the texts
+        self.leaves = [0]
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
         self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
         self.done = False
 
-    def extend(self, scores: NDArray[np.float32]) -> None:
-        """Choose what follows each text by the scores of all tokens [n, V], which are overwritten."""
-        scores += self.scores[:, None]
-        values, beams, tokens = _largest(scores, self._candidates)
-        if not len(values):  # every token is forbidden
+    def extend(self, scores: NDArray[np.float32], norms: NDArray[np.float64]) -> None:
+        """Choose what follows each text by the scores [n, V] of all tokens, less `norms` [n]."""
+        found = _largest(scores, norms - self.scores, self._candidates)
+        if not found:  # every token is forbidden
             self.cut("length")
             return
-        ends = (tokens[:, None] == self._eos).any(axis=1)
         last = self.length + 1 == self._limit
-        stays = ends | (last and not self._grouped)
-        for i in np.flatnonzero(stays[: self._width]):
-            text = [*self.open_texts()[beams[i]].tolist(), int(tokens[i])]
-            self._add(text, values[i], "stop" if ends[i] else "length")
-        chosen = np.flatnonzero(~stays)[: self._width]
-        self.texts[: len(chosen), : self.length] = self.texts[beams[chosen], : self.length]
-        self.texts[: len(chosen), self.length] = self.tokens = tokens[chosen]
+        chosen: list[tuple[float, int, int]] = []
+        for rank, (value, beam, token) in enumerate(found):
+            ends = token in self._eos
+            if not ends and (self._grouped or not last):
+                if len(chosen) < self._width:
+                    chosen.append((value, beam, token))
+            elif rank < self._width:
+                self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
+        self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
+        self.tokens = [token for _, _, token in chosen]
+        self.parents = [self.leaves[beam] for _, beam, _ in chosen]
+        self.scores = [value for value, _, _ in chosen]
         self.length += 1
-        self.scores = values[chosen]
-        self.parents = self.leaves[beams[chosen]]
-        self.done = not len(chosen) or self._cannot_improve(values[0] if self._grouped else self.scores[0])
+        self.done = not chosen or self._cannot_improve(found[0][0] if self._grouped else self.scores[0])
         if last and not self.done:
             self.cut("length")
 
-    def _cannot_improve(self, best: np.float32) -> bool:
+    def _cannot_improve(self, best: float) -> bool:
         options = self._options
         if len(self.ended) < self._width:
             return False
@@ -272,22 +290,18 @@ class _Group:
 
     def cut(self, reason: Reason) -> None:
         """Let the texts that go on end where they are."""
-        for text, score in zip(self.open_texts().tolist(), self.scores, strict=True):
-            self._add(text, score, reason)
+        for text, score in zip(self.texts, self.scores, strict=True):
+            self._add(text[self.start :], score, reason)
         self.done = True
 
-    def open_texts(self) -> NDArray[np.int64]:
-        """What stands behind the prompt in the texts that go on, [n, tokens]."""
-        return self.texts[: len(self.scores), self._start : self.length]
-
-    def _add(self, tokens: list[int], value: np.float32, reason: Reason) -> None:
-        score = self._score(value, self._start + max(1, len(tokens)))
-        self.ended.append(Hypothesis(tokens, score, float(value), reason))
+    def _add(self, tokens: list[int], value: float, reason: Reason) -> None:
+        score = self._score(value, self.start + max(1, len(tokens)))
+        self.ended.append(Hypothesis(tokens, score, value, reason))
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
         del self.ended[self._width :]
 
-    def _score(self, log_probability: np.float32, length: int) -> float:
-        score: float = float(log_probability) / float(length - self._uncounted) ** self._options.length_penalty
+    def _score(self, log_probability: float, length: int) -> float:
+        score: float = log_probability / float(length - self._uncounted) ** self._options.length_penalty
         return score
 
 
@@ -295,58 +309,66 @@ def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]
     """Which rows of the last step are continued with which tokens; groups that found the same text share a row."""
     if len(groups) == 1:
         (group,) = groups
-        group.leaves = np.arange(len(group.tokens))
-        return group.parents, group.tokens
-    parents = np.concatenate([group.parents for group in groups])
-    tokens = np.concatenate([group.tokens for group in groups])
-    base = int(tokens.max()) + 1
-    _, rows, leaves = np.unique(parents * base + tokens, return_index=True, return_inverse=True)
-    ends = np.cumsum([len(group.tokens) for group in groups])
-    for group, own in zip(groups, np.split(leaves, ends[:-1]), strict=True):
-        group.leaves = own
-    return parents[rows], tokens[rows]
+        group.leaves = list(range(len(group.tokens)))
+        return np.array(group.parents, np.intp), np.array(group.tokens, np.int64)
+    rows: dict[tuple[int, int], int] = {}
+    for group in groups:
+        pairs = zip(group.parents, group.tokens, strict=True)
+        group.leaves = [rows.setdefault(pair, len(rows)) for pair in pairs]
+    parents, tokens = zip(*rows, strict=True)
+    return np.array(parents, np.intp), np.array(tokens, np.int64)
 
 
 def _certain(groups: Sequence[_Group], known: int) -> list[int]:
-    """What all texts that may still be the best begin with, after `known` tokens."""
-    texts = np.concatenate([group.open_texts()[:, known:] for group in groups if not group.done])  # [n, new]
-    certain = texts[0, : _same(texts)]
+    """What all texts that may still be the best begin with, after `known` tokens behind the prompt."""
+    texts = [text[group.start + known :] for group in groups for text in group.texts]
+    certain = texts[0][: _same(texts)]
     if ended := [group.ended[0] for group in groups if group.ended]:
-        best = max(ended, key=lambda text: text.score).token_ids[known : known + len(certain)]
-        certain = certain[: _same(np.stack([certain[: len(best)], best]))]
-    tokens: list[int] = certain.tolist()
-    return tokens
+        best = max(ended, key=lambda text: text.score).token_ids[known:]
+        certain = certain[: _same([certain, best])]
+    return certain
 
 
-def _same(texts: NDArray[np.int64]) -> int:
-    """How many columns of [n, L] hold one value, before the first that does not."""
-    differs = (texts != texts[0]).any(axis=0)
-    return int(differs.argmax()) if differs.any() else texts.shape[1]
+def _same(texts: Sequence[list[int]]) -> int:
+    """How many tokens all the texts begin with."""
+    count = 0
+    for tokens in zip(*texts, strict=False):
+        if tokens.count(tokens[0]) < len(tokens):
+            break
+        count += 1
+    return count
 
 
-def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
-    """Turn logits [S, V] into log probabilities in place."""
-    logits -= logits.max(axis=1, keepdims=True)
-    weights = np.exp(logits, out=spare[: len(logits)])
-    logits -= np.log(weights.sum(axis=1, keepdims=True))
+def _log_sums(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What makes logits [S, V] log probabilities when it is taken from them: the logarithms [S] of the sums of their
+    exponentials. `spare` [S or more, V] is overwritten."""
+    largest = logits.max(axis=1)
+    weights = np.subtract(logits, largest[:, None], out=spare[: len(logits)])
+    np.exp(weights, out=weights)
+    sums: NDArray[np.float64] = np.log(weights.sum(axis=1), dtype=np.float64) + largest
+    return sums
 
 
 def _largest(
-    scores: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.float32], NDArray[np.intp], NDArray[np.int64]]:
-    """The `count` largest of the scores [n, V] above -inf, in order, with their rows and columns.
+    scores: NDArray[np.float32], norms: NDArray[np.float64], count: int
+) -> list[tuple[float, int, int]]:
+    """The `count` largest of the scores [n, V], each row less its entry of `norms` [n], in order and above -inf: value,
+    row and column.
 
-    The scores are laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
+    Each row is laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
     least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
     """
-    flat = scores.reshape(-1)
-    columns = len(flat) // STRIDE
-    least = LOWEST
-    if columns >= count:
-        maxima = flat[: columns * STRIDE].reshape(STRIDE, columns).max(axis=0)
-        least = max(least, np.partition(maxima, columns - count)[columns - count])
-    places = np.flatnonzero(flat >= least)
-    values = flat[places]
+    rows, vocab = scores.shape
+    columns = vocab // STRIDE
+    bounds = np.full(rows, LOWEST)
+    if rows * columns >= count:
+        maxima = scores[:, : columns * STRIDE].reshape(rows, STRIDE, columns).max(axis=1)
+        heights = (maxima - norms[:, None]).reshape(-1)
+        bounds = norms + np.partition(heights, len(heights) - count)[len(heights) - count]
+        bounds -= ROUNDING * (1 + np.abs(bounds))
+        bounds = np.maximum(bounds, LOWEST)
+    places = np.flatnonzero(scores >= bounds.astype(np.float32)[:, None])
+    beams, tokens = np.divmod(places, vocab)
+    values = scores[beams, tokens] - norms[beams]
     order = np.argsort(-values, kind="stable")[:count]
-    rows, tokens = np.divmod(places[order], scores.shape[1])
-    return values[order], rows, tokens
+    return list(zip(values[order].tolist(), beams[order].tolist(), tokens[order].tolist(), strict=True))

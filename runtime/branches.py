@@ -36,6 +36,7 @@ class Branches:
         self._bias = np.empty((width, cache.capacity), np.float32)  # what the newest row of each branch attends to
         self._bias[0, : cache.length] = 0
         self._position = cache.length  # of the next tokens
+        self._live = cache.length  # rows that some branch attended to when they were last counted
         self._rows = np.arange(width, dtype=np.int64)
 
     def step(self, parents: NDArray[np.intp], tokens: NDArray[np.int64]) -> NDArray[np.float32] | None:
@@ -45,11 +46,12 @@ class Branches:
         """
         cache, size = self._cache, len(tokens)
         attended = self._bias[parents, : cache.length]  # [S, rows]
-        live = attended.max(axis=0) == 0
-        if cache.room < size or cache.length - int(live.sum()) > SPARE_ROWS:
-            rows = np.flatnonzero(live)
-            cache.compact(rows)
-            attended = attended[:, rows]
+        if cache.room < size or cache.length - self._live > SPARE_ROWS:
+            rows = np.flatnonzero(attended.max(axis=0) == 0)
+            self._live = len(rows)
+            if cache.room < size or cache.length - self._live > SPARE_ROWS:
+                cache.compact(rows)
+                attended = attended[:, rows]
             if cache.room < size:
                 return None
         length, total = cache.length, cache.length + size
