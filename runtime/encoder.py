@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ class Cross:
 
     buffers: list[tuple[NDArray[np.float32], NDArray[np.float32]]]
     length: int  # T
+
+    @cached_property
+    def values(self) -> dict[str, ort.OrtValue]:
+        """The buffers by their names in the graphs, over the same memory, as sessions are given them."""
+        return {
+            f"cross.{i}.{part}": ort.OrtValue.ortvalue_from_numpy(buffer)
+            for i, pair in enumerate(self.buffers)
+            for part, buffer in zip(("key", "value"), pair, strict=True)
+        }
 
     @property
     def nbytes(self) -> int:
@@ -94,9 +104,8 @@ class Encoder:
         cross = into if into is not None and into.length == length else self._new(length)
         binding = self._session.io_binding()
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for i, pair in enumerate(cross.buffers):
-            for part, buffer in zip(("key", "value"), pair, strict=True):
-                binding.bind_ortvalue_output(f"cross.{i}.{part}", ort.OrtValue.ortvalue_from_numpy(buffer))
+        for made, value in cross.values.items():
+            binding.bind_ortvalue_output(made, value)
         self._session.run_with_iobinding(binding)
         return cross
 

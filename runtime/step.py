@@ -38,8 +38,7 @@ class StepBuffers:
             np.add(self._offsets, start, out=self.positions[0])
         else:
             self.positions[0] = tree.positions
-        self.rows[:] = rows
-        self.rows[self.rows < 0] += tokens.shape[0]
+        np.remainder(rows, tokens.shape[0], out=self.rows)  # -1 is the last one
 
     def read(self, cross: Cross | None) -> None:
         """Take what the encoder made of another input."""
@@ -84,9 +83,8 @@ class Step(StepBuffers):
     def read(self, cross: Cross | None) -> None:
         super().read(cross)
         assert cross is not None
-        for i, pair in enumerate(cross.buffers):
-            for part, buffer in zip(("key", "value"), pair, strict=True):
-                self._binding.bind_ortvalue_input(f"cross.{i}.{part}", ort.OrtValue.ortvalue_from_numpy(buffer))
+        for name, value in cross.values.items():
+            self._binding.bind_ortvalue_input(name, value)
 
     def run(self, cache: KVCache, tree: Tree | None) -> None:
         """Run what was filled in, behind the cache's rows, and append its tokens to them."""
