@@ -1,10 +1,11 @@
-"""Speculative decoding beside plain decoding, over Spec-Bench's questions. docs/speculation.md says more.
+"""Speculative decoding beside plain decoding and beside peers' own drafts, over Spec-Bench's questions.
 
     python benchmarks/speculation.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl
 
-Each question is answered by every form in turn, on one engine, so that all see the same state of the machine; figures
-are tokens per second after the first token. `--check` compares texts instead: reproducible answers with and without
-drafts.
+Figures are tokens per second after the first token. A prompt is read once, and every form of this runtime goes on from
+there, in turns, on one engine: all see the same state of the machine. With `--peer`, each peer is then measured by
+itself in turns with `auto`, at the fastest of its settings, all in one run. `--tasks` with `--append` does it in parts.
+`--check` compares texts instead: reproducible answers with and without drafts. docs/speculation.md says more.
 """
 
 from __future__ import annotations
@@ -15,53 +16,70 @@ import json
 import re
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from decoder_vs_peers import names_of
+from drafting import drafting_file
+from drafting.answers import Answer, against, form_goals, forms_table, peer_goals, peers_table, rate, summary
+from drafting.base import PLAIN
+from drafting.replay import Setting
 from processes import Worker
+from questions import TASKS, Question, chosen, read
+from report import Goal
 
-PLAIN = "off"
-TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
-PEERS = ("genai", "llamacpp")
-CHAT = "chat"  # MT-Bench: eight categories in the file
-GOALS = {"overall": 1.3, "translation": 1.8}
-NO_TASK_UNDER, NO_QUESTION_UNDER = 0.98, 0.93
-SUMMED = ("steps", "drafted", "accepted", "draft_s", "verify_s")
-DRAFTS = 64
+if TYPE_CHECKING:
+    from edge.runtime.answer import GenerateOptions, Result
+    from edge.runtime.model import Model
+
+OFF, OURS = "off", "auto"
+PEERS = {"genai": "onnxruntime-genai", "llamacpp": "llama-cpp-python"}
+DRAFTS = 64  # tokens beyond an answer's end: llama-cpp-python drafts there
 SPINS = 0.1  # of a core, between two answers
-FEWEST = 16  # tokens of an answer whose rate is worth comparing by itself
-
-
-@dataclasses.dataclass
-class Answer:
-    """One answer of one form."""
-
-    task: str
-    question: int
-    form: str
-    tokens: int  # after the first
-    seconds: float
-    ttft_ms: float
-    speculation: dict[str, Any] | None
+REST_S = 0.3  # before another process answers: threads of the one before have stopped spinning
+BLOCK = 4  # questions between two rests
+TRIALS = 6  # questions that a peer's settings are tried with
+SAID = 10  # questions between two lines of a check
+WRITTEN_S = 10  # seconds between two times that figures are written
+Asked = tuple[str, int, str]  # task, number and first turn
 
 
 def main() -> int:
     """Measure, print, write. Returns the exit status."""
     args = parse(sys.argv[1:])
-    asked = list(chosen(read(args.questions), args.skip, args.count))
+    asked = list(chosen(read(args.questions), args.skip, args.count, args.tasks))
     if args.check:
         return check(args, asked)
-    answers = list(measure(args, asked))
-    rows = summary(answers, args.forms)
     args.out.mkdir(parents=True, exist_ok=True)
-    written = {"bundle": args.bundle.name, "temperature": args.temperature, "tokens": args.tokens, "rows": rows}
-    written["answers"] = [dataclasses.asdict(answer) for answer in answers]
-    (args.out / "speculation.json").write_text(json.dumps(written, indent=1) + "\n")
-    show(rows, args)
+    path = args.out / "speculation.json"
+    kept = json.loads(path.read_text()) if args.append and path.exists() else {"answers": [], "trials": {}}
+    known = {(a["beside"], a["form"], a["question"]): Answer(**a) for a in kept["answers"]}
+    with (args.out / "speculation.log").open("a") as log:
+        run, written = Run(args, asked, log), time.monotonic()
+        for answer in run.measured():
+            known[answer.beside, answer.form, answer.question] = answer
+            if time.monotonic() - written > WRITTEN_S:  # what was measured stays, should the run be ended
+                write(path, args, list(known.values()), kept["trials"] | run.trials)
+                written = time.monotonic()
+    answers = list(known.values())
+    write(path, args, answers, kept["trials"] | run.trials)
+    show(answers, args)
     return 0
+
+
+def write(path: Path, args: argparse.Namespace, answers: list[Answer], trials: dict[str, dict[str, float]]) -> None:
+    """All that was measured, for later runs and for other programs."""
+    head = {"bundle": args.bundle.name, "temperature": args.temperature, "tokens": args.tokens, "trials": trials}
+    content = head | {"rows": summary(answers, forms_of(answers)), "peers": against(answers, OURS)}
+    content["answers"] = [dataclasses.asdict(answer) for answer in answers]
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def forms_of(answers: Iterable[Answer]) -> list[str]:
+    """The forms that were compared with each other, plain decoding first."""
+    return sorted({a.form for a in answers if not a.beside}, key=lambda form: (form != OFF, form != OURS, form))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -69,9 +87,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
-    forms = "compared with plain decoding: auto, drafters, lookup:K for always K tokens, auto@W for narrower steps; "
-    forms += "of peers genai or llamacpp for plain decoding, genai:N,K or llamacpp:N,K for K tokens behind N-grams"
-    parser.add_argument("--forms", default="auto", help=f"{forms}; several between blanks; default: auto")
+    forms = "compared with plain decoding: auto, drafters, lookup:K for always K tokens, lookup:K/N where N matched, "
+    forms += "auto@W for narrower steps"
+    parser.add_argument("--forms", default=OURS, help=f"{forms}; several between blanks; default: auto")
+    parser.add_argument("--peer", type=peer_of, action="append", default=[], dest="peers", metavar="NAME[=SETTING;...]",
+                        help=f"a peer with drafts of its own: {', '.join(PEERS)}; default of its setting: the fastest")
+    parser.add_argument("--tasks", type=partial(names_of, TASKS), default=list(TASKS), metavar="NAME,...",
+                        help="default: all of " + ",".join(TASKS))
+    parser.add_argument("--append", action="store_true", help="keep what --out has of earlier runs, and show all of it")
     parser.add_argument("--count", type=int, help="questions of each task; default: 20, with --quick 3")
     parser.add_argument("--skip", type=int, default=0, help="questions of each task to leave out first")
     parser.add_argument("--tokens", type=int, help="most tokens of an answer; default: 200, with --quick 80")
@@ -79,7 +102,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1, help="answers of each form to a question; the fastest counts")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--genai", type=Path, help="the model as onnxruntime-genai's builder writes it")
+    parser.add_argument("--genai", type=Path, help="the model as onnxruntime-genai's builder writes it by default")
     parser.add_argument("--gguf", type=Path, help="the model as llama.cpp reads it")
     parser.add_argument("--peer-python", default=sys.executable, help="the interpreter that has the peers")
     parser.add_argument("--check", action="store_true", help="compare reproducible texts with and without drafts")
@@ -88,28 +111,150 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.count = args.count or (3 if args.quick else 20)
     args.tokens = args.tokens or (80 if args.quick else 200)
-    args.forms = [PLAIN, *args.forms.split()]
+    args.forms = [OFF, *args.forms.split()]
+    args.models = {"genai": args.genai, "llamacpp": args.gguf}
+    for peer, _ in args.peers:
+        if args.models[peer] is None:
+            parser.error(f"--peer {peer} needs --{'genai' if peer == 'genai' else 'gguf'}")
+        if args.temperature:
+            parser.error("peers are compared greedily alone; leave out --temperature or --peer")
     return args
 
 
-def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Questions by task."""
-    tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        question = json.loads(line)
-        tasks[question["category"] if question["category"] in TASKS else CHAT].append(question)
-    return tasks
+def peer_of(text: str) -> tuple[str, list[str]]:
+    """A peer and its settings, none where the fastest is to be found, from `NAME=SETTING;...` or `NAME`."""
+    name, _, chosen = text.partition("=")
+    if name not in PEERS:
+        raise argparse.ArgumentTypeError(f"there is no peer {name!r}; there is: {', '.join(PEERS)}")
+    known, settings = drafting_file(name).SETTINGS, [each for each in chosen.split(";") if each]
+    for each in settings:
+        if each not in known:
+            raise argparse.ArgumentTypeError(f"{name} has no setting {each!r}; it has: {'; '.join(known)}")
+    return name, settings
 
 
-def chosen(tasks: dict[str, list[dict[str, Any]]], skip: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Questions with their tasks, all tasks in turns."""
-    for number in range(skip, skip + count):
-        for task, questions in tasks.items():
-            if number < len(questions):
-                yield task, questions[number]
+class Prompted:
+    """A prompt that an engine has read, from which answer after answer goes on."""
+
+    def __init__(self, model: Model, ids: list[int], room: int) -> None:
+        import numpy as np
+
+        from edge.runtime.answer import never
+        from edge.runtime.generate import prefill
+
+        self._ids, self._engine = ids, model.engine
+        self._cache = model.engine.new_cache(min(model.engine.context, len(ids) + room))
+        if len(ids) > 1:
+            read = np.asarray(ids[:-1], np.int64)
+            prefill(self._engine, self._cache, read, chunk=model.prefill_chunk, interrupted=never)
+
+    def answer(self, model: Model, options: GenerateOptions) -> Result:
+        """What `model.generate` gives, but for the time to the first token."""
+        from edge.runtime.answer import answer, collect
+
+        self._cache.truncate(len(self._ids) - 1)
+        pieces = answer(model.engine, model.text, self._cache, self._ids, options, chunk=model.prefill_chunk,
+                        started_ns=time.perf_counter_ns(), speculation=model.speculation)
+        return collect(pieces)
 
 
-def models(args: argparse.Namespace, reproducible: bool = False) -> dict[str, Any]:
+class Run:
+    """The models in memory, and the questions that fit."""
+
+    def __init__(self, args: argparse.Namespace, asked: list[tuple[str, Question]], log: IO[str]) -> None:
+        import edge
+
+        self._args, self._log = args, log
+        self.trials: dict[str, dict[str, float]] = {}
+        self._models = models(args, [*args.forms, *([OURS] if args.peers and OURS not in args.forms else [])])
+        for model in self._models.values():
+            model.generate("Say hello, and hello again.", edge.GenerateOptions(max_tokens=24))
+        self._plain = self._models[OFF]
+        self._asked = fitting(args, self._plain, asked)
+
+    def measured(self) -> Iterator[Answer]:
+        """All that the command line asks for."""
+        if len(self._args.forms) > 1:
+            yield from self.forms()
+        for peer, settings in self._args.peers:
+            yield from (answer for answer in self.beside(peer, settings) if answer.tokens)
+
+    def _answer(self, form: str, number: int, prompted: Prompted, beside: str = "") -> Answer:
+        import edge
+
+        options = edge.GenerateOptions(
+            max_tokens=self._args.tokens, temperature=self._args.temperature, seed=number
+        )
+        task, question, _ = self._asked[number]
+        result = prompted.answer(self._models[form], options)
+        tokens = result.generated_tokens - 1
+        seconds = tokens / (result.decode_tokens_per_s or 1)
+        return Answer(task, question, form, tokens, seconds, result.ttft_ms or 0.0, result.speculation, beside)
+
+    def _prompted(self, number: int) -> Prompted:
+        return Prompted(self._plain, self._plain.prompt_ids(self._asked[number][2]), self._args.tokens)
+
+    def forms(self) -> Iterator[Answer]:
+        """Every form's answer to every question."""
+        forms = self._args.forms
+        for number in range(len(self._asked)):
+            prompted, best = self._prompted(number), dict[str, Answer]()
+            for turn in range(number, number + self._args.repeats):
+                for form in forms if turn % 2 else forms[::-1]:
+                    answer = self._answer(form, number, prompted)
+                    if answer.tokens and (form not in best or rate([answer]) > rate([best[form]])):
+                        best[form] = answer
+            yield from best.values()
+
+    def beside(self, peer: str, settings: list[str]) -> Iterator[Answer]:
+        """A peer's answers, and those of ours in turns with them; no other peer is loaded meanwhile. Where no setting
+        is named, the fastest with drafts is found, and its plain decoding is measured too where that was faster."""
+        chosen = settings or self._fastest(peer)
+        for each in chosen:
+            worker = self._worker(peer, each)
+            ends = sorted(self._plain.text.eos)
+            worker.ask("answer", ids=self._plain.prompt_ids("Say hello, and hello again."), n=24, ends=ends)
+            blocks = [range(at, min(at + BLOCK, len(self._asked))) for at in range(0, len(self._asked), BLOCK)]
+            for turn, block in enumerate(blocks):
+                for ours in (True, False) if turn % 2 else (False, True):
+                    time.sleep(REST_S)
+                    for number in block:
+                        if ours and each == chosen[0]:
+                            yield self._answer(OURS, number, self._prompted(number), peer)
+                        elif not ours:
+                            yield self._theirs(worker, peer, each, number)
+            if worker.idle_share > SPINS:
+                print(f"{peer} used {worker.idle_share:.0%} of a core between its answers.", file=sys.stderr)
+            worker.close()
+
+    def _worker(self, peer: str, setting: str) -> Worker:
+        capacity = self._args.context + DRAFTS
+        request = {"model": str(self._args.models[peer]), "threads": self._plain.engine.threads, "capacity": capacity}
+        request["settings"] = drafting_file(peer).SETTINGS[setting]
+        return Worker(self._args.peer_python, f"drafting.{peer}", self._log, request)
+
+    def _theirs(self, worker: Worker, peer: str, setting: str, number: int) -> Answer:
+        task, question, prompt = self._asked[number]
+        ids, ends = self._plain.prompt_ids(prompt), sorted(self._plain.text.eos)
+        got = worker.ask("answer", ids=ids, n=self._args.tokens, ends=ends)
+        return Answer(task, question, setting, got["tokens"], got["decode_s"], 1e3 * got["prefill_s"], None, peer)
+
+    def _fastest(self, peer: str) -> list[str]:
+        """The peer's fastest setting with drafts, and plain decoding where that is faster still."""
+        rates = {}
+        for name in drafting_file(peer).SETTINGS:
+            worker = self._worker(peer, name)
+            numbers = range(min(TRIALS, len(self._asked)))
+            self._theirs(worker, peer, name, 0)
+            rates[name] = rate([self._theirs(worker, peer, name, number) for number in numbers])
+            worker.close()
+        self.trials[peer] = rates
+        print(f"{PEERS[peer]}, tokens/s: " + "; ".join(f"{name} {each:.1f}" for name, each in rates.items()))
+        best = max((name for name in rates if name != PLAIN), key=lambda name: rates[name])
+        return [best, *([PLAIN] if rates[PLAIN] > rates[best] else [])]
+
+
+def models(args: argparse.Namespace, forms: Iterable[str], reproducible: bool = False) -> dict[str, Model]:
     """A model for each form, all over one engine."""
     import edge
     from edge.runtime.engine import Engine
@@ -119,19 +264,17 @@ def models(args: argparse.Namespace, reproducible: bool = False) -> dict[str, An
     bundle = edge.open_bundle(args.bundle)
     engine = Engine(bundle, context=args.context, threads=args.threads, reproducible=reproducible)
     text, made = Text(bundle), {}
-    for form in (form for form in args.forms if form.partition(":")[0] not in PEERS):
-        name, length, width = re.fullmatch(r"(.+?)(?::(\d+))?(?:@(\d+))?", form).groups()
+    for form in forms:
+        parts = re.fullmatch(r"(.+?)(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?", form)
+        assert parts is not None
+        name, length, match, width = parts.groups()
         made[form] = Model(bundle, engine, text, speculate=name)
         if length:
-            fix(made[form].speculation.planner, int(length))
+            setting = Setting(name, int(length), int(match or 1))
+            made[form].speculation.planner.cut = setting.cut  # type: ignore[union-attr, method-assign]
         if width:
             narrow(made[form].speculation, int(width))
     return made
-
-
-def fix(planner: Any, length: int) -> None:
-    """Run every draft, up to `length` tokens: what a setting would do."""
-    planner.cut = lambda draft: dataclasses.replace(draft, tokens=draft.tokens[:length], grades=draft.grades[:length])
 
 
 def narrow(speculation: Any, width: int) -> None:
@@ -143,136 +286,49 @@ def narrow(speculation: Any, width: int) -> None:
     speculation.planner = Planner(drafter.priors, costs, width, trees=old._trees, cost=drafter.cost)
 
 
-def fitting(
-    args: argparse.Namespace, model: Any, asked: Iterable[tuple[str, dict[str, Any]]]
-) -> list[tuple[str, int, str]]:
+def fitting(args: argparse.Namespace, model: Model, asked: Iterable[tuple[str, Question]]) -> list[Asked]:
     """Task, number and first turn of the questions whose prompts leave room for an answer."""
     found = [(task, question["question_id"], question["turns"][0]) for task, question in asked]
     return [each for each in found if len(model.prompt_ids(each[2])) + args.tokens <= args.context]
 
 
-def peers(args: argparse.Namespace, threads: int, log: IO[str]) -> dict[str, Worker]:
-    """A process for each form of a peer."""
-    made = {}
-    for form in args.forms:
-        name, _, setting = form.partition(":")
-        if name in PEERS:
-            model = {"genai": args.genai, "llamacpp": args.gguf}[name]
-            if model is None:
-                raise SystemExit(f"speculation: {form} needs --{'genai' if name == 'genai' else 'gguf'}.")
-            settings = dict(zip(("ngram", "drafts"), map(int, setting.split(",")), strict=True)) if setting else {}
-            capacity = args.context + DRAFTS  # llama-cpp-python drafts beyond the answer's end
-            request = {"model": str(model), "threads": threads, "capacity": capacity, "settings": settings}
-            made[form] = Worker(args.peer_python, f"drafting.{name}", log, request)
-    return made
-
-
-def measure(args: argparse.Namespace, asked: list[tuple[str, dict[str, Any]]]) -> Iterator[Answer]:
-    """Every form's answer to every question."""
-    import edge
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / "speculation.log").open("w") as log:
-        forms = models(args)
-        for model in forms.values():
-            model.generate("Say hello, and hello again.", edge.GenerateOptions(max_tokens=24))
-        plain = forms[PLAIN]
-        workers, ends = peers(args, plain.engine.threads, log), sorted(plain.text.eos)
-        for number, (task, question, prompt) in enumerate(fitting(args, plain, asked)):
-            ids, best = plain.prompt_ids(prompt), dict[str, Answer]()
-            options = edge.GenerateOptions(max_tokens=args.tokens, temperature=args.temperature, seed=number)
-            for turn in range(number, number + args.repeats):
-                for form in args.forms if turn % 2 else args.forms[::-1]:
-                    if form in workers:
-                        got = workers[form].ask("answer", ids=ids, n=args.tokens, ends=ends)
-                        tokens, seconds, ttft, did = got["tokens"], got["decode_s"], 1e3 * got["prefill_s"], None
-                    else:
-                        result = forms[form].generate(prompt, options)
-                        tokens, ttft, did = result.generated_tokens - 1, result.ttft_ms, result.speculation
-                        seconds = tokens / (result.decode_tokens_per_s or 1)
-                    answer = Answer(task, question, form, tokens, seconds, ttft, did)
-                    if tokens and (form not in best or tokens / seconds > best[form].tokens / best[form].seconds):
-                        best[form] = answer
-            yield from best.values()
-        for form, worker in workers.items():
-            if worker.idle_share > SPINS:
-                print(f"{form} used {worker.idle_share:.0%} of a core between its answers: all figures of this run are "
-                      "spoilt; measure it in a run of its own.", file=sys.stderr)
-            worker.close()
-
-
-def summary(answers: list[Answer], forms: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each form and task, and for all tasks together."""
-    rows = []
-    for form in forms:
-        for task in ["overall", CHAT, *TASKS]:
-            own, plain = ([a for a in answers if a.form == f and task in (a.task, "overall")] for f in (form, PLAIN))
-            if not own:
-                continue
-            rate, base = rates(own), rates(plain)
-            by = {a.question: a.tokens / a.seconds for a in plain if a.tokens >= FEWEST}
-            compared = [a for a in own if a.tokens >= FEWEST and a.question in by]
-            each = {a.question: a.tokens / a.seconds / by[a.question] for a in compared}
-            worst = min(each, key=lambda question: each[question], default=None)
-            row: dict[str, Any] = {"form": form, "task": task, "questions": len(own), "tokens_per_s": rate}
-            row |= {"ratio": rate / base, "worst": None if worst is None else each[worst], "worst_question": worst}
-            row["median_ttft_ms"] = median(a.ttft_ms for a in own)
-            did = [a.speculation for a in own if a.speculation is not None]
-            if did:
-                sums = {key: sum(d[key] for d in did) for key in SUMMED}
-                row |= sums | {"accepted_per_step": sums["accepted"] / max(1, sums["steps"])}
-                row["draft_ms_per_step"] = 1e3 * sums["draft_s"] / max(1, sums["steps"])
-            rows.append(row)
-    return rows
-
-
-def rates(answers: list[Answer]) -> float:
-    """Tokens per second over all of them."""
-    return sum(a.tokens for a in answers) / sum(a.seconds for a in answers)
-
-
-def show(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """The table, and whether the goals are met."""
+def show(answers: list[Answer], args: argparse.Namespace) -> None:
+    """The tables, and whether the goals are met."""
     what = "greedy" if args.temperature == 0 else f"temperature {args.temperature}"
-    print(f"{args.bundle.name}, {what}, up to {args.tokens} tokens")
-    print(f"{'form':12} {'task':15} {'n':>3} {'tok/s':>7} {'ratio':>6} {'worst':>6} {'acc/step':>8} {'draft ms':>8}")
-    for row in rows:
-        worst = "" if row["worst"] is None else f"{row['worst']:.2f}"
-        extra = f"{row['accepted_per_step']:8.2f} {row['draft_ms_per_step']:8.3f}" if "steps" in row else ""
-        print(
-            f"{row['form']:12} {row['task']:15} {row['questions']:3} {row['tokens_per_s']:7.1f} {row['ratio']:6.2f} "
-            f"{worst:>6} {extra}"
-        )
-    for form in args.forms[1:]:
-        own = {row["task"]: row for row in rows if row["form"] == form}
-        known = [task for task in GOALS if task in own]
-        goals = [(f"{task} {own[task]['ratio']:.2f}", own[task]["ratio"], GOALS[task]) for task in known]
-        least = min((row for task, row in own.items() if task != "overall"), key=lambda row: row["ratio"])
-        goals.append((f"least task, {least['task']}, {least['ratio']:.2f}", least["ratio"], NO_TASK_UNDER))
-        worst = own["overall"]["worst"]
-        if worst is not None:
-            goals.append((f"worst question {worst:.2f}", worst, NO_QUESTION_UNDER))
-        met = (f"{name} ({'reached' if value >= goal else 'missed'}: {goal})" for name, value, goal in goals)
-        print(f"{form}: " + ", ".join(met))
+    print(f"{args.bundle.name}, {what}, up to {args.tokens} tokens\n")
+    forms, peers, goals = forms_of(answers), against(answers, OURS), list[Goal]()
+    if forms:
+        rows = summary(answers, forms)
+        print(forms_table(rows) + "\n")
+        goals += [goal for form in forms if form != OFF for goal in form_goals(rows, form)]
+    if peers:
+        print(peers_table(peers, OURS) + "\n")
+        goals += peer_goals(peers)
+    print("\n".join(map(str, goals)))
 
 
-def check(args: argparse.Namespace, asked: list[tuple[str, dict[str, Any]]]) -> int:
+def check(args: argparse.Namespace, asked: list[tuple[str, Question]]) -> int:
     """Compare reproducible answers with those without drafts, token for token; the status is 1 where one differs."""
     import edge
 
-    forms = models(args, reproducible=True)
+    forms = models(args, args.forms, reproducible=True)
     options, began = edge.GenerateOptions(max_tokens=args.tokens), time.monotonic()
-    compared, accepted, differing = 0, 0, []
-    for _, question, prompt in fitting(args, forms[PLAIN], asked):
-        wanted = forms[PLAIN].generate(prompt, options).token_ids
+    compared, accepted, differing = 0, dict.fromkeys(args.forms[1:], 0), []
+    fits = fitting(args, forms[OFF], asked)
+    for number, (_, question, prompt) in enumerate(fits, 1):
+        prompted = Prompted(forms[OFF], forms[OFF].prompt_ids(prompt), args.tokens)
+        wanted = prompted.answer(forms[OFF], options).token_ids
         for form in args.forms[1:]:
-            result = forms[form].generate(prompt, options)
+            result = prompted.answer(forms[form], options)
             compared += 1
-            accepted += result.speculation["accepted"]
+            accepted[form] += (result.speculation or {"accepted": 0})["accepted"]
             if result.token_ids != wanted:
                 differing.append((form, question))
-    found = f"{len(differing)} differ: {differing}" if differing else "none differs"
-    print(f"{compared} answers, {accepted} of their tokens drafted, {time.monotonic() - began:.0f} s: {found}")
+        if number % SAID == 0 or number == len(fits):
+            found = f"{len(differing)} differ: {differing}" if differing else "none differs"
+            held = ", ".join(f"{form} {count}" for form, count in accepted.items())
+            print(f"{number} of {len(asked)} questions, {compared} answers, tokens drafted that held: {held}; "
+                  f"{time.monotonic() - began:.0f} s: {found}", flush=True)
     return int(bool(differing))
 
 

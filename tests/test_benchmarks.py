@@ -18,6 +18,7 @@ sys.path.insert(0, str(FOLDER))
 
 import convert  # noqa: E402
 import decoder_vs_peers as bench  # noqa: E402
+import drafted  # noqa: E402
 import report  # noqa: E402
 from engines import ENGINES, engine_file  # noqa: E402
 from engines.base import Models  # noqa: E402
@@ -170,49 +171,15 @@ def test_a_whole_run_writes_every_metric(
     gguf.write_bytes(b"only peers read it")
     for name, value in {"CONTEXTS": (16, 128), "MEMORY_CONTEXT": 256, "MEMORY_PROMPT": 64, "MEMORY_TOKENS": 4}.items():
         monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(drafted, "TRIALS", (16,))
+    monkeypatch.setattr(drafted, "TOKENS", 4)
     monkeypatch.setattr(bench, "QUICK", bench.Plan(rounds=2, tokens=4, starts=1, trials=1))
     arguments = ["--bundle", str(tiny_bundle.root), "--gguf", str(gguf), "--engines", "edge", "--quick"]
     monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--out", str(tmp_path / "out"), "--work", str(tmp_path)])
     assert bench.main() == 0
     result = json.loads((tmp_path / "out" / "decoder_vs_peers.json").read_text())
     counts = {label: len(rounds["edge"]) for label, rounds in result["rounds"].items()}
-    speed = {f"{what} @ {n}": 2 for what in ("prefill", "decode") for n in (16, 128)}
+    rows = ("prefill", "decode", "drafts on", "tokens a step")
+    speed = {f"{what} @ {n}": 2 for what in rows for n in (16, 128)}
     assert counts == speed | {"bare import": 1, "peak RSS": 1, "first token": 1}
     assert "decode @ 128, tokens/s" in capsys.readouterr().out
-
-
-def test_speculation_compares_forms_question_by_question() -> None:
-    from speculation import Answer, summary
-
-    did = {"steps": 10, "drafted": 30, "accepted": 20, "draft_s": 0.001, "verify_s": 0.1}
-    answers = [
-        Answer("qa", 1, "off", 100, 1.0, 50.0, None),
-        Answer("qa", 1, "auto", 100, 0.5, 52.0, did),
-        Answer("rag", 2, "off", 300, 2.0, 70.0, None),
-        Answer("rag", 2, "auto", 20, 0.2, 70.0, did),
-    ]
-    rows = {(row["form"], row["task"]): row for row in summary(answers, ["off", "auto"])}
-    assert rows["off", "overall"]["ratio"] == 1 and rows["auto", "qa"]["ratio"] == 2
-    assert rows["auto", "overall"]["tokens_per_s"] == pytest.approx(120 / 0.7)
-    overall = rows["auto", "overall"]
-    assert overall["worst"] == pytest.approx(100 / 150) and overall["worst_question"] == 2
-    assert overall["accepted_per_step"] == 2 and "steps" not in rows["off", "qa"]
-
-
-def test_speculation_answers_with_a_real_bundle_and_checks_its_texts(
-    tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import speculation
-
-    questions = tmp_path / "questions.jsonl"
-    each = [{"question_id": i, "category": c, "turns": ["The moon"]} for i, c in enumerate(("writing", "qa", "rag"))]
-    questions.write_text("\n".join(json.dumps(question) for question in each))
-    command = ["speculation", "--bundle", str(tiny_bundle.root), "--questions", str(questions), "--out", str(tmp_path)]
-    command += ["--tokens", "20", "--context", "120", "--count", "1"]
-    monkeypatch.setattr(sys, "argv", [*command, "--forms", "auto lookup:2 auto@4"])
-    assert speculation.main() == 0
-    written = json.loads((tmp_path / "speculation.json").read_text())
-    assert {row["task"] for row in written["rows"]} == {"overall", "chat", "qa", "rag"}
-    assert {a["form"] for a in written["answers"]} == {"off", "auto", "lookup:2", "auto@4"}
-    monkeypatch.setattr(sys, "argv", [*command, "--check"])
-    assert speculation.main() == 0 and "none differs" in capsys.readouterr().out

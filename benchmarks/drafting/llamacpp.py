@@ -6,11 +6,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drafting.base import Answered
+from drafting.base import PLAIN, Answered, Drafting
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "2-grams, 2 tokens": {"ngram": 2, "drafts": 2},
+    "2-grams, 4 tokens": {"ngram": 2, "drafts": 4},
+    "3-grams, 3 tokens": {"ngram": 3, "drafts": 3},
+    "2-grams, 10 tokens": {"ngram": 2, "drafts": 10},  # its default
+    PLAIN: {},
+}
 
 
 class _LlamaCpp:
-    def __init__(self, model: Path, threads: int, capacity: int, ngram: int, drafts: int) -> None:
+    def __init__(self, model: Path, threads: int, capacity: int, ngram: int = 0, drafts: int = 0) -> None:
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -39,5 +47,5 @@ class _LlamaCpp:
         return Answered(count - 1, time.perf_counter() - first, first - start)
 
 
-def load(model: Path, threads: int, capacity: int, **settings: Any) -> _LlamaCpp:
-    return _LlamaCpp(model, threads, capacity, settings.get("ngram", 2), settings.get("drafts", 0))
+def load(model: Path, threads: int, capacity: int, **settings: Any) -> Drafting:
+    return _LlamaCpp(model, threads, capacity, **settings)

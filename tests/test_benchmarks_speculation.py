@@ -1,0 +1,209 @@
+"""The arithmetic and the command lines of what measures drafts, on a small bundle; no peer is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.bundle import Bundle
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import choosing
+import specmemo
+import speculation
+from drafting.answers import Answer, against, form_goals, peer_goals, summary
+from drafting.budgeted import Planned, Talked
+from drafting.replay import Line, Recorded, Setting, replay
+
+DID = {"steps": 10, "drafted": 30, "accepted": 20, "draft_s": 0.001, "verify_s": 0.1}
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    each = [{"category": c, "turns": ["The moon", "And the sun"]} for c in ("writing", "qa", "rag")]
+    path.write_text("\n".join(json.dumps({"question_id": i, **question}) for i, question in enumerate(each)))
+    return path
+
+
+def run(main: Any, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
+    return int(main())
+
+
+def test_forms_are_compared_question_by_question() -> None:
+    answers = [
+        Answer("qa", 1, "off", 100, 1.0, 50.0),
+        Answer("qa", 1, "auto", 100, 0.5, 52.0, DID),
+        Answer("rag", 2, "off", 300, 2.0, 70.0),
+        Answer("rag", 2, "auto", 20, 0.2, 70.0, DID),
+    ]
+    found = summary(answers, ["off", "auto"])
+    rows = {(row["form"], row["task"]): row for row in found}
+    assert rows["off", "overall"]["ratio"] == 1 and rows["auto", "qa"]["ratio"] == 2
+    assert rows["auto", "overall"]["tokens_per_s"] == pytest.approx(120 / 0.7)
+    overall = rows["auto", "overall"]
+    assert overall["worst"] == pytest.approx(100 / 150) and overall["worst_question"] == 2
+    assert overall["accepted_per_step"] == 2 and "steps" not in rows["off", "qa"]
+    goals = {goal.text: goal.met for goal in form_goals(found, "auto")}
+    assert goals == {"auto, overall": False, "auto, least task (rag)": False, "auto, worst question (2)": False}
+
+
+def test_a_form_is_compared_over_the_questions_that_it_answered() -> None:
+    answers = [Answer("qa", 1, "off", 100, 1.0, 50.0), Answer("qa", 2, "off", 100, 9.0, 50.0)]
+    rows = summary([*answers, Answer("qa", 1, "lookup:2", 100, 0.5, 52.0, DID)], ["off", "lookup:2"])
+    assert [row["ratio"] for row in rows if row["form"] == "lookup:2"] == [2, 2]
+
+
+def test_peers_are_compared_with_what_was_measured_beside_them() -> None:
+    answers = [
+        Answer("qa", 1, "auto", 100, 1.0, 50.0, DID),  # in turns with plain decoding: no part of it
+        Answer("qa", 1, "auto", 100, 0.5, 50.0, DID, "genai"),
+        Answer("qa", 1, "3-grams", 50, 0.5, 50.0, None, "genai"),
+    ]
+    rows = against(answers, "auto")
+    assert [(row["task"], row["ours"], row["theirs"], row["ratio"]) for row in rows] == [
+        ("overall", 200, 100, 2),
+        ("qa", 200, 100, 2),
+    ]
+    assert [goal.met for goal in peer_goals(rows)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--peer", "vllm"], "there is no peer 'vllm'; there is: genai, llamacpp"),
+        (["--peer", "genai=5-grams"], "genai has no setting '5-grams'; it has: 2-grams, 2 tokens"),
+        (["--peer", "genai"], "--peer genai needs --genai"),
+        (["--peer", "genai", "--genai", "m", "--temperature", "0.7"], "peers are compared greedily alone"),
+        (["--tasks", "qa,poems"], "poems"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        speculation.parse(["--bundle", "x.edge", "--questions", "q.jsonl", *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+def test_parts_of_a_run_are_joined(
+    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]
+    command += ["--context", 120, "--count", 1, "--append", "--forms", "auto lookup:2/2 auto@4"]
+    assert run(speculation.main, monkeypatch, *command, "--tasks", "chat,qa") == 0
+    assert run(speculation.main, monkeypatch, *command, "--tasks", "rag") == 0
+    written = json.loads((tmp_path / "speculation.json").read_text())
+    assert {row["task"] for row in written["rows"]} == {"overall", "chat", "qa", "rag"}
+    assert len(written["answers"]) == 4 * 3
+    assert written["rows"][0]["form"] == "off" and written["rows"][0]["questions"] == 3
+
+
+def test_texts_are_checked_from_prompts_that_are_read_once(
+    tiny_bundle: Bundle, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--tokens", 20, "--context", 120, "--check"]
+    assert run(speculation.main, monkeypatch, *command, "--forms", "lookup cascade") == 0
+    assert "3 of 3 questions, 6 answers" in (out := capsys.readouterr().out) and "none differs" in out
+
+
+def test_a_text_that_differs_is_found(
+    tiny_bundle: Bundle, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import edge.runtime.speculate.decode as decode
+
+    def credulous(logits: Any, draft: Any, sampler: Any) -> tuple[list[int], list[int]]:
+        sampled = [*draft.tokens, sampler(logits[len(draft.tokens)])]
+        return sampled, list(range(len(draft.tokens)))
+
+    monkeypatch.setattr(decode, "accept", credulous)
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--tokens", 40, "--context", 120, "--check"]
+    assert run(speculation.main, monkeypatch, *command, "--forms", "lookup:3") == 1
+    assert "differ: [('lookup:3', " in capsys.readouterr().out
+
+
+def test_replayed_answers_cost_their_steps(tiny_bundle: Bundle) -> None:
+    answer = [5, 6, 7, 8, 5, 6, 7, 8, 9, 5, 6, 7, 8]
+    recorded = [Recorded("qa", 1, [5, 6, 7], answer)]
+    found = next(iter(replay(tiny_bundle, recorded, Setting("lookup", 3, 2), Line(0.5))))
+    assert found.tokens == 12
+    # Behind 5: nothing. 6 7 8 were not seen whole before; from the second 5 6 on, three tokens are drafted each time.
+    steps, drafted = 0, 0
+    text, at = [5, 6, 7, 5], 1
+    while at < len(answer):
+        known = {tuple(text[i : i + 2]): i + 2 for i in range(len(text) - 2)}
+        place = known.get(tuple(text[-2:]))
+        draft = [] if place is None else (text[place:] * 3)[: min(3, len(answer) - at - 1)]
+        held = next((i for i, token in enumerate(draft) if token != answer[at + i]), len(draft))
+        steps, drafted = steps + 1, drafted + len(draft)
+        text += answer[at : at + held + 1]
+        at += held + 1
+    assert found.cost == pytest.approx(steps + 0.5 * drafted)
+    plain = choosing.replay_plain(recorded, Line(0.5))
+    assert choosing.gains(plain) == {"overall": 1, "qa": 1}
+
+
+def test_choosing_holds_plans_against_fixed_settings(
+    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "LENGTHS", (1, 3))
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]
+    assert run(choosing.main, monkeypatch, *command, "--context", 120, "--skip", 0, "--slope", 0.1) == 0
+    written = json.loads((tmp_path / "choosing-0.1.json").read_text())
+    assert {"lookup", "cascade", "lookup:3/2", "recycle:1"} <= set(written["rows"])
+    assert all(set(row) == {"overall", "chat", "qa", "rag"} for row in written["rows"].values())
+
+
+def talked(tokens: int, seconds: float, resident: float) -> Talked:
+    return Talked(tokens, seconds, 0.1, 50, 10, 5, resident)
+
+
+def test_bounded_speculation_is_held_against_the_faster_unbounded_one() -> None:
+    @dataclass
+    class Row:
+        name: str
+        memory: int | None
+        kinds: dict[str, int]
+        talk: Talked
+
+    mib = 2**20
+    kinds = {"KV cache": 90 * mib, "logits": 10 * mib, "packed weights": 200 * mib}
+    bounded = {"KV cache": 20 * mib, "logits": 5 * mib, "packed weights": 200 * mib}
+    made = []
+    for row in (
+        Row("all", None, kinds, talked(100, 1.0, 60)),
+        Row("free", None, kinds, talked(100, 0.8, 50)),
+        Row("8", 250, bounded, talked(100, 0.81, 40)),
+        Row("1", 240, bounded, talked(100, 1.2, 30)),
+    ):
+        each = specmemo.Setting(row.name, row.memory, 1024, "auto")
+        each.plan = Planned(1024, 128, 1 if row.name == "1" else 8, False, row.kinds)
+        each.talked = [row.talk]
+        made.append(each)
+    rows = {row["setting"]: row for row in specmemo.summary(made)}
+    assert rows["8"]["planned_mb"] == 25 and rows["8"]["planned_saved"] == 0.75
+    assert rows["8"]["ratio"] == pytest.approx(0.8 / 0.81)
+    found = {goal.text: goal.met for goal in specmemo.goals(made)}
+    assert found == {
+        "8: throughput of unbounded": True,
+        "8: generation memory saved, planned": True,
+        "8: generation memory saved, resident": False,
+    }
+
+
+def test_conversations_run_under_their_budgets(
+    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 8]
+    assert run(specmemo.main, monkeypatch, *command, "--context", 128, "--count", 1) == 0
+    rows = json.loads((tmp_path / "specmemo.json").read_text())["rows"]
+    assert [row["budget_mb"] is None for row in rows] == [True, True, False, False, False, False]
+    assert all(row["tokens_per_s"] > 0 for row in rows)
+    assert rows[1]["planned_mb"] > rows[2]["planned_mb"] > rows[-1]["planned_mb"]
