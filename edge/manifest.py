@@ -129,7 +129,7 @@ class TextFormat:
 
     A multilingual model has `languages`, code -> token id. The source's token stands before the text or behind it
     (`source_at`: "prefix", "suffix", or "" where there is none), next to the ends of the input; the target's token
-    follows `decoder_start` where `target_at_start` is true.
+    follows `decoder_start` where `target_at_start` is true, or is the input's first where `target_in_source` is.
     """
 
     prefix: list[int] = field(default_factory=list)
@@ -138,6 +138,7 @@ class TextFormat:
     languages: dict[str, int] = field(default_factory=dict)
     source_at: str = ""
     target_at_start: bool = False
+    target_in_source: bool = False
     source: str | None = None  # the languages where none are asked for
     target: str | None = None
 

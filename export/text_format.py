@@ -12,7 +12,9 @@ from edge.export.checkpoint.base import Checkpoint
 from edge.manifest import Generation, TextFormat
 
 SAMPLE = "a text"  # that a tokenizer is shown
-MULTILINGUAL = ("mbart", "m2m_100")  # in other vocabularies a token that looks like a language is a piece of text
+MARIAN = "marian"
+# In other vocabularies a token that looks like a language is a piece of text.
+MULTILINGUAL = ("mbart", "m2m_100", MARIAN)
 # Settings of transformers that a bundle has no place for, with the values that change nothing.
 UNKNOWN: dict[str, Any] = {
     "do_sample": False,
@@ -23,8 +25,10 @@ UNKNOWN: dict[str, Any] = {
     "sequence_bias": None,
     "guidance_scale": 1.0,
 }
-# Tokens that name a language, and the code in them: en_XX of mBART, eng_Latn of NLLB, __en__ of M2M100.
+# Tokens that name a language, and the code in them: en_XX of mBART, eng_Latn of NLLB, __en__ of M2M100, and >>eng<< of
+# Marian, which names the target.
 _LANGUAGE = re.compile(r"([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})|__([a-z]{2,3})__")
+_TARGET = re.compile(r">>(.+)<<")
 
 
 def text_format(checkpoint: Checkpoint) -> TextFormat:
@@ -37,6 +41,8 @@ def text_format(checkpoint: Checkpoint) -> TextFormat:
     prefix, suffix = _around(tokenizer)
     languages = _languages(checkpoint, tokenizer)
     start = _setting(checkpoint, "decoder_start_token_id")
+    if languages and checkpoint.config.get("model_type") == MARIAN:
+        return TextFormat(prefix, suffix, [] if start is None else [start], languages, target_in_source=True)
     if languages:
         return _multilingual(prefix, suffix, start, checkpoint.generation.get("forced_bos_token_id"), languages)
     if start is None:
@@ -141,6 +147,7 @@ def _languages(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, int]:
     """The ids of tokens that name languages, by the code that a person writes."""
     if checkpoint.config.get("model_type") not in MULTILINGUAL:
         return {}
+    form = _TARGET if checkpoint.config["model_type"] == MARIAN else _LANGUAGE
     tokens = tokenizer.get_vocab(with_added_tokens=True)
-    found = {match[1] or match[2]: i for token, i in tokens.items() if (match := _LANGUAGE.fullmatch(token))}
+    found = {match[match.lastindex or 0]: i for token, i in tokens.items() if (match := form.fullmatch(token))}
     return dict(sorted(found.items(), key=lambda item: item[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_
 from edge.runtime.encoder import Cross
 from edge.runtime.engine import Engine
 from edge.runtime.generate import generate
+from edge.runtime.languages import find_language
 from edge.runtime.loading import Background
 from edge.runtime.memory import release_freed
 from edge.runtime.processors import ProcessedSampler, Processor, make_processors
@@ -31,7 +31,6 @@ from edge.runtime.sampling import Sampler, SamplingOptions, make_sampler
 from edge.runtime.text import Text
 
 DEFAULT_TOKENS = 512  # most tokens of an answer where neither the caller nor the bundle sets a limit
-SHOWN_LANGUAGES = 8  # named in the error about a language that there is none of
 
 
 @dataclass(frozen=True)
@@ -185,6 +184,8 @@ class Text2Text:
         """Raise InputError where options do not fit the model: before a text is there, and before the weights are."""
         options.beam_options(self._defaults, 1)
         self._prompt(options)
+        if self._format.target_in_source and options.target_language is not None:
+            find_language(self._format.languages, options.target_language, None, "target")
         if options.source_language is not None or self._format.source_at:
             self._source_language(options)
 
@@ -317,15 +318,15 @@ class Text2Text:
         """What the decoder begins with."""
         form, forced = self._format, self._defaults.forced_bos
         prompt = list(form.decoder_start)
-        if form.target_at_start or options.target_language is not None:
-            prompt.append(self._language(options.target_language, form.target, "target"))
+        if form.target_at_start or (options.target_language is not None and not form.target_in_source):
+            prompt.append(find_language(form.languages, options.target_language, form.target, "target"))
         return prompt if forced is None else [*prompt, forced]
 
     def _source_language(self, options: Text2TextOptions) -> int:
-        language = self._language(options.source_language, self._format.source, "source")
-        if not self._format.source_at:
+        form = self._format
+        if form.languages and not form.source_at:
             raise InputError("This model finds out the source language itself; leave it away.")
-        return language
+        return find_language(form.languages, options.source_language, form.source, "source")
 
     def _source(self, text: str, options: Text2TextOptions) -> tuple[list[int], list[int]]:
         """The tokens of a text as the encoder takes them, and those of the text alone."""
@@ -334,6 +335,8 @@ class Text2Text:
         form = self._format
         bare = self.text.encode(text)
         source = [*form.prefix, *bare, *form.suffix]
+        if form.target_in_source:
+            source = self._to_target(bare, source, options.target_language)
         if form.source_at or options.source_language is not None:
             language = self._source_language(options)
             source = [language, *source] if form.source_at == "prefix" else [*source, language]
@@ -345,31 +348,16 @@ class Text2Text:
             )
         return source, bare
 
-    def _language(self, code: str | None, default: str | None, which: str) -> int:
-        """The token of a language; a code may be cut short where that leaves no doubt: ``de`` for ``de_DE``."""
-        languages = self._format.languages
-        if not languages:
-            raise InputError(f"This model has no choice of languages, so that it takes no {which} language.")
-        wanted = code if code is not None else default
-        known = f"it has {len(languages)}, such as {', '.join(self._some(wanted))}"
-        if wanted is None:
-            raise InputError(f"This model needs a {which} language; {known}.")
-        folded = wanted.casefold().replace("-", "_")
-        matches = [each for each in languages if each.casefold() == folded] or [
-            each for each in languages if each.casefold().startswith(f"{folded}_")
-        ]
-        if len(matches) == 1:
-            return languages[matches[0]]
-        if matches:
-            raise InputError(f"The {which} language {wanted!r} may be {' or '.join(sorted(matches))}; say which.")
-        raise InputError(f"This model has no {which} language {wanted!r}; {known}.")
-
-    def _some(self, wanted: str | None) -> list[str]:
-        """A few of the languages: the most alike, or else common ones."""
-        codes = sorted(self._format.languages)
-        alike = difflib.get_close_matches(wanted or "", codes, SHOWN_LANGUAGES, 0.5)
-        common = [code for code in codes if code[:2] in ("en", "de", "fr", "es", "zh", "ar", "hi", "pt")]
-        return list(dict.fromkeys([*alike, *common, *codes]))[:SHOWN_LANGUAGES]
+    def _to_target(self, bare: list[int], source: list[int], code: str | None) -> list[int]:
+        """The input with the target's token in front, which a text may have brought along."""
+        form = self._format
+        own = bare[0] if bare and bare[0] in form.languages.values() else None
+        if code is None and (own is not None or len(form.languages) == 1):
+            return source
+        language = find_language(form.languages, code, form.target, "target")
+        if own not in (None, language):
+            raise InputError(f"The text asks for {self.text.token(bare[0])}, and the target language is {code!r}.")
+        return source if own is not None else [language, *source]
 
 
 def _before(text: str, stops: Sequence[str]) -> str:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import torch
 from encoder_decoder_harness import tiny_model
 from tokenizers import Tokenizer
-from transformers import M2M100Tokenizer, MarianConfig, MarianTokenizer
+from transformers import M2M100Config, M2M100Tokenizer, MarianConfig, MarianTokenizer
 
 import edge
 import edge.export
+from edge.cli.main import main
 from edge.errors import CheckpointError
 from edge.export.checkpoint.tokenizer_files import read_tokenizer
 
@@ -111,6 +113,65 @@ def test_m2m100_is_cut_into_the_same_tokens(m2m100: Path, text: str) -> None:
     assert tokenizer.decode(ids).rstrip() == wanted
 
 
+NLLB, NLLB_MASK = ("deu_Latn", 70 + 1 + 41), 70 + 1 + 202  # 70 pieces and one more; the 42nd of 202 languages
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(
+    ("settings", "model_type", "before", "behind"),
+    [
+        ({"src_lang": "deu_Latn"}, "m2m_100", [NLLB[1]], [2]),
+        ({"tokenizer_class": "NllbTokenizerFast"}, "m2m_100", [70 + 1 + 46], [2]),  # eng_Latn
+        ({"tokenizer_class": "NllbTokenizer", "legacy_behaviour": True}, None, [], [2, 70 + 1 + 46]),
+        ({"src_lang": "de_DE"}, "mbart", [], [2, 70 + 1 + 2]),
+        ({"tokenizer_class": "MBart50Tokenizer"}, "mbart", [70 + 1 + 3], [2]),  # en_XX
+    ],
+    ids=["nllb", "nllb by name", "nllb legacy", "mbart", "mbart50"],
+)
+def test_fairseqs_ids_follow_from_the_sentencepiece_model_alone(
+    tmp_path: Path, kind: str, settings: dict[str, Any], model_type: str | None, before: list[int], behind: list[int]
+) -> None:
+    """By the definition, over the sentencepiece library: transformers 5 finds no language in such a directory."""
+    train(tmp_path / "sentencepiece.bpe.model", f"{WORDS} {WORTE}", kind)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.from_str(read_tokenizer(tmp_path, {"model_type": model_type}).json)
+    slow = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
+    for text in TEXTS[:6]:
+        pieces = [i + 1 if i else 3 for i in slow.encode(text)]
+        assert tokenizer.encode(text).ids == [*before, *pieces, *behind]
+        assert tokenizer.decode(pieces, skip_special_tokens=True) == slow.decode([i - 1 for i in pieces if i > 3])
+    assert [tokenizer.token_to_id(token) for token in ("<s>", "<pad>", "</s>", "<unk>")] == [0, 1, 2, 3]
+    if model_type == "m2m_100":
+        assert (tokenizer.token_to_id(NLLB[0]), tokenizer.token_to_id("<mask>")) == (NLLB[1], NLLB_MASK)
+
+
+def test_an_nllb_directory_with_a_sentencepiece_model_alone_becomes_a_translator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, target = tmp_path / "nllb", str(tmp_path / "nllb.edge")
+    train(root / "sentencepiece.bpe.model", f"{WORDS} {WORTE}", "bpe")
+    sizes = dict(d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=128, vocab_size=276)
+    heads = dict(encoder_attention_heads=2, decoder_attention_heads=2, encoder_layers=2, decoder_layers=2)
+    model = tiny_model(M2M100Config(**sizes, **heads))
+    model.generation_config.update(max_length=12)
+    model.save_pretrained(root)
+    assert main(["export", str(root), "-o", target, "--weights", "fp32", "--no-check"]) == 0
+    slow = sentencepiece.SentencePieceProcessor(model_file=str(root / "sentencepiece.bpe.model"))
+    text = "The old man sees two dogs."
+    source = [70 + 1 + 46, *(i + 1 for i in slow.encode(text)), 2]
+    wanted = model.generate(torch.tensor([source]), do_sample=False, forced_bos_token_id=NLLB[1])[0].tolist()
+    capsys.readouterr()
+    assert main(["run", target, text, "--from", "eng", "--to", "deu", "--json"]) == 0
+    assert [2, NLLB[1], *json.loads(capsys.readouterr().out)["token_ids"]] == wanted
+    for options, sentence in (
+        ((), "needs a target language; it has 202, such as"),
+        (("--to", "dee_Latn"), "no target language 'dee_Latn'; it has 202, such as ewe_Latn, deu_Latn"),
+        (("--to", "deu", "--from", "xx"), "no source language 'xx'"),
+    ):
+        assert main(["run", target, text, *options]) == 2
+        assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("beams", [1, 4])
 def test_a_marian_directory_becomes_a_translator(marian: Path, tmp_path: Path, beams: int) -> None:
     """The same answer as transformers', from text to text: tokens, format, settings, graphs and search together."""
@@ -125,8 +186,9 @@ def test_a_marian_directory_becomes_a_translator(marian: Path, tmp_path: Path, b
     model.generation_config.update(bad_words_ids=[[pad]], num_beams=beams, max_length=20)
     model.save_pretrained(root)
     bundle = edge.export(str(root), tmp_path / "tiny.edge", weights="fp32")
-    answer = edge.load(str(bundle.root)).generate("The old man sees two dogs.")
-    given = slow("The old man sees two dogs.", return_tensors="pt").input_ids
+    asked = edge.Text2TextOptions(target_language="deu")
+    answer = edge.load(str(bundle.root)).generate("The old man sees two dogs.", asked)
+    given = slow(">>deu<< The old man sees two dogs.", return_tensors="pt").input_ids
     wanted = model.generate(given, do_sample=False)[0].tolist()
     assert len(wanted) == 20  # with the end that is forced there
     assert [pad, *answer.token_ids] == wanted

@@ -113,6 +113,34 @@ def test_an_interruption_keeps_what_was_written(tmp_path: Path, beams: int) -> N
     assert (result.text, result.finish_reason) == ("HE", "interrupted")
 
 
+MARIAN = TextFormat(suffix=[END], decoder_start=[START], languages=LANGUAGES, target_in_source=True)
+
+
+def test_marians_target_language_stands_in_front_of_the_text(tmp_path: Path) -> None:
+    model, engine = fake_text2text(tmp_path, form=MARIAN)
+    model.text.encode = lambda text: [GERMAN, *b"hi"] if text == ">>de_DE<< hi" else [*text.encode()]  # type: ignore[method-assign]
+    for text, code in (("hi", "de"), ("hi", ">>de_DE<<"), (">>de_DE<< hi", None), (">>de_DE<< hi", "de")):
+        assert model.generate(text, Text2TextOptions(target_language=code)).text == "HI"
+        assert engine.encoded.pop() == [GERMAN, *b"hi", END] and engine.prompts.pop() == [START]
+    for text, options, sentence in (
+        ("hi", {}, "needs a target language; it has 3, such as de_DE, fr_CA, fr_FR"),
+        ("hi", {"target_language": "nld"}, "no target language 'nld'; it has 3, such as"),
+        (">>de_DE<< hi", {"target_language": "fr_FR"}, "The text asks for .*, and the target language is 'fr_FR'"),
+        ("hi", {"target_language": "de", "source_language": "fr_FR"}, "finds out the source language itself"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            model.generate(text, Text2TextOptions(**options))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no target language 'nld'"):
+        model.check(Text2TextOptions(target_language="nld"))  # before there is a text
+
+
+def test_a_single_target_need_not_be_asked_for(tmp_path: Path) -> None:
+    model, engine = fake_text2text(tmp_path, form=dataclasses.replace(MARIAN, languages={"de": GERMAN}))
+    model.generate("hi")
+    model.generate("hi", Text2TextOptions(target_language="de"))
+    assert [ids[0] for ids in engine.encoded] == [ord("h"), GERMAN]
+
+
 def test_settings_of_the_checkpoint_hold_where_none_are_given(tmp_path: Path) -> None:
     settings = Generation(max_length=6, num_beams=3, no_repeat_ngram_size=1, forced_bos=250, forced_eos=END)
     model, engine = fake_text2text(tmp_path, lambda text: "aab", generation=settings)

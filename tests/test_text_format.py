@@ -128,5 +128,12 @@ def test_nllb_and_m2m100_write_their_languages_each_in_its_way() -> None:
         assert text_format(words) == form
 
 
+def test_marians_target_stands_in_front_of_the_text() -> None:
+    targets = [">>deu<<", ">>cmn_Hans<<"]
+    words = Words({"model_type": "marian", "decoder_start_token_id": 1}, "$A </s>", targets)
+    assert text_format(words) == TextFormat([], [2], [1], {"deu": 4, "cmn_Hans": 5}, target_in_source=True)
+    assert text_format(Words({"model_type": "marian", "decoder_start_token_id": 1})).target_in_source is False
+
+
 def test_a_piece_of_text_that_looks_like_a_language_is_none() -> None:
     assert text_format(Words({"model_type": "t5", "bos_token_id": 0}, "$A </s>", ["my_ID"])).languages == {}

@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("text to text").add_argument
     kept = "write a transcript, or the answers to a file's lines, to this file; see below"
     add("--output", metavar="FILE", type=Path, help=kept)
-    add(
-        "--source-language", metavar="CODE", help="of a multilingual model: the text's language, such as en or eng_Latn"
-    )
-    add("--target-language", metavar="CODE", help="of a multilingual model: the language to translate into")
+    source = "of a multilingual model: the text's language, such as en or eng_Latn"
+    add("--from", "--source-language", dest="source_language", metavar="CODE", help=source)
+    target = "of a multilingual model: the language to translate into, such as de, deu_Latn or deu"
+    add("--to", "--target-language", dest="target_language", metavar="CODE", help=target)
     add("--beams", metavar="N", type=int, help="texts pursued at a time; 1: greedy (default: the bundle's)")
     add("--n-best", metavar="N", type=int, help="print the N best texts of the beams, each behind its score")
     penalty = "above 0 favours longer texts among the beams (default: the bundle's)"

@@ -1,6 +1,7 @@
-"""Tokenizers of a SentencePiece model whose pieces have their ids in vocab.json: Marian's and M2M100's.
+"""Tokenizers of a SentencePiece model: Marian's and M2M100's, whose pieces have their ids in vocab.json, and NLLB's and
+mBART's, whose ids follow from the model's own.
 
-transformers runs them in Python over the `sentencepiece` library; here they become a tokenizer.json.
+transformers runs Marian's and M2M100's in Python over the `sentencepiece` library; here all become a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -37,6 +38,48 @@ _SPACE = "\u2581"  # its mark for a space
 # Stands before tokens that are written but never read, such as those of Marian's target language alone: in text it
 # becomes a character of no vocabulary, so that they match nothing; the decoder takes it away.
 _UNREAD, _NOTHING = "\U000f0000", "\U000f0001"
+
+
+# Tokenizers of fairseq's models, by transformers' names: where its list of languages stands, the source language where
+# none is set, and how that stands around a text.
+_FAIRSEQ = {
+    "NllbTokenizer": ("nllb.tokenization_nllb", "eng_Latn", "{language} $A </s>"),
+    "MBartTokenizer": ("mbart.tokenization_mbart", "en_XX", "$A </s> {language}"),
+    "MBart50Tokenizer": ("mbart50.tokenization_mbart50", "en_XX", "{language} $A </s>"),
+}
+_FAIRSEQ_START = ("<s>", "<pad>", EOS, UNKNOWN)  # in the place of SentencePiece's <unk>, <s> and </s>
+
+
+def find_fairseq(root: Path, settings: Mapping[str, Any], model_type: str | None) -> tuple[Path, str] | None:
+    """The SentencePiece model of a directory whose tokenizer is one of fairseq's, and transformers' name for it."""
+    path = root / M2M100
+    if not path.is_file() or (root / VOCABULARY).is_file():
+        return None
+    by_default = {"m2m_100": "NllbTokenizer", "mbart": "MBartTokenizer"}.get(model_type or "", "")
+    name = str(settings.get("tokenizer_class") or by_default).removesuffix("Fast")
+    return (path, name) if name in _FAIRSEQ else None
+
+
+def convert_fairseq(model: Path, name: str, settings: Mapping[str, Any]) -> str:
+    """The text of a tokenizer.json.
+
+    Ids are those of the checkpoints, as transformers 4 makes them: SentencePiece's and one more, the languages behind
+    them, then <mask>. transformers 5 knows no language of a directory without a tokenizer.json, and calls them unknown.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    import importlib
+
+    where, source, template = _FAIRSEQ[name]
+    if settings.get("legacy_behaviour"):  # of NLLB
+        template = "$A </s> {language}"
+    pieces = _read(model)
+    languages = importlib.import_module(f"transformers.models.{where}").FAIRSEQ_LANGUAGE_CODES
+    tokens = [*_FAIRSEQ_START, *pieces.names[3:], *languages, "<mask>"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    special = [*_FAIRSEQ_START, *languages, "<mask>"]
+    return _finished(pieces, ids, special, [], template.format(language=settings.get("src_lang") or source))
 
 
 def find(root: Path) -> Path | None:
@@ -76,6 +119,13 @@ def convert(model: Path, vocabulary: Mapping[str, Any], settings: Mapping[str, A
         template = f"__{settings.get('src_lang') or 'en'}__ $A {EOS}"
     special = [token for token in ("<s>", "<pad>", EOS, UNKNOWN) if token in ids] + list(languages)
     ids |= languages
+    return _finished(pieces, ids, special, texts, template)
+
+
+def _finished(
+    pieces: _Pieces, ids: dict[str, int], special: Sequence[str], texts: Sequence[AddedToken], template: str
+) -> str:
+    """The text of a tokenizer.json. texts: what else is matched whole; template: what stands around a text."""
     tokenizer = _tokenizer(pieces, ids, keep=[*special, *(token.content for token in texts)])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens(texts)
@@ -89,6 +139,7 @@ class _Pieces:
     """What of a SentencePiece model a tokenizer needs."""
 
     kind: int
+    names: list[str]  # of all pieces, in the model's order
     scores: dict[str, float]  # of the pieces that text is made of, in the model's order
     charsmap: bytes  # how characters are normalized
     prefix: bool  # whether a text begins with a space
@@ -108,7 +159,12 @@ def _read(path: Path) -> _Pieces:
         raise CheckpointError(f"{path} is no SentencePiece model of the kinds that are known: unigram and BPE.")
     text, training = proto.normalizer_spec, proto.trainer_spec
     return _Pieces(
-        training.model_type, scores, text.precompiled_charsmap, text.add_dummy_prefix, training.split_by_whitespace
+        training.model_type,
+        [piece.piece for piece in proto.pieces],
+        scores,
+        text.precompiled_charsmap,
+        text.add_dummy_prefix,
+        training.split_by_whitespace,
     )
 
 

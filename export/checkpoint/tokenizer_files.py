@@ -66,6 +66,8 @@ def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
     if model := sentencepiece_vocabulary.find(root):
         vocabulary = read_json(root / sentencepiece_vocabulary.VOCABULARY)
         return sentencepiece_vocabulary.convert(model, vocabulary, settings)
+    if fairseq := sentencepiece_vocabulary.find_fairseq(root, settings, config.get("model_type")):
+        return sentencepiece_vocabulary.convert_fairseq(*fairseq, settings)
     if not any((root / name).is_file() for name in _SLOW_FILES):
         raise CheckpointError(
             f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}."
