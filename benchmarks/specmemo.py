@@ -4,7 +4,8 @@
 
 The claim is SpecMemo's (2025): bounded, at least 96% of the throughput in at least 65% less generation memory.
 Generation memory is all above the weights: KV cache, logits, activations, tables. Each setting is a process of its own,
-loaded as by `--memory` and `--context`; they take both turns of each question in turns with the others, greedily.
+loaded as by `--memory` and `--context`; they take both turns of each question in turns with the others, greedily. The
+wide form of a bundle is left out everywhere: it is weights, and reads prompts alone.
 docs/speculation.md says more.
 """
 

@@ -184,7 +184,7 @@ def test_bounded_speculation_is_held_against_the_faster_unbounded_one() -> None:
         Row("1", 240, bounded, talked(100, 1.2, 30)),
     ):
         each = specmemo.Setting(row.name, row.memory, 1024, "auto")
-        each.plan = Planned(1024, 128, 1 if row.name == "1" else 8, False, row.kinds)
+        each.plan = Planned(1024, 128, 1 if row.name == "1" else 8, row.kinds)
         each.talked = [row.talk]
         made.append(each)
     rows = {row["setting"]: row for row in specmemo.summary(made)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,6 @@ class Planned:
     context: int
     chunk: int
     width: int
-    wide: bool
     running: dict[str, int]
 
 
@@ -39,21 +39,24 @@ class _Budgeted:
     def __init__(self, model: Path, threads: int, memory: int | None, context: int | None, speculate: str) -> None:
         import edge
         from edge.runtime.memory import rss_bytes
+        from edge.runtime.memory_model import MemoryModel
         from edge.runtime.plan import make_plan
 
-        self._edge, self._rss = edge, rss_bytes
-        kind = {} if memory is None else {"memory": memory}
-        self._model: Any = edge.load(model, threads=threads, context=context, speculate=speculate, **kind)
-        asked = {"context": context, "speculate": speculate}
-        self._plan = self._model.engine.plan or make_plan(edge.open_bundle(model), None, **asked)
+        self._edge, self._rss, bundle = edge, rss_bytes, edge.open_bundle(model)
+        self._model: Any = edge.load(model, threads=threads, context=context, speculate=speculate, memory=memory)
+        plan = self._model.engine.plan or make_plan(bundle, None, context=context, speculate=speculate)
+        # The wide form is a second copy of weights, opened by the first long prompt: it would count as generation.
+        self._model.engine.wide = None
+        self._demand = dataclasses.replace(plan.demand, wide=False)
+        self._running = MemoryModel(bundle).footprint(self._demand).running
         # One token: libraries touch code of theirs that has nothing to do with how much is generated.
         self._model.generate("Hello", edge.GenerateOptions(max_tokens=2))
         gc.collect()
         self._loaded = rss_bytes()
 
     def plan(self) -> Planned:
-        demand = self._plan.demand
-        return Planned(demand.context, demand.chunk, demand.width, demand.wide, self._plan.footprint.running)
+        demand = self._demand
+        return Planned(demand.context, demand.chunk, demand.width, self._running)
 
     def talk(self, turns: list[str], n: int) -> Talked:
         """A new conversation with these turns, answers of up to `n` tokens, greedily."""
@@ -72,8 +75,8 @@ class _Budgeted:
 
     def fill(self, text: str) -> Talked:
         """A conversation whose first turn takes all the context but a few tokens."""
-        room = self._plan.demand.context - 64
-        ids = self._model.text.encode(text)[: room - len(self._model.prompt_ids("x"))]
+        room = self._demand.context - 64 - len(self._model.prompt_ids("x"))
+        ids = self._model.text.encode(text[: 8 * room])[:room]  # characters of a token: 4 to 5
         return self.talk([self._model.text.decode(ids)], 32)
 
 
