@@ -45,6 +45,7 @@ def export(
     decoder_weights: str | None = None,
     wide_weights: str | None = None,
     segments: int | str | None = None,
+    trees: bool = False,
     check: bool = True,
     candidates: bool = True,
     force: bool = False,
@@ -66,6 +67,7 @@ def export(
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         wide_weights: int8 for a second form of a decoder's layers, for prompts (docs/wide.md), or none; default: none.
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
+        trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         candidates: collect what the drafter recycle begins with, over the calibration text.
         force: replace a bundle that stands at `out`.
@@ -142,6 +144,10 @@ def export(
             advance(0, 0, "writing segments")
             manifest = dataclasses.replace(manifest, segments=write_segments(writer, manifest, segments))
         manifest = write_routers(writer, manifest, checkpoint, segments, tell)
+        if trees:
+            from edge.export.graph.trees import write_trees
+
+            manifest = write_trees(writer, manifest)
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
 

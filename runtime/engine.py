@@ -56,6 +56,7 @@ class Engine:
         reproducible: run an even number of tokens in every step, and of rows of logits, the last one twice where it
             would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer
             does not depend on how many tokens its steps had.
+        trees: take the bundle's graph whose steps may be trees, in the place of its other one.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
@@ -73,11 +74,13 @@ class Engine:
         threads: int | None = None,
         plan: Plan | None = None,
         reproducible: bool = False,
+        trees: bool = False,
     ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
         self.plan = plan
         self.reproducible = reproducible
+        self._role = "tree" if trees else "decoder"
         context = context if plan is None else plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
         if not 1 <= self.context <= limit:
@@ -92,7 +95,7 @@ class Engine:
 
     def _open_decoder(self) -> set[str]:
         """Load the decoder; the names of its inputs."""
-        self._session = cpu.open_session(self.bundle, "decoder")
+        self._session = cpu.open_session(self.bundle, self._role)
         if self.bundle.manifest.wide is not None:
             from edge.runtime.wide import wide_form
 

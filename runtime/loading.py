@@ -16,7 +16,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.engine import Engine
 from edge.runtime.skip import OFF, make_policy
-from edge.runtime.speculate.base import parts_of_model
+from edge.runtime.speculate.base import branches, parts_of_model
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -59,8 +59,8 @@ def open_engine(
     reproducible: bool = False,
     speculate: str = OFF,
 ) -> Engine:
-    """The engine of a bundle: over its whole graph or, under a skip policy or for drafts with some of its layers, over
-    its segments.
+    """The engine of a bundle: over its whole graph, that for trees where drafts branch, or, under a skip policy or for
+    drafts with some of its layers, over its segments.
 
     Raises:
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
@@ -68,7 +68,8 @@ def open_engine(
     """
     policy = _policy(bundle, skip, speculate)
     if policy is None:
-        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
+        trees = branches(speculate, bundle) and not reproducible
+        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees)
     from edge.runtime.skip.engine import SegmentedEngine
 
     return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)

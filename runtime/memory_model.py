@@ -22,6 +22,7 @@ from edge.runtime.generate import LONGER
 
 MIB = 2**20
 FLOAT = 4  # bytes
+LATER = ("wide", "tree")  # graphs that are opened when they pay, or in the place of another one
 ROWS = "rows"  # the method of the groups whose rows have a scale each
 
 # Resident after importing what `edge.load` needs, libraries' code included.
@@ -132,7 +133,7 @@ class MemoryModel:
         self.manifest = manifest
         self._program = present if present > IMPORTED + SLACK else IMPORTED
         sizes = {file.path: file.size for file in manifest.files}
-        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role != "wide")
+        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         if manifest.speech is not None:
             self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]

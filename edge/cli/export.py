@@ -61,6 +61,9 @@ def command(
             metavar="N|ffn", help="Also write the decoder in parts of N layers, or of half-layers, that can be skipped."
         ),
     ] = None,
+    trees: Annotated[
+        bool, typer.Option("--trees", help="Also write a decoder's graph for drafts that branch, as recycle's do.")
+    ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,
     name: Annotated[
@@ -73,9 +76,10 @@ def command(
     """
     start = time.perf_counter()
     kinds = encoder_weights, decoder_weights, wide_weights
+    check = not no_check
     try:
         bundle = _export(
-            source, out, weights, block_size, max_context, calibration, kinds, segments, not no_check, force, name
+            source, out, weights, block_size, max_context, calibration, kinds, segments, trees, check, force, name
         )
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
@@ -92,6 +96,7 @@ def _export(
     calibration: Path | None,
     kinds: tuple[str | None, str | None, str | None],
     segments: str | None,
+    trees: bool,
     check: bool,
     force: bool,
     name: str | None,
@@ -111,6 +116,7 @@ def _export(
             decoder_weights=kinds[1],
             wide_weights=kinds[2],
             segments=int(segments) if segments is not None and segments.isdecimal() else segments,
+            trees=trees,
             check=check,
             force=force,
             name=name,

@@ -43,6 +43,7 @@ DRAFTERS: dict[str, str] = {
     "cascade": "lookup, then trigram, then recycle, where those before have nothing to say",
 }
 """Drafters as they are asked for, each a module of this package, and what they guess from."""
+BRANCHING = ("recycle",)  # those that draft trees where a step takes them
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
 CHOSEN = "lookup"  # what auto stands for
 # Tokens of a step, the one before the draft included. Each size binds buffers of its own, and these few lose 0.3% of
@@ -180,6 +181,11 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
         return None
     module = importlib.import_module("edge.runtime.speculate.self")
     return cast("SkipPolicy", module.policy(bundle, argument))
+
+
+def branches(name: str, bundle: Bundle) -> bool:
+    """Whether what ``auto`` or a drafter's name stands for drafts trees, and the bundle has a graph for them."""
+    return name in BRANCHING and any(graph.role == "tree" for graph in bundle.manifest.graphs)
 
 
 def check_name(name: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import BundleError, InputError
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft, Setting, branches
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -33,6 +33,7 @@ CANDIDATES = 8  # of each token; the paper's number
 LEVELS = 8  # of how sure a row is of its first candidate
 COLUMN = 64  # logits of a column that the search for the largest looks at together
 HEAD = 8  # bytes
+CHUNK = 128  # prompt tokens of a step
 
 # Rows of the file: levels by the first candidate's share in what all candidates have.
 BOUNDS = np.array([0.25, 0.4, 0.5, 0.6, 0.7, 0.85, 0.95])
@@ -46,7 +47,8 @@ PRIORS = tuple(share * chance for share in SHARES for chance in CHANCES)
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes of the matrix: candidates and sureness of every token of the vocabulary."""
+    """Bytes of the matrix: candidates and sureness of every token of the vocabulary; and where steps take trees, of
+    what their tokens attend to, and a prompt's, twice."""
     return _bytes(setting, _candidates(setting))
 
 
@@ -77,7 +79,8 @@ def _candidates(setting: Setting) -> int:
 
 def _bytes(setting: Setting, candidates: int) -> int:
     vocab = setting.bundle.manifest.dims.vocab_size
-    return vocab * (candidates * _dtype(vocab).itemsize + 1)
+    attended = (sum((1, *WIDTHS)) + 2 * CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
+    return vocab * (candidates * _dtype(vocab).itemsize + 1) + attended
 
 
 def _dtype(vocab: int) -> np.dtype[Any]:
