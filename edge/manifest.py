@@ -99,6 +99,11 @@ class WideForm:
     version: int  # of what a host must know to run it
     groups: list[TensorGroup]  # what it has of its own
 
+    @property
+    def known(self) -> bool:
+        """Whether this runtime can run it."""
+        return self.version == WIDE_VERSION and self.weights == "int8"
+
 
 @dataclass(frozen=True)
 class Segment:

@@ -119,7 +119,7 @@ def wide_form(engine: Engine) -> Wide | None:
     if form is None or engine.reproducible:
         return None
     name = engine.bundle.manifest.name
-    if form.version != WIDE_VERSION or form.weights != "int8":
+    if not form.known:
         _log.warning(
             f"The wide form of {name} is {form.weights} of version {form.version}, and this edge reads int8 of version "
             f"{WIDE_VERSION}: prompts are read without it, more slowly; upgrade edge, or export the model again."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
+import edge
 from edge.bundle import Bundle
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -26,25 +28,32 @@ def bench(bundle: Bundle, tmp_path: Path) -> prefill.PrefillBench:
     return prefill.PrefillBench(models, plan, 1, StringIO(), Prompts(bundle.root / "tokenizer.json"))
 
 
+@pytest.fixture(scope="module")
+def wide_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    target = tmp_path_factory.mktemp("wide") / "w.edge"
+    return edge.export(tiny_checkpoint, target, weights="int8", wide_weights="int8", max_context=512, check=False)
+
+
 def test_promises_are_held_against_the_right_peers(pristine_tiny_bundle: Bundle, tmp_path: Path) -> None:
     found = bench(pristine_tiny_bundle, tmp_path)
     found.figures["prefill @ 512"] |= {"edge": [300.0], "openvino-genai": [250.0], "llama.cpp": [100.0]}
     found.figures["prefill @ 128"] |= {"edge": [300.0], "openvino-genai": [350.0]}
-    found.figures["decode @ 512"] |= {"edge": [98.0], prefill.NARROW: [100.0]}
     assert {(goal.text, goal.met) for goal in found.goals()} == {
         ("prefill @ 512 / openvino-genai", True),
         ("prefill @ 512 / llama.cpp", False),
-        ("decode @ 512 / edge narrow", False),
     }
 
 
-def test_the_narrow_form_alone_can_be_measured(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    import edge
+def test_plain_decoding_is_compared_with_and_without_the_form(
+    wide_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_vs_peers, "REST_S", 0.0)
+    found = prefill.decoding(wide_bundle.root, argparse.Namespace(threads=1))
+    assert "with the wide form open" in found.text and found.ratio > 0
 
-    bundle = edge.export(
-        tiny_checkpoint, tmp_path / "w.edge", weights="int8", wide_weights="int8", max_context=256, check=False
-    )
-    loaded = engine_file(prefill.NARROW).load(bundle.root, 1, 128, wide=False)
+
+def test_the_narrow_form_alone_can_be_measured(wide_bundle: Bundle) -> None:
+    loaded = engine_file(prefill.NARROW).load(wide_bundle.root, 1, 128, wide=False)
     assert loaded._model.engine.wide is None
     timed = loaded.generate(list(range(3, 83)), 4)
     assert len(timed.tokens) == 5 and timed.prefill_s > 0

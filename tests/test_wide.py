@@ -20,6 +20,7 @@ from edge.runtime.engine import Engine
 from edge.runtime.form_costs import FormCosts, form_costs
 from edge.runtime.generate import LONGER, prefill
 from edge.runtime.plan import make_plan
+from edge.runtime.profile import ops
 from edge.runtime.wide import LEAST, Wide
 
 SLOWER_BELOW_11 = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 3.0, 6.0], 25.0)
@@ -258,3 +259,18 @@ def test_eval_of_a_form_that_is_not_there_is_refused(
     text.write_text("Some words to read. " * 20)
     assert main(["eval", str(pristine_tiny_bundle.root), "--text", str(text), "--wide"]) == 2
     assert "has no wide form to measure" in capsys.readouterr().err
+
+
+def test_its_operators_are_profiled_at_the_size_of_a_prompts_step(bundle: Bundle) -> None:
+    found = [op for op in ops.measure(bundle, context=64, sizes=(1, 16), seconds=0.2).ops if op.graph == "wide"]
+    assert {(op.size, op.context) for op in found} == {(32, 64)}
+    products = [op for op in found if op.op_type in ("MatMulIntegerToFloat", "MatMulInteger")]
+    body = sum(g.parameters for g in bundle.manifest.groups if g.name in ("attention", "feed_forward"))
+    assert 32 * body < sum(op.flops or 0 for op in products) <= 2 * 32 * body  # the last layer runs few rows
+
+
+def test_a_form_of_another_version_is_not_profiled(bundle: Bundle) -> None:
+    assert bundle.manifest.wide is not None
+    manifest = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
+    newer = dataclasses.replace(bundle, manifest=manifest)
+    assert "wide" not in {op.graph for op in ops.measure(newer, context=64, sizes=(1, 16), seconds=0.2).ops}

@@ -40,7 +40,8 @@ def _parts(step: StepTime, out: Console) -> None:
     behind = "" if step.context is None else f" behind {step.context:,} tokens"
     unit = "row" if step.context is None else "token"
     what = f"{step.size:,} {unit}{'' if step.size == 1 else 's'}"
-    title = f"\nThe {step.graph}, {what}{behind}: {ms(step.us / 1e3)} ms"
+    graph = "wide form" if step.graph == "wide" else step.graph
+    title = f"\nThe {graph}, {what}{behind}: {ms(step.us / 1e3)} ms"
     rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", left=2)
     for part in step.parts[:PARTS]:
         share = f"{part.us / step.us:.0%}"

@@ -20,7 +20,7 @@ from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross
 from edge.runtime.providers import cpu
 
-ROLES = ("frontend", "encoder", "decoder")  # in the order in which an input passes through them
+ROLES = ("frontend", "encoder", "decoder", "wide")  # in the order in which they are shown
 SUFFIX = "_kernel_time"  # which the profiler puts behind a node's name
 
 Arrays = dict[str, NDArray[Any]]
@@ -147,6 +147,11 @@ class DecoderStep:
         if cache.cross is not None:
             self.inputs |= cross_arrays(cache.cross)
 
+    @property
+    def room(self) -> int:
+        """Tokens that can stand before it."""
+        return self._cache.capacity - self.size
+
     def at(self, context: int) -> None:
         """Let the next run follow `context` tokens."""
         self._positions[0] = np.arange(context, context + self.size)
@@ -203,6 +208,8 @@ def encoder_inputs(manifest: Manifest, session: ort.InferenceSession, length: in
 def sessions(bundle: Bundle, prefix: Path) -> dict[str, tuple[ort.InferenceSession, ort.InferenceSession]]:
     """By role, a plain session and one with the profiler on."""
     have = {graph.role for graph in bundle.manifest.graphs}
+    if bundle.manifest.wide is not None and not bundle.manifest.wide.known:
+        have.remove("wide")
     opened = {}
     for role in (role for role in ROLES if role in have):
         plain = cpu.open_session(bundle, role)

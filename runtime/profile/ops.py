@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Manifest
+from edge.runtime.generate import LONGER
 from edge.runtime.model import PREFILL_CHUNK
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.graph_file import Node, read_graph
@@ -34,6 +35,7 @@ SOURCE = 64  # tokens of a text encoder's input: two or three sentences
 WARM, LEAST, MOST = 2, 5, 40  # runs of each graph and size: not measured, at least, at most
 STORY = 6  # output tokens of the run that the trace shows
 KEPT = 0.2  # of a node's time, at least, when as much is taken off each
+STEPS = ("decoder", "wide")  # graphs that are run in steps over the KV cache
 LAYER = re.compile(r"(?:^|/)layers\.(\d+)(?:/|$)")
 OUTSIDE = "inputs"  # what stands before the first node whose name says where it belongs
 
@@ -69,8 +71,8 @@ def measure(
     seconds: float = 10.0,
     progress: Progress = lambda what: None,
 ) -> Measured:
-    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens behind `context` tokens, an
-    encoder's and a frontend's run.
+    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens behind `context` tokens, its wide
+    form's step of a prompt, an encoder's and a frontend's run.
 
     It opens every graph twice, and so takes about twice the memory of a model that runs.
 
@@ -126,10 +128,14 @@ class _Measuring:
         self._sessions = graph_runs.sessions(bundle, prefix)
         self._counts = dict.fromkeys(self._sessions, 0)  # runs of each profiled session
         cross = graph_runs.made_up_cross(manifest, self._rows)
-        cache = graph_runs.made_up_cache(manifest, context + max([*sizes, STORY + 1]), cross)
-        self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for size in sizes}
-        self._jobs = [self._job(role, self._rows, None) for role in self._sessions if role != "decoder"]
-        self._jobs += [self._job("decoder", size, step) for size, step in self._steps.items()]
+        steps = [("decoder", size) for size in sizes]
+        if "wide" in self._sessions:  # reads prompts, in longer steps where they fit
+            steps += [("wide", min(LONGER * max(sizes), manifest.context))]
+        capacity = min(context + max(STORY + 1, *(size for _, size in steps)), manifest.context)
+        cache = graph_runs.made_up_cache(manifest, capacity, cross)
+        self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for _, size in steps}
+        self._jobs = [self._job(role, self._rows, None) for role in self._sessions if role not in STEPS]
+        self._jobs += [self._job(role, size, self._steps[size]) for role, size in steps]
         self._story: list[tuple[str, int, int | None, int]] = []
 
     def measure(self, seconds: float, progress: Progress) -> Measured:
@@ -160,7 +166,7 @@ class _Measuring:
         return _Job(
             role,
             size,
-            self._context if step else None,
+            min(self._context, step.room) if step else None,
             _runner(plain, inputs, outputs),
             _runner(profiled, inputs, outputs),
         )
@@ -188,7 +194,7 @@ class _Measuring:
 
     def _tell(self) -> None:
         """One input and a few tokens of an answer, as in a real run, for the trace."""
-        before = [job for job in self._jobs if job.graph != "decoder"]
+        before = [job for job in self._jobs if job.graph not in STEPS]
         chunk = max((job for job in self._jobs if job.graph == "decoder"), key=lambda job: job.size)
         token = min((job for job in self._jobs if job.graph == "decoder"), key=lambda job: job.size)
         order: list[tuple[_Job, int | None]] = [(job, None) for job in before]
