@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, TextIO, cast
 import convert
 import machine
 import report
+from decoder_vs_peers import REST_S
 from engines.base import Unavailable
 from processes import Worker, WorkerFailed
 from seq2seq.base import EngineFile
@@ -162,9 +164,14 @@ class Comparison:
         self.skipped[name] = why
         self.run.say(f"{name} is SKIPPED: {why}")
 
-    def each(self, job: Callable[[Entrant], None]) -> None:
-        """Do something with every entrant in turn; one that fails is skipped from here on."""
-        for found in list(self.entrants.values()):
+    def each(self, job: Callable[[Entrant], None], *, backwards: bool = False) -> None:
+        """Do something with every entrant in turn; one that fails is skipped from here on.
+
+        Each rests before, so that threads of the one before do not spin into its time; rounds go `backwards` every
+        other time, so that none always follows the same one.
+        """
+        for found in list(self.entrants.values())[:: -1 if backwards else 1]:
+            time.sleep(REST_S)
             try:
                 job(found)
             except WorkerFailed as error:
@@ -202,7 +209,7 @@ class Comparison:
 
         self.each(begin)
         for number in range(self.run.plan.rounds):
-            self.each(lambda found, at=number: once(found, at))
+            self.each(lambda found, at=number: once(found, at), backwards=number % 2 == 1)
             self.run.say(f"{what}: round {number + 1} of {self.run.plan.rounds}")
 
     def close(self) -> None:

@@ -8,10 +8,12 @@ feed-forward block; with f near 8/3 d, 16 encoder and 6 decoder layers hold as m
 from __future__ import annotations
 
 import sys
+import time
 from statistics import median
 from typing import Any
 
 from comparison import Part, Run
+from decoder_vs_peers import REST_S
 from processes import Worker
 from report import Metric, Panel, ratio, table
 
@@ -80,7 +82,8 @@ def _size(run: Run, size: str, counted: dict[str, int]) -> list[Metric]:
         counted[f"{name}, {size}"] = _parameters(model)
     values: dict[str, dict[str, list[float]]] = {of: {n: [] for n in workers} for of in ("first", "decode", "all")}
     for number in range(run.plan.rounds + 1):
-        for name, worker in workers.items():
+        for name, worker in list(workers.items())[:: -1 if number % 2 else 1]:
+            time.sleep(REST_S)
             ids = [2 + (number * 31 + 7 * i) % 256 for i in range(INPUT)]
             with run.watch.over(worker):
                 timed = worker.generate(ids, OUTPUT - 1)

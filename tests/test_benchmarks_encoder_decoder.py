@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -158,6 +159,29 @@ def tiny_translator(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bun
     ids = dict(decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     sources._random("", str(folder / "t5"), json.dumps(dict(model_type="t5", **shape, **ids)))
     return folder / "t5", edge.export(folder / "t5", folder / "t5.edge", weights="int8", check=False)
+
+
+def test_engines_take_turns_in_turned_order_and_rest_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(comparison.time, "sleep", lambda seconds: events.append("rest"))
+    plan = dataclasses.replace(comparison.QUICK, rounds=2)
+    run = comparison.Run(None, plan, 1, sys.stderr, lambda line: None)  # type: ignore[arg-type]
+    compared = comparison.Comparison(run, "text")
+    for name in "ab":
+        compared.entrants[name] = comparison.Entrant(name, None, "", "", "", Path())  # type: ignore[arg-type]
+
+    def start(found: comparison.Entrant) -> str:
+        found.worker = found.name  # type: ignore[assignment]
+        return found.name
+
+    monkeypatch.setattr(compared, "start", start)
+
+    def work(worker: str, number: int) -> dict[str, float]:
+        events.append(worker)
+        return {"s": 1.0}
+
+    compared.rounds(work, "text")  # type: ignore[arg-type]
+    assert events == [step for name in "abab" "ba" for step in ("rest", name)]  # unmeasured, a round, one turned
 
 
 def test_a_whole_run_writes_every_metric(
