@@ -202,10 +202,24 @@ def test_where_nothing_was_recorded_the_model_is_not_asked(tmp_path: Path) -> No
     assert len(heard(tmp_path, silence, HELLO, skip_silence=False)[1].windows) == 3
 
 
+def test_a_long_gap_ends_a_window_and_what_follows_gets_its_right_time(tmp_path: Path) -> None:
+    gap = np.zeros(12 * RATE, np.float32)
+    sound = np.concatenate([noise(6), gap, noise(3)])
+    scripts = Script(said(0.0, " Hello.", 8.0)), Script(said(0.0, " Again.", 3.2))  # the first ends where nothing is
+    transcript, engine = heard(tmp_path, sound, *scripts)
+    assert times(transcript) == [(0.0, 6.2, " Hello."), (17.8, 21.0, " Again.")]
+    assert len(engine.windows) == 2 and transcript.duration == 21.0
+    assert len(heard(tmp_path, sound, HELLO, skip_silence=False)[1].windows) == 1
+    pause = np.concatenate([noise(6), gap[: 4 * RATE], noise(3)])
+    assert len(heard(tmp_path, pause, HELLO)[1].windows) == 1, "a pause is left to the model"
+
+
 @pytest.mark.parametrize("seconds", [0.05, 0.001])
-def test_the_shortest_sounds_are_transcribed_as_any_other(tmp_path: Path, seconds: float) -> None:
-    transcript, engine = heard(tmp_path, noise(seconds), Script([]))
-    assert transcript.text == "" and transcript.complete and len(engine.windows) == (seconds == 0.05)
+def test_nothing_can_be_said_in_the_shortest_sounds(tmp_path: Path, seconds: float) -> None:
+    for sound in (noise(seconds), Audio(iter([noise(seconds)]), None)):
+        with pytest.raises(InputError, match=f"There is {seconds} s of sound"):
+            heard(tmp_path, sound, Script([]))
+    assert heard(tmp_path, noise(0.11), Script([]))[0].complete
 
 
 def test_segments_come_while_the_sound_is_read(tmp_path: Path) -> None:

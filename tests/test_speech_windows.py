@@ -13,7 +13,7 @@ from fake_speech import RATE, Script, fake_transcriber, noise, said
 from edge.errors import InputError
 from edge.runtime.speech.audio import Audio
 from edge.runtime.speech.live import recording
-from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip
+from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, sound_before_gap
 
 
 def blocks(*sizes: int) -> Iterator[np.ndarray]:
@@ -66,6 +66,20 @@ def test_damage_ends_the_sound_and_is_raised_when_all_before_it_was_used() -> No
     assert len(windows.peek()) == 30 and windows.ended
     with pytest.raises(InputError, match="damaged"):
         windows.close()
+
+
+def test_a_sound_ends_shortly_behind_its_last_sample_before_a_long_gap() -> None:
+    quiet = np.zeros(6 * RATE, np.float32)
+    sounds = [noise(3), quiet, noise(2), quiet]
+    for parts, seconds in (
+        (sounds, 3.2),
+        (sounds[2:], 2.2),
+        (sounds[:1], 3),
+        ([noise(3), quiet[: 4 * RATE], noise(1)], 8),
+    ):
+        assert sound_before_gap(np.concatenate(parts), RATE, 320) == pytest.approx(seconds * RATE, abs=320)
+    click = np.concatenate([noise(0.1), quiet, noise(2)])
+    assert sound_before_gap(click, RATE, 320) == len(click), "a click is no window"
 
 
 def test_long_silence_is_skipped_up_to_shortly_before_a_sound() -> None:

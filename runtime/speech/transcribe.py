@@ -24,10 +24,11 @@ from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
 from edge.runtime.speech.live import Recording
 from edge.runtime.speech.segments import Segment, split
-from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, until_full
+from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, sound_before_gap, until_full
 from edge.runtime.speech.words import Spoken
 
 FRAMES_PER_SECOND = 100  # of the spectrogram: less than one of them is nothing to hear
+SHORTEST_S = 0.1  # of sound in all; of less Whisper writes a word all the same
 KNOWN_SHOWN = 12  # languages named in an error
 RESET_TEMPERATURE = 0.5  # above it a text is too unsure to lead the next window's
 
@@ -43,7 +44,8 @@ class TranscribeOptions(DecodingOptions):
         task: "transcribe", or "translate" into English.
         previous_text: give the model the text so far when it hears the next window. Without it, names may change
             their spelling, and a window that went wrong misleads no other.
-        skip_silence: leave out stretches of a second and more in which nothing was recorded.
+        skip_silence: leave out stretches in which nothing was recorded, of a second and more before a sound, of 5
+            seconds behind one.
         progress: called with the seconds that were heard so far.
 
     Raises:
@@ -134,6 +136,7 @@ class Transcription(Iterator[Segment]):
     """
 
     def __init__(self, model: Transcriber, audio: Audio, options: TranscribeOptions) -> None:
+        check_length(audio.duration)
         self.duration = audio.duration  # in seconds; None until the end where the sound does not tell
         self.complete = False
         self._model, self._speech, self._options = model, model.speech, options
@@ -169,6 +172,8 @@ class Transcription(Iterator[Segment]):
         said: list[int] = []  # tokens of earlier windows, for the next one's prompt
         while not options.interrupted():
             window = windows.peek()
+            if windows.ended and not windows.position and len(window):
+                check_length(len(window) / speech.sample_rate)
             if len(window) < speech.sample_rate // FRAMES_PER_SECOND:
                 windows.advance(len(window))
                 windows.close()
@@ -178,6 +183,9 @@ class Transcription(Iterator[Segment]):
             if quiet:
                 self._advance(quiet)
                 continue
+            held = len(window)
+            if options.skip_silence:
+                window = window[: sound_before_gap(window, speech.sample_rate, tick)]
             decoder.hear(window)
             if self.language is None:
                 self.language = decoder.detect_language()
@@ -187,7 +195,8 @@ class Transcription(Iterator[Segment]):
             if decoder.is_silence(decoded):
                 self._advance(len(window))
                 continue
-            segments, heard = self._place(decoded, len(window))
+            last = windows.ended and len(window) == held
+            segments, heard = self._place(decoded, len(window), last=last)
             self._advance(heard)
             if not options.previous_text or decoded.temperature > RESET_TEMPERATURE:
                 said = []
@@ -211,15 +220,16 @@ class Transcription(Iterator[Segment]):
             prompt = [speech.previous, *said, *prompt]
         return prompt
 
-    def _place(self, decoded: Decoded, window: int) -> tuple[list[Segment], int]:
-        """The segments of a window of `window` samples that have text and a length, and how much of it was heard."""
+    def _place(self, decoded: Decoded, window: int, *, last: bool) -> tuple[list[Segment], int]:
+        """The segments of a window of `window` samples that have text and a length, and how much of it was heard.
+        Those of the `last` may end behind it."""
         speech, text, rate = self._speech, self._model.text, self._speech.sample_rate
         end_token, begin = self._model.bundle.manifest.tokens.eos[0], self._windows.position
         spans, heard = split(decoded.tokens, speech, window)
         segments = []
         for span in spans:
             words = text.decode([token for token in span.tokens if token < end_token])
-            end = span.end if self._windows.ended else min(span.end, window)  # nothing reaches into the next window
+            end = span.end if last else min(span.end, window)  # nothing reaches into the next window
             if words.strip() and end > span.start:
                 segments.append(
                     Segment(
@@ -239,6 +249,12 @@ class Transcription(Iterator[Segment]):
         self._windows.advance(samples)
         if self._options.progress is not None:
             self._options.progress(self.position)
+
+
+def check_length(seconds: float | None) -> None:
+    """Raise InputError where a sound is known to be too short to say anything in."""
+    if seconds is not None and seconds < SHORTEST_S:
+        raise InputError(f"There is {seconds:.2g} s of sound, and nothing can be said in less than {SHORTEST_S} s.")
 
 
 def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:

@@ -11,7 +11,8 @@ from edge.errors import InputError
 
 SILENT = 10 ** (-70 / 20)  # no sample reaches -70 dB of full scale: nothing was recorded, no room is that quiet
 LONG_SILENCE_S = 1.0  # shorter ones are left to the model
-MARGIN_S = 0.2  # of silence is kept before a sound
+MARGIN_S = 0.2  # of silence is kept before a sound, and behind it
+GAP_S = 5.0  # a silence so long ends a window: a shorter one costs less than another window
 
 FRAME_S = 0.02  # loudness is measured over this time
 PAUSE_S = 0.5  # a speaker who is quiet for so long has ended a sentence: recordings had a pause of it every 2 to 9 s
@@ -99,6 +100,19 @@ def silence_to_skip(samples: NDArray[np.float32], rate: int, step: int) -> int:
     if first < LONG_SILENCE_S * rate:
         return 0
     return int(first - MARGIN_S * rate) // step * step
+
+
+def sound_before_gap(samples: NDArray[np.float32], rate: int, step: int) -> int:
+    """How many of the samples come before a long gap in which nothing was recorded, a multiple of `step`; all where
+    there is none, or too little before it."""
+    count = len(samples) // step
+    frames = np.abs(samples[: count * step]).reshape(count, step).max(axis=1, initial=0)
+    loud = np.flatnonzero(frames >= SILENT)
+    gaps = np.flatnonzero(np.diff(loud, append=count) > GAP_S * rate / step)
+    if not len(gaps):
+        return len(samples)
+    end = (int(loud[gaps[0]]) + 1) * step + int(MARGIN_S * rate) // step * step
+    return end if end >= LONG_SILENCE_S * rate else len(samples)
 
 
 def ends_in_pause(samples: NDArray[np.float32], rate: int) -> bool:
