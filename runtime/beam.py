@@ -186,7 +186,8 @@ def search(
         if not changed:
             groups[0].extend(logits, norms)
         else:
-            logits -= norms.astype(np.float32)[:, None]
+            for norm in norms:
+                logits -= norm[:, None]
             _extend(groups, logits, processors, options.diversity)
         growing = [group for group in groups if not group.done]
         if not growing:
@@ -221,7 +222,7 @@ def _extend(
                 process(texts, own)
         for token in taken:
             own[:, token] -= np.float32(diversity)
-        group.extend(own, np.zeros(len(own)))
+        group.extend(own, np.zeros((2, len(own)), np.float32))
         taken += group.tokens
 
 
@@ -255,9 +256,9 @@ class _Group:
         self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
         self.done = False
 
-    def extend(self, scores: NDArray[np.float32], norms: NDArray[np.float64]) -> None:
-        """Choose what follows each text by the scores [n, V] of all tokens, less `norms` [n]."""
-        found = _largest(scores, norms - self.scores, self._candidates)
+    def extend(self, scores: NDArray[np.float32], norms: NDArray[np.float32]) -> None:
+        """Choose what follows each text by the scores [n, V] of all tokens, less `norms` [2, n]."""
+        found = _largest(scores, norms, np.array(self.scores, np.float32), self._candidates)
         if not found:  # every token is forbidden
             self.cut("length")
             return
@@ -339,21 +340,20 @@ def _same(texts: Sequence[list[int]]) -> int:
     return count
 
 
-def _log_sums(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What makes logits [S, V] log probabilities when it is taken from them: the logarithms [S] of the sums of their
-    exponentials. `spare` [S or more, V] is overwritten."""
+def _log_sums(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What makes logits [S, V] log probabilities when it is taken from them: the largest of each row, and then the
+    logarithm of the sum of what the exponentials are, [2, S]. `spare` [S or more, V] is overwritten."""
     largest = logits.max(axis=1)
     weights = np.subtract(logits, largest[:, None], out=spare[: len(logits)])
     np.exp(weights, out=weights)
-    sums: NDArray[np.float64] = np.log(weights.sum(axis=1), dtype=np.float64) + largest
-    return sums
+    return np.stack([largest, np.log(weights.sum(axis=1))])
 
 
 def _largest(
-    scores: NDArray[np.float32], norms: NDArray[np.float64], count: int
+    scores: NDArray[np.float32], norms: NDArray[np.float32], totals: NDArray[np.float32], count: int
 ) -> list[tuple[float, int, int]]:
-    """The `count` largest of the scores [n, V], each row less its entry of `norms` [n], in order and above -inf: value,
-    row and column.
+    """The `count` largest of scores [n, V], less both of `norms` [2, n], plus `totals` [n], in order and above -inf:
+    value, row and column.
 
     Each row is laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
     least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
@@ -363,12 +363,13 @@ def _largest(
     bounds = np.full(rows, LOWEST)
     if rows * columns >= count:
         maxima = scores[:, : columns * STRIDE].reshape(rows, STRIDE, columns).max(axis=1)
-        heights = (maxima - norms[:, None]).reshape(-1)
-        bounds = norms + np.partition(heights, len(heights) - count)[len(heights) - count]
+        less = norms.sum(axis=0, dtype=np.float64) - totals
+        heights = (maxima - less[:, None]).reshape(-1)
+        bounds = less + np.partition(heights, len(heights) - count)[len(heights) - count]
         bounds -= ROUNDING * (1 + np.abs(bounds))
         bounds = np.maximum(bounds, LOWEST)
     places = np.flatnonzero(scores >= bounds.astype(np.float32)[:, None])
     beams, tokens = np.divmod(places, vocab)
-    values = scores[beams, tokens] - norms[beams]
+    values = scores[beams, tokens] - norms[0, beams] - norms[1, beams] + totals[beams]
     order = np.argsort(-values, kind="stable")[:count]
     return list(zip(values[order].tolist(), beams[order].tolist(), tokens[order].tolist(), strict=True))
