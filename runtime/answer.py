@@ -220,15 +220,45 @@ def collect(pieces: Iterable[Piece]) -> Result:
         if piece.token_id is not None:
             ids.append(piece.token_id)
     assert piece.finish_reason is not None
+    return _result("".join(text), ids, piece.finish_reason, piece.timings)
+
+
+def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Result:
+    """What `collect` makes of `pieces`, for who waits for all of it: the text is decoded once, not with every token,
+    which was a fifth of the time of a small translator's sentences."""
+    if ends.stop:
+        return collect(pieces(tokens, text, timings, ends, started_ns=started_ns))
+    ids: list[int] = []
+    finish: FinishReason = "interrupted"
+    most, eos = min(ends.max_tokens, ends.room), text.eos
+    resumed = time.perf_counter_ns()
+    for token in tokens:
+        if not ids:
+            _clock(timings, started_ns, resumed)
+            resumed = time.perf_counter_ns()
+        ids.append(token)
+        if token in eos:
+            finish = "stop"
+            break
+        if len(ids) == most:
+            finish = "length" if most == ends.max_tokens else "context"
+            break
+    if ids:
+        timings.generated_tokens = len(ids)
+        timings.decode_s = (time.perf_counter_ns() - resumed) / 1e9
+    return _result(text.decode(ids), ids, finish, timings)
+
+
+def _result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
     return Result(
-        text="".join(text),
+        text=text,
         token_ids=ids,
-        prompt_tokens=piece.timings.prompt_tokens,
-        generated_tokens=piece.timings.generated_tokens,
-        ttft_ms=piece.timings.ttft_ms,
-        decode_tokens_per_s=piece.timings.decode_tokens_per_s,
-        prefill_tokens_per_s=piece.timings.prefill_tokens_per_s,
+        prompt_tokens=timings.prompt_tokens,
+        generated_tokens=timings.generated_tokens,
+        ttft_ms=timings.ttft_ms,
+        decode_tokens_per_s=timings.decode_tokens_per_s,
+        prefill_tokens_per_s=timings.prefill_tokens_per_s,
         peak_rss_mb=peak_rss_mb(),
-        finish_reason=piece.finish_reason,
-        speculation=None if piece.timings.speculation is None else piece.timings.speculation.summary(),
+        finish_reason=finish,
+        speculation=None if timings.speculation is None else timings.speculation.summary(),
     )

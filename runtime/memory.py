@@ -7,23 +7,31 @@ import sys
 from pathlib import Path
 
 MIB = 2**20
+_inherited: int | None = None  # KiB that `getrusage` had to say when it was first asked, where not this process's own
 
 
 def peak_rss_mb() -> float | None:
     """The largest resident set of this process so far, in MiB; None where the system does not tell.
 
-    On Linux from `/proc`: what `getrusage` reports there begins with the memory of the process that started this one.
+    On Linux from `/proc` as long as what `getrusage` reports there may be the memory of the process that started this
+    one, which it begins with; reading `/proc` takes 50 us, a fiftieth of what a small translator's sentence does.
     """
-    if sys.platform == "linux":
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
+    global _inherited
     if sys.platform == "win32":
         return None
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / (MIB if sys.platform == "darwin" else 1024)
+    if sys.platform == "darwin":
+        return used / MIB
+    if sys.platform == "linux" and (_inherited is None or used <= _inherited):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                own = int(line.split()[1])
+                if _inherited is None:
+                    _inherited = used if used > own else 0
+                return own / 1024
+    return used / 1024
 
 
 def rss_bytes() -> int:

@@ -16,7 +16,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Generation, TextFormat
 from edge.runtime import beam
-from edge.runtime.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, collect, never, pieces
+from edge.runtime.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never, pieces, whole
 from edge.runtime.beam import BeamOptions, EarlyStopping, Hypothesis
 from edge.runtime.cache import KVCache
 from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
@@ -113,6 +113,9 @@ class Text2TextOptions(SamplingOptions):
         )
 
 
+UNSET = Text2TextOptions()
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One of the n best outputs.
@@ -161,6 +164,7 @@ class Text2Text:
         self._defaults = bundle.manifest.generation or Generation()
         self._engine = engine
         self._spare: list[KVCache] = []  # of inputs that are done
+        self._last: _Task | None = None
 
     @property
     def engine(self) -> Engine:
@@ -203,11 +207,12 @@ class Text2Text:
         Raises:
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
-        return self._stream(text, options, [])
+        tokens, timings, ends, started = self._begin(text, _own(options), [])
+        return pieces(tokens, self.text, timings, ends, started_ns=started)
 
     def generate(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Result:
         """Turn a text into another; see `stream`."""
-        return collect(self.stream(text, options))
+        return self._whole(text, _own(options), [])
 
     def candidates(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[Candidate]:
         """The `options.n_best` best outputs, the best first. Where there is one beam, one text and no score.
@@ -216,8 +221,7 @@ class Text2Text:
             InputError: see `stream`.
         """
         own, found = _own(options), list[Hypothesis]()
-        whole = dataclasses.replace(own, stop=())
-        result = collect(self._stream(text, whole, found))
+        result = self._whole(text, dataclasses.replace(own, stop=()), found)
         if not found:
             found = [Hypothesis(result.token_ids, math.nan, math.nan, result.finish_reason)]
         return [
@@ -231,19 +235,22 @@ class Text2Text:
             for each in found
         ]
 
-    def _stream(
-        self, text: str, options: Text2TextOptions | GenerateOptions | None, found: list[Hypothesis]
-    ) -> Iterator[Piece]:
-        """`stream`, which also leaves the texts that a beam search found in `found`."""
+    def _whole(self, text: str, options: Text2TextOptions, found: list[Hypothesis]) -> Result:
+        """`generate`, which also leaves the texts that a beam search found in `found`."""
+        tokens, timings, ends, started = self._begin(text, options, found)
+        return whole(tokens, self.text, timings, ends, started_ns=started)
+
+    def _begin(
+        self, text: str, options: Text2TextOptions, found: list[Hypothesis]
+    ) -> tuple[Iterator[int], Timings, Ends, int]:
+        """The output's tokens as they come, its clock, what ends it, and when it was asked for in ns."""
         asked = time.perf_counter_ns()
-        own = _own(options)
-        source, bare = self._source(text, own)
+        source, bare = self._source(text, options)
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
-        task = self._task(source, bare, own, engine)
-        tokens = self._tokens(engine, task, found)
-        return pieces(tokens, self.text, Timings(len(source)), task.ends, started_ns=started)
+        task = self._task(source, bare, options, engine)
+        return self._tokens(engine, task, found), Timings(len(source)), task.ends, started
 
     def _tokens(self, engine: Engine, task: _Task, found: list[Hypothesis]) -> Iterator[int]:
         """The output's tokens as they come; the cache is used again when they are done."""
@@ -294,12 +301,20 @@ class Text2Text:
         return beam.new_cache(engine, len(task.prompt), task.beam, cross)
 
     def _sampler(self, task: _Task) -> Sampler:
-        plain = dataclasses.replace(task.options, repetition_penalty=None)  # that is a processor here
+        plain = task.options
+        if plain.repetition_penalty is not None:
+            plain = dataclasses.replace(plain, repetition_penalty=None)  # that is a processor here
         sampler = make_sampler(plain, self.bundle.manifest.dims.vocab_size)
         return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
 
     def _task(self, source: list[int], bare: list[int], options: Text2TextOptions, engine: Engine) -> _Task:
-        """Decide everything about one input."""
+        """One input's task; what options decide is that of the input before, where they are the same."""
+        if self._last is None or self._last.options is not options:
+            self._last = self._decided(options, engine)
+        return dataclasses.replace(self._last, source=source, bare=bare)
+
+    def _decided(self, options: Text2TextOptions, engine: Engine) -> _Task:
+        """All that options decide about a task, which has no input yet."""
         defaults = self._defaults
         prompt = self._prompt(options)
         wanted = options.max_tokens
@@ -312,7 +327,7 @@ class Text2Text:
             options.over(defaults), self.text.eos, begin=len(prompt), least=least, most=len(prompt) + limit
         )
         ends = Ends(options.stop, wanted, room)
-        return _Task(source, bare, prompt, options, options.beam_options(defaults, limit), ends, processors)
+        return _Task([], [], prompt, options, options.beam_options(defaults, limit), ends, processors)
 
     def _prompt(self, options: Text2TextOptions) -> list[int]:
         """What the decoder begins with."""
@@ -368,7 +383,7 @@ def _before(text: str, stops: Sequence[str]) -> str:
 def _own(options: Text2TextOptions | GenerateOptions | None) -> Text2TextOptions:
     """The options of a decoder's answer as options of an output."""
     if options is None:
-        return Text2TextOptions()
+        return UNSET
     if isinstance(options, Text2TextOptions):
         return options
     return Text2TextOptions(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
