@@ -209,28 +209,29 @@ def goals(made: Sequence[Setting]) -> list[Goal]:
 
 
 def plot(made: Sequence[Setting], title: str, path: Path) -> None:
-    """Throughput over generation memory, a dot for each setting."""
+    """A bar for each setting: memory on the left, speed on the right, with what must be kept of both."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
-    for each in made:
-        colour = "#30638e" if each.memory is None else "#d1495b"
-        axis.plot(each.planned_mb, each.tokens_per_s, "o", color=colour)
-        axis.annotate(each.name, (each.planned_mb, each.tokens_per_s), textcoords="offset points", xytext=(6, -3),
-                      fontsize=8)
-    free = max(each.tokens_per_s for each in made if each.memory is None)
-    axis.axhline(KEPT * free, color="#8d96a3", linewidth=0.8, linestyle="--")
-    axis.set_xlabel("generation memory, MiB: KV cache, logits, activations, tables", fontsize=9)
-    axis.set_ylabel("tokens per second", fontsize=9)
-    axis.set_xscale("log")
-    axis.set_ylim(bottom=0)
-    axis.margins(x=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(title, fontsize=10, loc="left")
-    figure.savefig(path, dpi=150)
+    free = max((each for each in made if each.memory is None), key=lambda each: each.tokens_per_s)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 0.45 * len(made) + 1.4), layout="constrained", sharey=True)
+    names, colours = [each.name for each in made], ["#30638e" if each.memory is None else "#d1495b" for each in made]
+    panels = [
+        ("Memory of generation, planned, MiB", [each.planned_mb for each in made], (1 - SAVED) * free.planned_mb),
+        ("Tokens per second", [each.tokens_per_s for each in made], KEPT * free.tokens_per_s),
+    ]
+    for axis, (heading, values, limit) in zip(axes, panels, strict=True):
+        bars = axis.barh(names, values, color=colours)
+        axis.bar_label(bars, [f"{value:.0f}" for value in values], fontsize=8, padding=3)
+        axis.axvline(limit, color="#444", linewidth=0.8, linestyle="--")
+        axis.set_title(heading, fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.1)
+    axes[0].invert_yaxis()
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
