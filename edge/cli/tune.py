@@ -94,6 +94,9 @@ def command(
         "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
+    for one, other in (("data", "prompts"), ("prompts", "data")):
+        if given[one] is not None:
+            asked.pop(other, None)
     asked |= {name: value for name, value in given.items() if value is not None}
     for name, option in (("model", "MODEL"), ("policy", "--policy first, skipdecode or unified")):
         if name not in asked:
@@ -135,7 +138,8 @@ def _run(
     model: str, out: Path, asked: dict[str, Any], device: str | None, threads: int | None, every: int, restart: bool
 ) -> None:
     try:
-        import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
+        import peft  # noqa: F401, first: before anything that takes long
+        import torch  # noqa: F401
 
         from edge.export.tune import Settings, tune
         from edge.export.tune.policy import Target
@@ -160,7 +164,7 @@ def _run(
             )
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
-            say(f"Tuning was interrupted before its first step; what was made for it is kept in {out}.tuning.")
+            say(f"Tuning was interrupted at once; the same command goes on from what was kept in {out}.tuning.")
             raise
     took = time.monotonic() - started
     print(f"{out}: tuned for {settings.policy} in {took:.0f} s; edge export {out} --segments N makes a bundle.")

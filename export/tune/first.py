@@ -46,6 +46,7 @@ class First:
         self.bias = torch.nn.Parameter(torch.full((len(self.units),), torch.inf))
         self._places = {unit[0]: i for i, unit in enumerate(self.units)}
         self._unit_of = {layer: i for i, unit in enumerate(self.units) for layer in unit}
+        self._routed: frozenset[int] = frozenset()
 
     def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
         order = least_missed(network, self.units, self._count, batches, folder / NOTES, progress)
@@ -61,12 +62,13 @@ class First:
         shift = draw.uniform(-SHARED, SHARED, (size, 1)) + draw.logistic(0, OWN, (size, len(self.units)))
         self._shift = torch.from_numpy(shift).float().to(tensors.answer.device)  # [B, units]
         self._prompt, self._answer = tensors.prompt.float(), tensors.answer.float()[..., None]
+        self._routed = frozenset(torch.isfinite(self.bias).nonzero().flatten().tolist())
         self._gates: dict[int, torch.Tensor] = {}  # [B] of each unit
         self._needed: list[torch.Tensor] = []
 
     def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float:
         unit = self._unit_of.get(layer)
-        if unit is None or torch.isinf(self.bias[unit]):
+        if unit is None or unit not in self._routed:
             return 1.0
         if layer in self._places:
             self._gates[unit] = self._decide(unit, stream.detach().float())

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from edge.errors import InputError, MissingExtraError
+from edge.errors import InputError
 from edge.export.torch_reference import load_torch
 from edge.export.tune.data import Batch
 from edge.export.tune.gates import Gate, Gates
@@ -33,10 +33,8 @@ class Network:
     def __init__(
         self, checkpoint: Checkpoint, *, rank: int, seed: int, device: str, bf16: bool, progress: Progress | None = None
     ) -> None:
-        try:
-            from peft import LoraConfig, get_peft_model
-        except ModuleNotFoundError:
-            raise MissingExtraError("Tuning needs peft; install it with: pip install 'edge[export]'") from None
+        from peft import LoraConfig, get_peft_model
+
         model = load_torch(checkpoint, progress=progress)
         model.requires_grad_(False)
         if bf16:
@@ -53,11 +51,11 @@ class Network:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of transformers' about what peft asks it
             self._peft = get_peft_model(model, config).to(device).eval()
-        self._device, self._bf16 = torch.device(device), bf16
+        self.device, self._bf16 = torch.device(device), bf16
         self.adapters = {name: p for name, p in self._peft.named_parameters() if p.requires_grad}
 
     def tensors(self, batch: Batch) -> Tensors:
-        return Tensors(batch, self._device)
+        return Tensors(batch, self.device)
 
     def logits(self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True) -> torch.Tensor:
         """[N, V] float32 of the answers' tokens, one sequence's after the other's, where `gate` says what is left out.
@@ -67,7 +65,7 @@ class Network:
         bare: AbstractContextManager[Any] = nullcontext() if adapted else self._peft.disable_adapter()
         self._gates.gate = gate
         try:
-            with bare, torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            with bare, torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
                 stream = self._decoder(input_ids=tensors.tokens, use_cache=False).last_hidden_state
                 return self._head(stream[tensors.answer]).float()
         finally:

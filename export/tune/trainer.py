@@ -70,6 +70,8 @@ class Trainer:
     ) -> None:
         self.network, self.policy, self.examples, self.schedule = network, policy, examples, schedule
         self._path = folder / STATE
+        for parameter in policy.parameters().values():
+            parameter.data = parameter.data.to(network.device)
         self._trained = {**network.adapters, **{f"policy.{name}": p for name, p in policy.parameters().items()}}
         groups = [
             {"params": list(network.adapters.values()), "factor": 1.0},
