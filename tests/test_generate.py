@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +165,29 @@ def test_one_token_has_no_decode_rate(tmp_path: Path) -> None:
     result = model.generate("hi", GenerateOptions(max_tokens=1))
     assert result.decode_tokens_per_s is None and result.ttft_ms is not None and result.ttft_ms > 0
     assert result.peak_rss_mb is None or 10 < result.peak_rss_mb < 100_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it in two ways")
+def test_the_peak_is_this_process_own_and_not_that_of_the_one_that_started_it() -> None:
+    script = """if True:
+        import json, pathlib
+        from edge.runtime.memory import peak_rss_mb
+        def own():
+            lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
+        seen = []
+        for size in (0, 0, 60, 200):
+            held = bytearray(size << 20)
+            held[::4096] = bytes(len(held[::4096]))
+            seen.append((peak_rss_mb(), own()))
+            del held
+        print(json.dumps(seen))
+    """
+    held = b"x" * (150 << 20)  # more than the process has at first, less than it has in the end
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    del held
+    for told, own in json.loads(done.stdout):
+        assert told == pytest.approx(own, abs=2)
 
 
 def test_the_cache_is_no_larger_than_the_answer_can_need(tmp_path: Path) -> None:

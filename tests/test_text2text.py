@@ -194,6 +194,35 @@ def test_candidates_are_the_best_texts_with_falling_scores(tmp_path: Path) -> No
     assert math.isclose(candidates[0].score, candidates[0].log_probability / 4)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        Text2TextOptions(),
+        Text2TextOptions(max_tokens=2),
+        Text2TextOptions(max_tokens=5),
+        Text2TextOptions(stop=["LL"]),
+        Text2TextOptions(beams=3),
+        Text2TextOptions(beams=2, max_tokens=3),
+        Text2TextOptions(draft_from_input=True),
+        Text2TextOptions(interrupted=lambda: True),
+    ],
+)
+def test_a_whole_output_is_what_its_pieces_are_together(tmp_path: Path, options: Text2TextOptions) -> None:
+    model, _ = fake_text2text(tmp_path)
+    measured = dict.fromkeys(("ttft_ms", "decode_tokens_per_s", "prefill_tokens_per_s", "peak_rss_mb"))
+    for _ in range(2):  # what the first one decided serves the second
+        whole, together = model.generate("hello", options), collect(model.stream("hello", options))
+        assert dataclasses.replace(whole, **measured) == dataclasses.replace(together, **measured)
+        for name in measured:
+            assert (getattr(whole, name) is None) == (getattr(together, name) is None), name
+
+
+def test_options_that_change_are_decided_anew(tmp_path: Path) -> None:
+    model, _ = fake_text2text(tmp_path)
+    some = [model.generate("hello", Text2TextOptions(max_tokens=n)).text for n in (2, 9, 3)]
+    assert some == ["HE", "HELLO", "HEL"]
+
+
 def test_a_stop_string_cuts_every_candidate(tmp_path: Path) -> None:
     model, _ = fake_text2text(tmp_path)
     candidates = model.candidates("hey", Text2TextOptions(beams=2, n_best=2, stop=["E", "Y"]))
