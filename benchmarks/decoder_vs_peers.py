@@ -15,7 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,7 @@ def main() -> int:
         print(f"decoder_vs_peers: {error}", file=sys.stderr)
         return 2
     plan = QUICK if args.quick else FULL
+    plan = replace(plan, rounds=args.rounds or plan.rounds)
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     say(f"{args.threads} threads, load average {os.getloadavg()[0]:.2f} before the start")
@@ -116,6 +117,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="the interpreter of an environment with the peers; default: the one that runs this")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens: two minutes, less certain")
+    parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}, with --quick {QUICK.rounds}")
     parser.add_argument("--text", type=Path,
                         help="a file of paragraphs to cut the prompts of drafts from; default: as all other prompts")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
