@@ -1,0 +1,213 @@
+"""With every drafter the sampled distribution is the model's, and what ends or shapes an answer does as without."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import fake_model, says
+from path_engine import LAYOUT, PathEngine
+
+from edge.bundle import Bundle
+from edge.manifest import TensorGroup
+from edge.runtime.answer import GenerateOptions
+from edge.runtime.load import load
+from edge.runtime.model import Model
+from edge.runtime.sampling import SamplingOptions, make_sampler
+from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.speculate import decode, verify
+from edge.runtime.speculate.base import Budget, Draft, Drafter, Setting, find
+from edge.runtime.speculate.decode import Figures, Speculation
+from edge.runtime.speculate.layers import Fixed
+from edge.runtime.speculate.model import DraftModel
+from edge.runtime.speculate.planner import Planner, StepCosts
+
+VOCAB = 16  # a row of `recycle` has 8 candidates
+USED = 5  # tokens that come
+TABLE = np.random.default_rng(8).standard_normal((USED, USED)).astype(np.float32) * 1.5
+PROMPT = np.random.default_rng(9).integers(0, USED, 30).tolist()
+NAMES = ["lookup", "recycle", "recycle, trees", "trigram", "model", "self", "cascade"]
+SAMPLINGS = [(1.0, 1.0), (0.7, 0.95), (1.6, 0.8)]  # temperature, top-p
+ANSWERS, TOKENS = 50, 60
+
+
+def follows(path: Sequence[int], blur: float = 1.0) -> np.ndarray:
+    """Logits [V] of what comes behind the last token; `blur` makes them another model's."""
+    return np.concatenate([blur * TABLE[path[-1] % USED], np.full(VOCAB - USED, -50, np.float32)])
+
+
+class Parts(PathEngine):
+    """An engine of three parts, of which the one in the middle may be left out: then it is less sure."""
+
+    groups = ((0,), (1,), (2,))
+    everything = 0, 1, 2
+
+    def __init__(self) -> None:
+        super().__init__(lambda path: follows(path, 0.6 if self.short else 1.0))
+        self.short = False
+        group = TensorGroup("attention", 1, 1, 8.0, 32, "x")
+        self.bundle = SimpleNamespace(
+            manifest=SimpleNamespace(kv=LAYOUT, dims=SimpleNamespace(num_layers=3), groups=[group])
+        )
+
+    def new_cache(self, capacity: int | None = None, cross: object = None) -> SegmentedCache:
+        return SegmentedCache(LAYOUT, capacity or self.context, [[0], [], []])
+
+    def weight(self, group: int) -> float:
+        return 1.0
+
+    def leaving_out(self, segments: Sequence[int]) -> tuple[int, ...]:
+        return 0, 2
+
+    def step(self, *args: Any, route: tuple[int, ...] | None = None, **more: Any) -> np.ndarray:
+        if route is None:
+            return super().step(*args, **more)
+        self.short, known = True, self._known
+        self._known = {}
+        try:
+            return super().step(*args, **more)
+        finally:
+            self.short, self._known = False, known
+
+
+def drafter(name: str, folder: Path, engine: PathEngine) -> Drafter:
+    if name == "model":
+        return DraftModel(PathEngine(lambda path: follows(path, 0.6)), VOCAB, 0.0)  # type: ignore[arg-type]
+    if name == "self":
+        from edge.runtime.speculate.self import SelfDraft
+
+        return SelfDraft(engine, Fixed([(1,)]))  # type: ignore[arg-type]
+    bundle = fake_model(folder, says("x"))[0].bundle
+    return find(name.partition(",")[0])[0].make(Setting(bundle, 200))
+
+
+class Eager(Planner):
+    """Runs every draft as it is."""
+
+    def budget(self, most: int, context: int) -> Budget:
+        return Budget(min(most, 5), 0.0, self._trees)
+
+    def cut(self, draft: Draft) -> Draft:
+        return draft
+
+
+def excess(name: str, temperature: float, top_p: float, folder: Path) -> tuple[float, int]:
+    """By how many standard deviations chi-square lies above what it should be, over which token follows which in many
+    answers; and how many drafted tokens held."""
+    engine = Parts() if name == "self" else PathEngine(follows)
+    made = drafter(name, folder, engine)
+    speculation = Speculation(made, Eager(made.priors, StepCosts(lambda: None, 8), 8, trees=name == "recycle, trees"))
+    figures, counts = Figures(name), Counter[tuple[int, int]]()
+    for seed in range(ANSWERS):
+        options = SamplingOptions(temperature=temperature, top_p=top_p, seed=seed)
+        sampler = make_sampler(options, VOCAB, PROMPT)
+        said = speculation.generate(
+            engine,  # type: ignore[arg-type]
+            engine.new_cache(len(PROMPT) + TOKENS),
+            PROMPT,
+            sampler,
+            figures,
+            chunk=64,
+            most=TOKENS,
+            ends=frozenset(),
+            interrupted=lambda: False,
+        )
+        counts.update(itertools.pairwise([PROMPT[-1], *itertools.islice(said, TOKENS)]))
+    square = freedom = 0.0
+    for before in range(USED):
+        total = sum(count for (first, _), count in counts.items() if first == before)
+        for after, chance in enumerate(chances(before, temperature, top_p)):
+            expected = total * chance
+            assert expected > 0 or counts[before, after] == 0, "a token outside of the nucleus was drawn"
+            if expected > 0:
+                square += (counts[before, after] - expected) ** 2 / expected
+                freedom += 1
+        freedom -= 1
+    return (square - freedom) / math.sqrt(2 * freedom), figures.accepted
+
+
+def chances(before: int, temperature: float, top_p: float) -> np.ndarray:
+    p = np.exp(TABLE[before].astype(np.float64) / temperature)
+    p /= p.sum()
+    order = np.argsort(-p)
+    p[order[np.searchsorted(np.cumsum(p[order]), top_p) + 1 :]] = 0
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), SAMPLINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_sampling_has_the_models_distribution(name: str, temperature: float, top_p: float, tmp_path: Path) -> None:
+    found, accepted = excess(name, temperature, top_p, tmp_path)
+    assert found < 3.5 and accepted > 200
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_test_fails_where_likely_drafts_are_simply_accepted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(logits: np.ndarray, draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
+        path, said, at = list[int](), list[int](), -1
+        parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+        for node, (parent, token) in enumerate(zip(parents, draft.tokens, strict=True)):
+            p = np.exp(logits[at + 1] - logits[at + 1].max())
+            if parent == at and p[token] / p.sum() > 0.2:
+                at = node
+                path.append(node)
+                said.append(token)
+        return [*said, sampler(logits[at + 1])], path
+
+    assert decode.accept is verify.accept
+    monkeypatch.setattr(decode, "accept", broken)
+    assert excess(name, 1.0, 1.0, tmp_path)[0] > 5
+
+
+PROMPTS = ("The moon changes. The moon changes.", "la la la la la la la la")
+SHAPES = {
+    "stop": GenerateOptions(max_tokens=80),  # and a stop string, of the answer
+    "penalty": GenerateOptions(max_tokens=80, repetition_penalty=1.3),
+    "context": GenerateOptions(max_tokens=500),
+}
+
+
+@pytest.mark.parametrize("name", ["lookup", "recycle", "trigram", "model", "self", "cascade"])
+def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
+    name: str, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piece by piece, as it streams."""
+    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5)))
+    asked = f"model={by_layer.root}" if name == "model" else name
+    drafted = load(by_layer.root, context=120, threads=2, speculate=asked, reproducible=True)
+    assert isinstance(drafted, Model)
+    tokens = 0
+    for (shape, options), prompt in itertools.product(SHAPES.items(), PROMPTS):
+        if shape == "stop":
+            options = GenerateOptions(max_tokens=80, stop=[plain(by_layer).generate(prompt, options).text[40:47]])
+        wanted, got = ([*model.stream(prompt, options)] for model in (plain(by_layer), drafted))
+        assert [(p.text, p.token_id, p.finish_reason) for p in got] == [
+            (p.text, p.token_id, p.finish_reason) for p in wanted
+        ]
+        if shape != "penalty":
+            assert wanted[-1].finish_reason == shape
+        assert got[-1].timings.speculation is not None
+        tokens += got[-1].timings.speculation.drafted
+    assert tokens > 100
+
+
+@functools.cache
+def _plain(root: Path) -> Model:
+    model = load(root, context=120, threads=2, speculate="off", reproducible=True)
+    assert isinstance(model, Model)
+    return model
+
+
+def plain(bundle: Bundle) -> Model:
+    return _plain(bundle.root)
