@@ -29,8 +29,7 @@ EarlyStopping = Literal["never"] | bool
 Reason = Literal["stop", "length", "context", "interrupted"]
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
-LOWEST = float(np.finfo(np.float32).min)
-ROUNDING = 1e-5  # relative: float32 bounds may lie so far above what they were computed from
+LOWEST = np.finfo(np.float32).min
 
 
 def never() -> bool:
@@ -175,20 +174,14 @@ def search(
     branches = Branches(engine, cache, options.beams)
     groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
     spare = np.empty((options.beams, logits.shape[1]), np.float32)
-    changed = bool(processors) or len(groups) > 1  # whether scores are more than the model's log probabilities
     certain = 0
     reason: Reason = "length"
     while True:
         if options.interrupted():
             reason = "interrupted"
             break
-        norms = _log_sums(logits, spare)
-        if not changed:
-            groups[0].extend(logits, norms)
-        else:
-            for norm in norms:
-                logits -= norm[:, None]
-            _extend(groups, logits, processors, options.diversity)
+        _log_softmax(logits, spare)
+        _extend(groups, logits, processors, options.diversity)
         growing = [group for group in groups if not group.done]
         if not growing:
             break
@@ -222,7 +215,7 @@ def _extend(
                 process(texts, own)
         for token in taken:
             own[:, token] -= np.float32(diversity)
-        group.extend(own, np.zeros((2, len(own)), np.float32))
+        group.extend(own)
         taken += group.tokens
 
 
@@ -256,9 +249,10 @@ class _Group:
         self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
         self.done = False
 
-    def extend(self, scores: NDArray[np.float32], norms: NDArray[np.float32]) -> None:
-        """Choose what follows each text by the scores [n, V] of all tokens, less `norms` [2, n]."""
-        found = _largest(scores, norms, np.array(self.scores, np.float32), self._candidates)
+    def extend(self, scores: NDArray[np.float32]) -> None:
+        """Choose what follows each text by the scores of all tokens [n, V], which are overwritten."""
+        scores += np.array(self.scores, np.float32)[:, None]
+        found = _largest(scores, self._candidates)
         if not found:  # every token is forbidden
             self.cut("length")
             return
@@ -340,36 +334,29 @@ def _same(texts: Sequence[list[int]]) -> int:
     return count
 
 
-def _log_sums(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What makes logits [S, V] log probabilities when it is taken from them: the largest of each row, and then the
-    logarithm of the sum of what the exponentials are, [2, S]. `spare` [S or more, V] is overwritten."""
-    largest = logits.max(axis=1)
-    weights = np.subtract(logits, largest[:, None], out=spare[: len(logits)])
-    np.exp(weights, out=weights)
-    return np.stack([largest, np.log(weights.sum(axis=1))])
+def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
+    """Turn logits [S, V] into log probabilities in place."""
+    logits -= logits.max(axis=1, keepdims=True)
+    weights = np.exp(logits, out=spare[: len(logits)])
+    logits -= np.log(weights.sum(axis=1, keepdims=True))
 
 
-def _largest(
-    scores: NDArray[np.float32], norms: NDArray[np.float32], totals: NDArray[np.float32], count: int
-) -> list[tuple[float, int, int]]:
-    """The `count` largest of scores [n, V], less both of `norms` [2, n], plus `totals` [n], in order and above -inf:
-    value, row and column.
+def _largest(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
+    """The `count` largest of the scores [n, V] above -inf, in order: value, row and column.
 
-    Each row is laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
+    The scores are laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
     least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
     """
-    rows, vocab = scores.shape
-    columns = vocab // STRIDE
-    bounds = np.full(rows, LOWEST)
-    if rows * columns >= count:
-        maxima = scores[:, : columns * STRIDE].reshape(rows, STRIDE, columns).max(axis=1)
-        less = norms.sum(axis=0, dtype=np.float64) - totals
-        heights = (maxima - less[:, None]).reshape(-1)
-        bounds = less + np.partition(heights, len(heights) - count)[len(heights) - count]
-        bounds -= ROUNDING * (1 + np.abs(bounds))
-        bounds = np.maximum(bounds, LOWEST)
-    places = np.flatnonzero(scores >= bounds.astype(np.float32)[:, None])
-    beams, tokens = np.divmod(places, vocab)
-    values = scores[beams, tokens] - norms[0, beams] - norms[1, beams] + totals[beams]
-    order = np.argsort(-values, kind="stable")[:count]
-    return list(zip(values[order].tolist(), beams[order].tolist(), tokens[order].tolist(), strict=True))
+    flat = scores.reshape(-1)
+    columns = len(flat) // STRIDE
+    least = LOWEST
+    if columns >= count:
+        maxima = flat[: columns * STRIDE].reshape(STRIDE, columns).max(axis=0)
+        maxima.partition(columns - count)
+        least = max(least, maxima[columns - count])
+    places = (flat >= least).nonzero()[0]
+    values = flat[places]
+    order = (-values).argsort(kind="stable")[:count]
+    vocab = scores.shape[1]
+    found = zip(values[order].tolist(), places[order].tolist(), strict=True)
+    return [(value, place // vocab, place % vocab) for value, place in found]
