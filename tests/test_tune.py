@@ -161,7 +161,7 @@ def test_routers_learn_from_what_a_layer_is_worth(network: Network, tmp_path: Pa
 
 
 def test_skipping_less_is_asked_for_where_too_much_is_left_out(network: Network) -> None:
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.17, candidates=4))
+    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.17, candidates=4, penalty=4.0))
     assert isinstance(policy, First)
     with torch.no_grad():
         policy.bias[:] = -1.0
@@ -342,6 +342,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_so(
         (["--policy", "skipdecode", "--layers", "3-9"], "no more than the model's 6"),
         (["--policy", "skipdecode", "--layers", "many"], "no range of layers"),
         (["--policy", "first", "--unit", "0"], "--unit must be 1 or more"),
+        (["--policy", "first", "--penalty", "-1"], "--penalty must be 0 or more"),
         (["--policy", "unified", "--candidates", "3"], "unified has no routers"),
         (["--policy", "first", "--steps", "0"], "--steps must be 1 or more"),
         (["--policy", "first", "--rate", "2"], "--rate must lie"),

@@ -53,6 +53,10 @@ def command(
         int | None,
         typer.Option(metavar="N", help="Of first: units that have a router; default: some more than are left out."),
     ] = None,
+    penalty: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Of first: how strongly --ratio is held, in nats; default: 60."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text, or JSONL lines with a text, or with a prompt and an answer."),
@@ -90,8 +94,8 @@ def command(
     """
     given = {
         "model": model, "policy": policy, "ratio": ratio, "layers": layers, "unit": unit, "candidates": candidates,
-        "data": data, "prompts": prompts, "answer": answer, "steps": steps, "batch": batch, "length": length,
-        "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
+        "penalty": penalty, "data": data, "prompts": prompts, "answer": answer, "steps": steps, "batch": batch,
+        "length": length, "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
     for one, other in (("data", "prompts"), ("prompts", "data")):
@@ -123,10 +127,11 @@ def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
     texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision")
+    numbers = ("ratio", "rate", "penalty")
     for name, value in content.items():
         if name not in names:
             raise InputError(f"The recipe {path} sets {name!r}, which is no option of edge tune.")
-        kinds: tuple[type, ...] = (str,) if name in texts else (int, float) if name in ("ratio", "rate") else (int,)
+        kinds: tuple[type, ...] = (str,) if name in texts else (int, float) if name in numbers else (int,)
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise InputError(f"The recipe {path} sets {name} to {value!r}, which is of the wrong kind.")
         if name in FILES:
@@ -146,9 +151,8 @@ def _run(
         from edge.export.tune.trainer import Stopped
     except ModuleNotFoundError as e:
         raise MissingExtraError(f'Tuning needs {e.name}; install it with: pip install "edge[export]"') from None
-    target = Target(
-        asked.pop("ratio", None), _span(asked.pop("layers", None)), asked.pop("unit", 1), asked.pop("candidates", None)
-    )
+    aims = {name: asked.pop(name) for name in ("ratio", "unit", "candidates", "penalty") if name in asked}
+    target = Target(span=_span(asked.pop("layers", None)), **aims)
     settings = Settings(target=target, **asked)
     started = time.monotonic()
     with _interrupts() as stop, _training(settings.steps) as (progress, told, say):

@@ -28,7 +28,6 @@ APART = 0.4  # between the first biases of two routers, in the order in which th
 SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
 OWN = 0.3  # the scale of each router's own shift
 NOTES = "missed.json"
-WEIGHT = 4.0  # of the penalty, in nats: missing the target by a tenth of the layers costs 0.04
 
 
 class First:
@@ -37,7 +36,7 @@ class First:
     def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
         middle = range(1, layers - 1)
         self.units = [tuple(middle[at : at + target.unit]) for at in range(0, len(middle), target.unit)]
-        self._layers, self._unit, self._ratio = layers, target.unit, ratio
+        self._layers, self._unit, self._penalty = layers, target.unit, target.penalty
         self._wanted = min(max(1, round(ratio * layers / target.unit)), len(self.units))
         asked = target.candidates or round(BEYOND * self._wanted) + 1
         self._count = min(max(asked, self._wanted), len(self.units))
@@ -88,7 +87,7 @@ class First:
         needed = torch.stack(self._needed)  # [routers, B]
         kept = (needed >= 0.5).float() + needed - needed.detach()
         out = (1 - kept).sum(0) * self._unit / self._layers
-        return WEIGHT * (out.mean() - self._wanted * self._unit / self._layers).square()
+        return self._penalty * (out.mean() - self._wanted * self._unit / self._layers).square()
 
     def skipped(self) -> float:
         gates = torch.stack(list(self._gates.values())).detach()
