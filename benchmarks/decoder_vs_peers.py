@@ -32,6 +32,7 @@ from prompts import QUESTION, Prompts
 
 CONTEXTS = (16, 128, 512, 2000)
 PREFILLS = (128, 512, 2000)
+PARTS = ("memory", "speed", "drafts", "start")
 REST_S = 0.3
 MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
 MODEL = "smollm2-135m-instruct"
@@ -96,7 +97,7 @@ def main() -> int:
         if not bench.contenders:
             print("decoder_vs_peers: none of the engines can be measured here.", file=sys.stderr)
             return 2
-        bench.measure()
+        bench.measure(args.parts)
     result = bench.result() | {"seconds": round(time.monotonic() - began)}
     (args.out / "decoder_vs_peers.json").write_text(json.dumps(result, indent=1) + "\n")
     show(bench, args.out)
@@ -117,6 +118,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="the interpreter of an environment with the peers; default: the one that runs this")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens: two minutes, less certain")
+    parser.add_argument("--parts", type=partial(names_of, PARTS), default=list(PARTS), metavar="NAME,...",
+                        help="what to measure; default: " + ",".join(PARTS))
     parser.add_argument("--rounds", type=int, help=f"default: {FULL.rounds}, with --quick {QUICK.rounds}")
     parser.add_argument("--text", type=Path,
                         help="a file of paragraphs to cut the prompts of drafts from; default: as all other prompts")
@@ -131,11 +134,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def names_of(known: Sequence[str], text: str) -> list[str]:
-    """Engines from `A,B,...`, in the order of those that are known."""
+    """Engines, or what else is known, from `A,B,...`, in the order of those that are known."""
     names = text.split(",")
     for name in names:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"there is no engine {name!r}; there is: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; there is: {', '.join(known)}")
     return [name for name in known if name in names]
 
 
@@ -241,9 +244,20 @@ class Bench:
         }
         return Worker(found.python, engine.__name__, self.log, request)
 
-    def measure(self) -> None:
+    def measure(self, parts: Sequence[str] = PARTS) -> None:
         """Everything, in rounds over all contenders, so that a drift of the machine meets all alike."""
-        self._each(self._memory)
+        if "memory" in parts:
+            self._each(self._memory)
+        if "speed" in parts:
+            self._speed_rounds()
+        if "drafts" in parts:
+            self._draft_rounds()
+        if "start" in parts:
+            for number in range(self.plan.starts + 1):
+                self._each(lambda found, warm=number == 0: self._first_token(found, warm))
+            say(f"first token: {self.plan.starts} starts of each")
+
+    def _speed_rounds(self) -> None:
         self._each(self._start)
         for number in range(self.plan.rounds):
             for context in CONTEXTS:
@@ -252,6 +266,8 @@ class Bench:
         for found in self.contenders.values():
             if found.worker is not None:
                 found.worker.close()
+
+    def _draft_rounds(self) -> None:
         self._each(self._start_drafts)
         for number in range(self.plan.rounds):
             for context in CONTEXTS:
@@ -261,9 +277,6 @@ class Bench:
         for found in self.contenders.values():
             if found.drafts is not None and found.worker is not None:
                 found.worker.close()
-        for number in range(self.plan.starts + 1):
-            self._each(lambda found, warm=number == 0: self._first_token(found, warm))
-        say(f"first token: {self.plan.starts} starts of each")
 
     def _each(self, job: Callable[[Contender], None], *, backwards: bool = False) -> None:
         """Do it with one contender after the other; each rests before, so that threads of the one before do not spin

@@ -75,7 +75,7 @@ def test_engines_are_compared_in_one_order_with_ours_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--engines", "edge,vllm"], "there is no engine 'vllm'; there is: edge, onnxruntime-genai"),
+        (["--engines", "edge,vllm"], "there is no 'vllm'; there is: edge, onnxruntime-genai"),
         (["--variant", "llama.cpp=fastest"], "llama.cpp has no variant 'fastest'; it has: flash attention"),
         (["--threads", "0"], "--threads must be 1 or more, not 0"),
     ],
