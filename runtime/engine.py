@@ -19,7 +19,7 @@ from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import Step, StepBuffers
+from edge.runtime.step import Step, StepBuffers, paired
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -115,7 +115,7 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
-        return KVCache(self.bundle.manifest.kv, rows, cross, spare=int(self.reproducible))
+        return KVCache(self.bundle.manifest.kv, rows, cross, spare=int(self.reproducible or self.wide is not None))
 
     @cached_property
     def costs(self) -> CostCurve | None:
@@ -176,14 +176,10 @@ class Engine:
         if not self.reproducible:
             return self._run(cache, tokens, wanted, tree, logits)
         assert tree is None, "trees are not made reproducible"
-        count, lone = wanted.shape[0], size % 2
-        if count % 2:
-            wanted = np.append(wanted, wanted[-1])
-        if lone:
-            wanted = np.where(wanted < 0, wanted + size, wanted)
-            tokens = np.append(tokens, tokens[-1])
+        count = wanted.shape[0]
+        tokens, wanted = paired(tokens, wanted, self.bundle.manifest.context - cache.length)
         made = self._run(cache, tokens, wanted, None, logits)
-        cache.length -= lone
+        cache.length -= tokens.shape[0] - size
         return made[:count]
 
     def _run(

@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from edge.runtime.engine import Tree
 
 
+def paired(
+    tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`tokens` [S] of a step and the `rows` [R] of them that are wanted, in even numbers: the last one twice where it
+    would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits.
+
+    room: tokens that the graph has positions for; where there is none for one more, the tokens are left as they are.
+    """
+    size = tokens.shape[0]
+    if rows.shape[0] % 2:
+        rows = np.append(rows, rows[-1])
+    if size % 2 and size < room:
+        rows = np.where(rows < 0, rows + size, rows)
+        tokens = np.append(tokens, tokens[-1])
+    return tokens, rows
+
+
 class StepBuffers:
     """What the host writes and reads of a step of S tokens, whatever runs it.
 

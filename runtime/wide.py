@@ -22,7 +22,7 @@ from edge.runtime.cache import KVCache
 from edge.runtime.engine import LAST_ROW
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import Step
+from edge.runtime.step import Step, paired
 
 if TYPE_CHECKING:
     from edge.runtime.engine import Engine
@@ -100,15 +100,18 @@ class Wide:
     def step(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
-        """As `Engine.step`, without trees; the result is the caller's."""
+        """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
+        a row is the same, bit for bit, however a text is cut into steps; see `paired`."""
         rows = LAST_ROW if rows is None else rows
-        size, vocab = tokens.shape[0], self._bundle.manifest.dims.vocab_size
+        size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
-        step = Step(self.session, set(), cache, size, np.empty((1, rows.shape[0], vocab), np.float32))
+        tokens, rows = paired(tokens, rows, self._bundle.manifest.context - cache.length)
+        step = Step(self.session, set(), cache, tokens.shape[0], np.empty((1, rows.shape[0], vocab), np.float32))
         step.fill(tokens, cache.length, rows, None)
         step.run(cache, None)
-        found: NDArray[np.float32] = step.made[0]
+        cache.length -= tokens.shape[0] - size
+        found: NDArray[np.float32] = step.made[0, :wanted]
         return found
 
 

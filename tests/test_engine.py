@@ -165,3 +165,12 @@ def _resident_of(file: Path) -> int:
         elif inside and line.startswith("Rss:"):
             total += int(line.split()[1])
     return total
+
+
+def test_reproducible_steps_may_fill_all_of_the_context(tiny_bundle: Bundle) -> None:
+    context = tiny_bundle.manifest.context
+    engine = Engine(tiny_bundle, context=context, reproducible=True)
+    cache = engine.new_cache()
+    engine.step(cache, np.full(context - 1, 5))  # an odd number
+    logits = engine.step(cache, np.array([7]))
+    assert context % 2 == 0 and cache.length == context and np.isfinite(logits).all()
