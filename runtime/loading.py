@@ -131,7 +131,14 @@ def start(
 
         present = rss_bytes()
         plan = make_plan(
-            bundle, memory, context=context, chunk=chunk, branches=beams, present=present, speculate=speculate
+            bundle,
+            memory,
+            context=context,
+            chunk=chunk,
+            branches=beams,
+            present=present,
+            speculate=speculate,
+            wide=not reproducible and skip == OFF,  # the wide form takes no part in either
         )
 
     def make() -> Engine:

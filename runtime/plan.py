@@ -81,6 +81,7 @@ def make_plan(
     branches: int | None = None,
     present: int = 0,
     speculate: str = OFF,
+    wide: bool = True,
 ) -> Plan:
     """Choose the largest context, prompt chunk and step width that fit.
 
@@ -92,6 +93,7 @@ def make_plan(
         chunk: most prompt tokens of a step; default: 128.
         branches: texts that grow side by side (beams); default: as many as the bundle sets.
         speculate: what drafts, of a decoder: ``auto``, ``off`` or a drafter's name.
+        wide: whether the run uses the wide form of a bundle that has one.
         present: bytes that this process has resident already; see `MemoryModel`.
 
     Raises:
@@ -101,7 +103,7 @@ def make_plan(
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
-    choices = _Choices(bundle, context, chunk, branches, speculate)
+    choices = _Choices(bundle, context, chunk, branches, speculate, wide)
     if budget is None:
         demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
@@ -150,10 +152,11 @@ class _Choices:
     """The demands that can be made of one bundle, and which of them are rather made."""
 
     def __init__(
-        self, bundle: Bundle, context: int | None, chunk: int | None, branches: int | None, speculate: str
+        self, bundle: Bundle, context: int | None, chunk: int | None, branches: int | None, speculate: str, wide: bool
     ) -> None:
         manifest = bundle.manifest
         self._bundle, self._speculate = bundle, OFF if manifest.encoder is not None else speculate
+        self._wide = wide and manifest.wide is not None and manifest.wide.known
         limit = manifest.context
         if context is not None and not 1 <= context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {context}.")
@@ -183,7 +186,7 @@ class _Choices:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
-        if self._manifest.wide is not None:
+        if self._wide:
             yield _Rung(widths[0], chunks[0], wide=True)
         yield from (_Rung(width, chunks[0]) for width in widths)
         yield from (_Rung(widths[-1], chunk) for chunk in chunks[1:])

@@ -6,21 +6,29 @@ import dataclasses
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from test_speculate import AllOfIt, Guesser
 
 import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import Graph, WideForm
+from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 from edge.runtime.form_costs import FormCosts, form_costs
 from edge.runtime.generate import LONGER, prefill
-from edge.runtime.plan import make_plan
+from edge.runtime.memory_model import MemoryModel
+from edge.runtime.plan import make_plan, needed
 from edge.runtime.profile import ops
+from edge.runtime.speculate.base import NOTHING, Budget, Draft
+from edge.runtime.speculate.decode import Speculation
+from edge.runtime.step import Step
 from edge.runtime.wide import LEAST, Wide
 
 SLOWER_BELOW_11 = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 3.0, 6.0], 25.0)
@@ -43,6 +51,11 @@ def wide_of(engine: Engine, costs: FormCosts | None = None) -> Wide:
     if costs is not None:
         engine.wide.__dict__["costs"] = costs
     return engine.wide
+
+
+def without_it(bundle: Bundle) -> int:
+    """The smallest budget for 200 tokens of context in which everything but the wide form has its room."""
+    return needed(MemoryModel(bundle).footprint(make_plan(bundle, "4GB", context=200, wide=False).demand))
 
 
 def tokens(size: int) -> np.ndarray:
@@ -86,12 +99,29 @@ def test_rows_do_not_depend_on_how_they_are_cut(engine: Engine) -> None:
     whole, pieces = engine.new_cache(), engine.new_cache()
     at_once = wide.step(whole, text, np.arange(100))
     start = 0
-    for size in (37, 2, 3, 16, 42):
+    for size in (37, 2, 1, 3, 16, 41):
         found = wide.step(pieces, text[start : start + size], np.arange(size))
         assert np.array_equal(found, at_once[start : start + size])
         start += size
     for a, b in zip(whole.buffers, pieces.buffers, strict=True):
         assert np.array_equal(a[0][:, :, :100], b[0][:, :, :100]) and np.array_equal(a[1][:, :, :100], b[1][:, :, :100])
+
+
+def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels round a lone row otherwise, which shows in models of more than a few hundred channels."""
+    wide, text, shapes = wide_of(engine), tokens(256), []
+
+    class Seen(Step):
+        def __init__(self, session: Any, names: set[str], cache: KVCache, size: int, made: np.ndarray) -> None:
+            shapes.append((size, made.shape[1]))
+            super().__init__(session, names, cache, size, made)
+
+    monkeypatch.setattr("edge.runtime.wide.Step", Seen)
+    cache, whole = engine.new_cache(256), wide.step(engine.new_cache(256), text)
+    found = [wide.step(cache, text[start:end]) for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]
+    assert shapes == [(256, 2), (128, 2), (2, 2), (128, 2), (1, 2)]  # the graph has no position for one more
+    assert cache.length == 256 and found[-1].shape == whole.shape == (1, engine.bundle.manifest.dims.vocab_size)
+    assert np.array_equal(found[-1], whole)
 
 
 def test_rows_do_not_depend_on_their_neighbours(engine: Engine) -> None:
@@ -150,6 +180,23 @@ def test_costs_are_measured_once_and_kept(bundle: Bundle, own_cache: Path) -> No
     assert third.costs.sizes == [4, 16, 64] and third.opened
 
 
+def test_drafts_are_verified_in_the_narrow_form(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = edge.load(bundle.root, context=256)
+
+    def guess(text: Sequence[int], budget: Budget) -> Draft:
+        return Draft(list(range(3, 3 + budget.tokens)), [0] * budget.tokens) if budget.tokens else NOTHING
+
+    model.__dict__["speculation"] = Speculation(Guesser(guess), AllOfIt(width=15))
+    wide, read, ran = wide_of(model.engine, SLOWER_BELOW_11), [], []
+    _ = wide.session
+    wide_step, narrow = wide.step, model.engine._step
+    monkeypatch.setattr(wide, "step", lambda c, t: read.append(len(t)) or wide_step(c, t))
+    monkeypatch.setattr(model.engine, "_step", lambda c, t, *a, **k: ran.append(len(t)) or narrow(c, t, *a, **k))
+    result = model.generate("the harbour wall, " * 12, edge.GenerateOptions(max_tokens=40), raw=True)
+    assert result.generated_tokens > 1 and read == [result.prompt_tokens]
+    assert max(ran) > 11  # where the wide form is faster
+
+
 def test_where_the_forms_cross(engine: Engine) -> None:
     assert SLOWER_BELOW_11.crossing == 11 and NEVER.crossing is None
     assert form_costs([4, 16], [2.0, 4.0], [1.0, 3.0], 1.0).crossing == 1
@@ -190,9 +237,6 @@ def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, cap
     roomy = make_plan(bundle, "1GB", context=200)
     assert roomy.demand.wide
     without = dataclasses.replace(roomy.demand, wide=False)
-    from edge.runtime.memory_model import MemoryModel
-    from edge.runtime.plan import needed
-
     tight = make_plan(bundle, needed(MemoryModel(bundle).footprint(without)), context=200)
     assert tight.demand == without
     with caplog.at_level(logging.WARNING):
@@ -203,6 +247,46 @@ def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, cap
     ]
     prefill(engine, engine.new_cache(), tokens(100), chunk=64, interrupted=lambda: False)
     assert len(caplog.records) == 1
+
+
+def test_edge_run_says_once_that_a_limit_leaves_it_out(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.runtime.memory.rss_bytes", lambda: 0)  # the tests' own memory does not count
+    limit = without_it(bundle)
+    prompt = "A lighthouse stands at the end of the wall. " * 3
+    options = ["--memory", str(limit), "--context", "200", "--raw", "--speculate", "off", "--max-tokens", "3"]
+    for extra, said in (([], 1), (["--reproducible"], 0)):
+        caplog.clear()
+        assert main(["run", str(bundle.root), prompt, *options, *extra]) == 0
+        assert caplog.text.count("has no room for the wide form") == said
+
+
+def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> None:
+    assert bundle.manifest.wide is not None
+    manifest = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
+    newer = dataclasses.replace(bundle, manifest=manifest)
+    assert "wide form" in make_plan(bundle, "4GB").footprint.running
+    assert "wide form" not in make_plan(newer, "4GB").footprint.running
+    for options, used in (({}, True), ({"reproducible": True}, False)):
+        plan = edge.load(bundle.root, memory="4GB", **options).engine.plan
+        assert plan is not None and plan.demand.wide == used
+
+
+def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bundle.manifest.wide is not None
+    graph = bundle.path("graphs/wide.onnx").stat().st_size
+    assert main(["inspect", str(bundle.root), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["wide"]["bytes"]
+    assert shown == graph + sum(group.bytes for group in bundle.manifest.wide.groups)
+    assert main(["inspect", str(bundle.root)]) == 0
+    assert "int8 for prompts, " in capsys.readouterr().out
+    for budget, said in (
+        ("4GB", "used for prompts"),
+        (str(without_it(bundle)), "left out: prompts are read more slowly"),
+    ):
+        assert main(["plan", str(bundle.root), "--context", "200", "--memory", budget, "--speculate", "off"]) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_reproducible_answers_do_not_depend_on_what_was_measured(bundle: Bundle) -> None:
@@ -232,6 +316,7 @@ def test_what_cannot_have_one_is_refused(tiny_checkpoint: Path, tmp_path: Path) 
 
     with pytest.raises(InputError, match="no wide weights 'int3'; choose one of int8, none"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", wide_weights="int3")
+    assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / "x.edge"), "--wide-weights", "int3"]) == 2
     shutil.copytree(tiny_checkpoint, tmp_path / "gemma")
     sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
