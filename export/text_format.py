@@ -19,6 +19,7 @@ MULTILINGUAL = ("mbart", "m2m_100", MARIAN)
 UNKNOWN: dict[str, Any] = {
     "do_sample": False,
     "num_beam_groups": 1,
+    "num_return_sequences": 1,
     "encoder_no_repeat_ngram_size": 0,
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,

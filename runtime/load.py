@@ -43,8 +43,8 @@ def load(
         beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
         speculate: what drafts tokens of a decoder's answer that are verified several in a step: ``auto``, ``off`` or a
             drafter's name; see docs/speculation.md.
-        reproducible: make a decoder's answer independent, bit for bit, of how many tokens its steps had; a little
-            slower. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
+        reproducible: make answers independent, bit for bit, of how many tokens their steps had; a little slower, and
+            without beams. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
         skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
             docs/skipping.md.
 

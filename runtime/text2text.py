@@ -315,6 +315,8 @@ class Text2Text:
 
     def _decided(self, options: Text2TextOptions, engine: Engine) -> _Task:
         """All that options decide about a task, which has no input yet."""
+        if engine.reproducible and options.over(self._defaults).num_beams > 1:
+            raise InputError("Only one text at a time is reproducible bit for bit; ask for one beam.")
         defaults = self._defaults
         prompt = self._prompt(options)
         wanted = options.max_tokens

@@ -292,7 +292,6 @@ def test_ctrl_c_on_a_terminal_stops_one_answer(run: Run, fake: Callable, monkeyp
         (("x", "--raw"), "--raw means nothing to it"),
         (("x", "--prefill-chunk", "4"), "--prefill-chunk means nothing to it"),
         (("x", "--speculate", "off"), "--speculate means nothing to it"),
-        (("x", "--reproducible"), "--reproducible means nothing to it"),
         (("x", "--audio", "talk.wav"), "hears no sound; --audio needs a speech bundle"),
         (("x", "--output", "out"), "name the file with -f"),
         (("x", "-f", "file"), "two prompts"),
@@ -315,7 +314,7 @@ def test_bad_input_gets_one_sentence_and_status_2(
 
 @pytest.mark.parametrize(
     "option",
-    [("--beams", 2), ("--target-language", "de"), ("--draft-from-input",), ("--output", "out"), ("--n-best", 1)],
+    [("--beams", 2), ("--to", "de"), ("--draft-from-input",), ("--output", "out"), ("--n-best", 1)],
 )
 def test_a_decoder_refuses_what_only_text_to_text_has(
     run: Run, tiny_bundle: Bundle, option: tuple[object, ...]
@@ -334,4 +333,4 @@ def test_a_speech_bundle_goes_to_the_speech_command(
         "edge.cli.speech.run_speech", lambda args, bundle: 7 if args.audio == "a.wav" and args.beams == 5 else 1
     )
     assert run("x.edge", "--audio", "a.wav", "--beams", 5)[0] == 7
-    assert "--source-language means nothing" in run("x.edge", "--audio", "a.wav", "--source-language", "de")[2]
+    assert "--from means nothing" in run("x.edge", "--audio", "a.wav", "--source-language", "de")[2]

@@ -15,6 +15,7 @@ from transformers import BartConfig, MarianConfig, PreTrainedConfig, T5Config
 
 import edge
 from edge.cli.main import main
+from edge.errors import InputError
 from edge.runtime.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
 from edge.runtime.generate import generate
@@ -148,6 +149,24 @@ def test_translations_are_those_of_transformers(
     lines = (DATA / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[100:104]
     ours = [model.generate(line, Text2TextOptions(max_tokens=60, **options)).text for line in lines]
     assert ours == [translate(line, **settings) for line in lines]
+
+
+def test_reproducible_outputs_are_the_same_with_and_without_a_draft_at_8_bits(tmp_path: Path) -> None:
+    """Where steps of one token and of several do not differ in the last bits of their logits."""
+    if not (MODEL / "model.safetensors").exists() or not DATA.exists():
+        pytest.skip(f"{MODEL} is not on this machine")
+    bundle = edge.export(MODEL, tmp_path / "en-de.edge", weights="int8", check=False)
+    model = edge.load(bundle.root, reproducible=True)
+    assert isinstance(model, Text2Text)
+    source = (DATA / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:40]
+    german = (DATA / "test_2016_flickr.de").read_text(encoding="utf-8").splitlines()[:40]
+    drafted = Text2TextOptions(max_tokens=60, draft_from_input=True)
+    for line in [*source[:20], *german]:  # what it makes of German resembles its input
+        assert (
+            model.generate(line, drafted).token_ids == model.generate(line, Text2TextOptions(max_tokens=60)).token_ids
+        )
+    with pytest.raises(InputError, match="one text at a time is reproducible"):
+        model.generate(source[0], Text2TextOptions(beams=4))
 
 
 def test_the_command_prints_the_translation(

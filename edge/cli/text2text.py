@@ -20,7 +20,8 @@ OWN = (
     *("source_language", "target_language", "beams", "n_best", "length_penalty", "early_stopping", "beam_groups"),
     *("diversity", "no_repeat_ngram", "min_tokens", "draft_from_input", "output"),
 )
-FOREIGN = ("system", "raw", "prefill_chunk", "speculate", "reproducible")
+FOREIGN = ("system", "raw", "prefill_chunk", "speculate")
+NAMES = {"source_language": "--from", "target_language": "--to"}
 SPEECH_TOO = ("beams", "output")  # of OWN: what speech bundles take as well
 CUT = ("length", "context")  # why an answer that might go on ended
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
@@ -54,7 +55,7 @@ def check_no_text2text(bundle: Bundle, args: argparse.Namespace, *, also: tuple[
     """Raise InputError where a bundle of another kind is given one of `OWN`, those of `also` left out."""
     for name in OWN:
         if name not in also and getattr(args, name) not in (None, False):
-            option = f"--{name.replace('_', '-')}"
+            option = NAMES.get(name, f"--{name.replace('_', '-')}")
             raise InputError(f"{bundle.root} is no bundle from text to text, and {option} means nothing to it.")
 
 
@@ -104,6 +105,7 @@ def _load(args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC) -> tuple
         threads=args.threads,
         memory=args.memory,
         beams=args.beams,
+        reproducible=args.reproducible,
         skip=args.skip,
     )
     from edge.runtime.text import Text
