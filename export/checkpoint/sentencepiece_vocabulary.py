@@ -128,7 +128,7 @@ def _finished(
     """The text of a tokenizer.json. texts: what else is matched whole; template: what stands around a text."""
     tokenizer = _tokenizer(pieces, ids, keep=[*special, *(token.content for token in texts)])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    tokenizer.add_tokens(texts)
+    tokenizer.add_tokens(list(texts))
     used = [(token, ids[token]) for token in template.split() if token in ids]
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
     return str(tokenizer.to_str())

@@ -60,7 +60,10 @@ def stacks(
     *,
     scaled: bool,
 ) -> EncoderDecoder:
-    """Both halves of these layers, with embeddings, final norms and the head, which `scaled` hands less."""
+    """Both halves of these layers, with embeddings, final norms and the head.
+
+    scaled: whether what the head reads is divided by the square root of its width.
+    """
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
     encoder = Encoder(
