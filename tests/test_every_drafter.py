@@ -34,7 +34,7 @@ VOCAB = 16  # a row of `recycle` has 8 candidates
 USED = 5  # tokens that come
 TABLE = np.random.default_rng(8).standard_normal((USED, USED)).astype(np.float32) * 1.5
 PROMPT = np.random.default_rng(9).integers(0, USED, 30).tolist()
-NAMES = ["lookup", "recycle", "recycle, trees", "trigram", "model", "self", "cascade"]
+NAMES = ["lookup", "recycle", "recycle, trees", "trigram", "model", "self", "cascade", "cascade, trees"]
 SAMPLINGS = [(1.0, 1.0), (0.7, 0.95), (1.6, 0.8)]  # temperature, top-p
 ANSWERS, TOKENS = 50, 60
 
@@ -104,7 +104,7 @@ def excess(name: str, temperature: float, top_p: float, folder: Path) -> tuple[f
     answers; and how many drafted tokens held."""
     engine = Parts() if name == "self" else PathEngine(follows)
     made = drafter(name, folder, engine)
-    speculation = Speculation(made, Eager(made.priors, StepCosts(lambda: None, 8), 8, trees=name == "recycle, trees"))
+    speculation = Speculation(made, Eager(made.priors, StepCosts(lambda: None, 8), 8, trees=name.endswith("trees")))
     figures, counts = Figures(name), Counter[tuple[int, int]]()
     for seed in range(ANSWERS):
         options = SamplingOptions(temperature=temperature, top_p=top_p, seed=seed)

@@ -19,7 +19,7 @@ from edge.runtime.load import load
 from edge.runtime.loading import open_engine
 from edge.runtime.memory_model import Demand, MemoryModel
 from edge.runtime.model import Model
-from edge.runtime.speculate import recycle
+from edge.runtime.speculate import cascade, recycle
 from edge.runtime.speculate.base import Budget, Draft, Setting
 from edge.runtime.speculate.planner import GAIN, Planner, StepCosts
 from edge.runtime.speculate.verify import keep, tree_step
@@ -118,7 +118,10 @@ def test_a_greedy_answer_is_the_same_with_trees(with_trees: Bundle, monkeypatch:
         assert did["accepted"] > 0.5 * len(said), "branches held, wherever they stood"
 
 
-def test_recycle_drafts_trees_where_a_bundle_takes_them(with_trees: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["recycle", "cascade"])
+def test_trees_are_drafted_where_a_bundle_takes_them(
+    name: str, with_trees: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shapes = []
 
     def cut(self: Planner, draft: Draft) -> Draft:
@@ -127,7 +130,7 @@ def test_recycle_drafts_trees_where_a_bundle_takes_them(with_trees: Bundle, monk
 
     monkeypatch.setattr(Planner, "cut", cut)
     plain = load(with_trees.root, context=200, threads=2, speculate="off")
-    drafted = load(with_trees.root, context=200, threads=2, speculate="recycle")
+    drafted = load(with_trees.root, context=200, threads=2, speculate=name)
     assert isinstance(plain, Model) and isinstance(drafted, Model)
     assert answers(with_trees, plain) == answers(with_trees, drafted)
     assert any(parents is not None and list(parents) != list(range(-1, len(parents) - 1)) for parents in shapes)
@@ -143,8 +146,31 @@ def test_reproducible_answers_take_the_other_graph_and_chains(
     assert answers(with_trees, plain) == answers(with_trees, drafted)
 
 
+def test_cascade_grows_other_words_beside_its_chain(with_trees: Bundle) -> None:
+    drafter = cascade.make(Setting(with_trees, 200))
+    text = [5, 6, 7, 8, 9, 4, 5, 6, 7]
+    drafter.begin(text)
+    logits = np.full((2, with_trees.manifest.dims.vocab_size), -9.0, np.float32)
+    logits[0, [8, 40, 41]] = 9, 8, 7  # behind 7
+    logits[1, [50, 51]] = 9, 8  # behind 40
+    budget = Budget(12, trees=True)
+    drafter.propose(text, budget)
+    drafter.verified(np.array([7, 40]), logits)
+    draft = drafter.propose(text, budget)
+    assert draft.parents is not None and len(draft.tokens) <= 12
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        paths[node] = (*paths[parent], token)
+    assert {(8,), (8, 9), (8, 9, 4), (40,)} <= set(paths.values()), "lookup's and recycle's"
+    assert len(set(paths.values())) == len(paths), "what both have is there once"
+    few = drafter.propose(text, Budget(3, trees=True))
+    assert len(few.tokens) == 3 and few.tokens[0] == 8 and few.parents is not None
+    assert all(parent < node for node, parent in enumerate(few.parents))
+    assert drafter.propose(text, Budget(3)).parents is None, "chains where steps take no trees"
+
+
 def test_others_load_the_graph_without_them(with_trees: Bundle) -> None:
-    for name in ("off", "auto", "lookup", "cascade"):
+    for name in ("off", "auto", "lookup", "trigram"):
         assert not open_engine(with_trees, context=50, speculate=name).takes_trees
 
 

@@ -43,7 +43,7 @@ DRAFTERS: dict[str, str] = {
     "cascade": "lookup, then trigram, then recycle, where those before have nothing to say",
 }
 """Drafters as they are asked for, each a module of this package, and what they guess from."""
-BRANCHING = ("recycle",)  # those that draft trees where a step takes them
+BRANCHING = ("recycle", "cascade")  # those that draft trees where a step takes them
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
 CHOSEN = "lookup"  # what auto stands for
 # Tokens of a step, the one before the draft included. Each size binds buffers of its own, and these few lose 0.3% of

@@ -3,6 +3,8 @@
 `lookup` comes first, where at least two tokens matched: it copies whole passages. Then `trigram`, which remembers what
 it read in earlier texts; then what followed a single token, `recycle`'s, or `lookup`'s where the model was not sure.
 A draft that ends early is continued by `recycle`, which needs no more than one token to go on from.
+
+Where steps take trees, `recycle`'s tree grows beside that chain: other tokens where the chain may be wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ REST = (0.15, 0.2, 0.3, 0.45, 0.5, 0.5, 0.5, 0.35, *recycle.FROM_FILE)
 # Where the grades of each drafter begin among those of all.
 LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
 RECYCLE = TRIGRAM + len(trigram.PRIORS)
+BESIDE = RECYCLE + len(REST)  # of `recycle`'s tree beside the others' chain
 
 
 def nbytes(setting: Setting) -> int:
@@ -56,7 +59,7 @@ class Cascade:
     """Drafters in turn; None in the place of one that there is no room for."""
 
     name = "cascade"
-    priors = (*lookup.PRIORS, *trigram.PRIORS, *REST)
+    priors = (*lookup.PRIORS, *trigram.PRIORS, *REST, *recycle.PRIORS)
     cost = 0.0
     reads_logits = True
 
@@ -73,6 +76,26 @@ class Cascade:
             drafter.accept(tokens)
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        if not budget.trees or self._recycle is None:
+            return self._chain(context, budget)
+        chain = self._chain(context, Budget(budget.tokens, budget.least))
+        tree = _graded(self._recycle.propose(context, budget), BESIDE)
+        return self._likeliest(_together(chain, tree), budget.tokens)
+
+    def _likeliest(self, tree: Draft, most: int) -> Draft:
+        """Up to so many nodes, as far as `priors` tell."""
+        if tree.parents is None or len(tree.tokens) <= most:
+            return tree
+        holds = list[float]()
+        for parent, grade in zip(tree.parents, tree.grades, strict=True):
+            holds.append((holds[parent] if parent >= 0 else 1.0) * self.priors[grade])
+        # A node is never likelier than its parent, which stands before it.
+        kept = sorted(sorted(range(len(holds)), key=lambda node: (-holds[node], node))[:most])
+        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+        parents = [place[tree.parents[node]] for node in kept]
+        return Draft([tree.tokens[node] for node in kept], [tree.grades[node] for node in kept], parents)
+
+    def _chain(self, context: Sequence[int], budget: Budget) -> Draft:
         weak = NOTHING
         if self._lookup is not None:
             weak = self._lookup.propose(context, budget)
@@ -99,4 +122,25 @@ class Cascade:
 
 def _graded(draft: Draft, first: int) -> Draft:
     """A draft whose grades are among those of all drafters, `first` the first of its own."""
-    return Draft(draft.tokens, [first + grade for grade in draft.grades]) if draft.tokens else NOTHING
+    if not draft.tokens:
+        return NOTHING
+    return Draft(draft.tokens, [first + grade for grade in draft.grades], draft.parents)
+
+
+def _together(chain: Draft, tree: Draft) -> Draft:
+    """A tree with all paths of both; what both have is graded as in the chain."""
+    if tree.parents is None:
+        return chain
+    tokens, grades = list(chain.tokens), list(chain.grades)
+    parents = list(range(-1, len(tokens) - 1))
+    known = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    place = {-1: -1}  # of the tree's nodes
+    for node, (token, grade, parent) in enumerate(zip(tree.tokens, tree.grades, tree.parents, strict=True)):
+        at = known.get((place[parent], token))
+        if at is None:
+            at = known[place[parent], token] = len(tokens)
+            tokens.append(token)
+            grades.append(grade)
+            parents.append(place[parent])
+        place[node] = at
+    return Draft(tokens, grades, parents)
