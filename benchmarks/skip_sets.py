@@ -26,13 +26,14 @@ def prompts(questions: Path, kind: str, count: int) -> list[str]:
 
 def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]:
     """[prompts, layers]: 1 where the answer to a prompt leaves a layer out."""
-    engine = open_engine(bundle, skip, context=CONTEXT)
+    context = min(CONTEXT, bundle.manifest.context)
+    engine = open_engine(bundle, skip, context=context)
     assert isinstance(engine, SegmentedEngine)
     model, segments = Model(bundle, engine, Text(bundle), speculate="off"), bundle.manifest.segments
     found = np.ones((len(asked), bundle.manifest.dims.num_layers))
     for row, prompt in zip(found, asked, strict=True):
-        ids = np.array(model.prompt_ids(prompt)[: CONTEXT - 1], np.int64)
-        cache = engine.new_cache(CONTEXT)
+        ids = np.array(model.prompt_ids(prompt)[: context - 1], np.int64)
+        cache = engine.new_cache(context)
         cache.prompt = len(ids)
         engine.step(cache, ids)
         for group in engine.policy.route(cache, 1):

@@ -44,21 +44,21 @@ def test_routers_are_held_against_what_is_wanted_and_against_unified_skipping_as
 def test_sets_of_layers_are_counted_by_kind_of_prompt(
     by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A router that always leaves out layer 2, and one that asks the prompt about layer 4."""
+    """Two routers, of layers 2 and 4, one of which each prompt leaves out."""
     root = Path(shutil.copytree(by_layer.root, tmp_path / "routed.edge"))
     routers = np.zeros((4, by_layer.manifest.dims.hidden_size + 1), np.float32)
-    routers[:, -1] = [np.inf, -1, np.inf, 0]
-    routers[3, :-1] = np.random.default_rng(1).standard_normal(by_layer.manifest.dims.hidden_size)
+    routers[:, -1] = [np.inf, 0, np.inf, 0]
+    routers[:, :-1] = np.random.default_rng(1).standard_normal((4, by_layer.manifest.dims.hidden_size))
     np.save(root / "routers.npy", routers)
     routed = Bundle(root, dataclasses.replace(by_layer.manifest, routers="routers.npy"))
     asked = [f"The moon {i} changes its shape {'again ' * (3 * i)}" for i in range(6)]
-    out = skip_sets.left_out(routed, "first", asked)
-    assert out[:, 2].all() and not out[:, [0, 1, 3, 5]].any() and 0 < out[:, 4].sum() < 6
+    out = skip_sets.left_out(routed, "first:skip=1", asked)
+    assert (out[:, [2, 4]].sum(axis=1) == 1).all() and not out[:, [0, 1, 3, 5]].any()
     questions = tmp_path / "questions.jsonl"
     kinds = [("translation", asked[:3]), ("math_reasoning", asked[3:]), ("qa", ["Why?"])]
     rows = [{"category": kind, "turns": [text]} for kind, texts in kinds for text in texts]
     questions.write_text("\n".join(map(json.dumps, rows)))
-    shares = skip_sets.report(routed, "first", questions, 3)
+    shares = skip_sets.report(routed, "first:skip=1", questions, 3)
     np.testing.assert_allclose(shares["translation"], out[:3].mean(axis=0), atol=1e-3)
     np.testing.assert_allclose(shares["math_reasoning"], out[3:].mean(axis=0), atol=1e-3)
     assert "the mean sets differ by" in capsys.readouterr().out
