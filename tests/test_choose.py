@@ -16,6 +16,7 @@ from edge.runtime.answer import GenerateOptions
 from edge.runtime.engine import Engine
 from edge.runtime.load import load
 from edge.runtime.model import Model
+from edge.runtime.providers import cpu
 from edge.runtime.text import Text
 
 
@@ -27,7 +28,10 @@ def test_the_first_of_the_largest_logits_is_found_wherever_it_stands(vocab: int)
     add_output(builder, likeliest(builder.op, logits, vocab, block), "tokens", [1, "R"], INT64)
     model = ir.to_proto(ir.Model(builder.graph, ir_version=10)).SerializeToString()
     onnx.checker.check_model(model)
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    cpu.share_thread_pool(2)  # as another test may have done before
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(vocab)
     for rows in (1, 2, 7):
         given = rng.integers(-4, 5, (1, rows, vocab)).astype(np.float32)  # many equals

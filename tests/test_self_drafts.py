@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from edge.bundle import Bundle
+from edge.cli.main import main
 from edge.errors import InputError
 from edge.runtime.answer import GenerateOptions
 from edge.runtime.load import load
@@ -135,6 +138,15 @@ def test_memory_is_known_and_limited(by_layer: Bundle) -> None:
     assert 0 < few < many
     with pytest.raises(InputError, match="The drafter self takes .* more than the 1000 that are left"):
         drafts.make(Setting(by_layer, 200, limit=1000))
+
+
+def test_profiling_drafters_measures_it_over_the_segments(
+    by_layer: Bundle, tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = ["off", "lookup", "recycle", "trigram", "cascade"]
+    for bundle, names in ((tiny_bundle, others), (by_layer, [*others, "self"])):
+        main(["profile", str(bundle.root), "--speculate", "--seconds", "1", "--json"])
+        assert [each["drafter"] for each in json.loads(capsys.readouterr().out)] == names
 
 
 def test_what_cannot_be_asked_is_said_in_a_sentence(by_layer: Bundle, by_half: Bundle, tiny_bundle: Bundle) -> None:
