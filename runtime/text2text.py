@@ -309,9 +309,10 @@ class Text2Text:
 
     def _task(self, source: list[int], bare: list[int], options: Text2TextOptions, engine: Engine) -> _Task:
         """One input's task; what options decide is that of the input before, where they are the same."""
-        if self._last is None or self._last.options is not options:
-            self._last = self._decided(options, engine)
-        return dataclasses.replace(self._last, source=source, bare=bare)
+        last = self._last
+        if last is None or last.options is not options:
+            self._last = last = self._decided(options, engine)
+        return dataclasses.replace(last, source=source, bare=bare)
 
     def _decided(self, options: Text2TextOptions, engine: Engine) -> _Task:
         """All that options decide about a task, which has no input yet."""
