@@ -60,6 +60,6 @@ def write_trees(writer: BundleWriter, manifest: Manifest) -> Manifest:
 def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
     """An initializer of the graph."""
     tensor = ir.tensor(np.array(values, np.int64), name=f"trees.{name}")
-    value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(INT64), const_value=tensor)
+    value = ir.Value(name=tensor.name, shape=ir.Shape([len(values)]), type=ir.TensorType(INT64), const_value=tensor)
     graph.register_initializer(value)
     return value
