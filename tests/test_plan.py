@@ -312,5 +312,7 @@ def test_edge_plan_tells_what_drafts_take_and_bring(tiny_bundle: Bundle, capsys:
     assert drafts["tokens"] == 15 and drafts["gain"] > 1.2 and not drafts["measured"]
     vocab = tiny_bundle.manifest.dims.vocab_size
     assert drafts["bytes"] >= 15 * 4 * vocab
+    assert main(["plan", str(tiny_bundle.root), "--speculate", "trigram"]) == 0
+    assert "edge profile --speculate measures the gain" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", str(tiny_bundle.root), "--speculate", "off"]) == 0
     assert "none: every step is one token" in capsys.readouterr().out

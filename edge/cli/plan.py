@@ -45,7 +45,7 @@ def command(
     opened.check_sizes()
     plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate)
     costs = _costs(opened)
-    speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs)
+    speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs, speculate)
     if as_json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
         print(json.dumps(found, indent=1, ensure_ascii=False))
@@ -83,9 +83,13 @@ def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
     return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
 
 
-def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None) -> dict[str, Any] | None:
-    """What drafts cost in memory and gain in speed under this plan; None where there are none."""
+def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None, drafter: str) -> dict[str, Any] | None:
+    """What drafts cost in memory and gain in speed under this plan; None where there are none.
+
+    The gain is estimated for the drafter that is chosen by default alone: None for others.
+    """
     from edge.runtime.memory_model import MemoryModel
+    from edge.runtime.speculate.base import AUTO, CHOSEN
     from edge.runtime.speculate.planner import StepCosts, expected_gain
 
     width = plan.demand.width
@@ -95,7 +99,7 @@ def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None) -> dict[str, An
     running = [sum(model.footprint(demand).running.values()) for demand in (plan.demand, without)]
     steps = StepCosts(lambda: costs, width)
     steps.begin()
-    gain = round(expected_gain(steps.ratios, width), 2)
+    gain = round(expected_gain(steps.ratios, width), 2) if drafter in (AUTO, CHOSEN) else None
     return {"tokens": width - 1, "bytes": running[0] - running[1], "gain": gain, "measured": costs is not None}
 
 
@@ -152,9 +156,11 @@ def _gains(manifest: Manifest, drafts: dict[str, Any] | None) -> dict[str, str]:
     if drafts is None:
         return {"Drafts": "none: every step is one token"}
     basis = "by this device's cost curve" if drafts["measured"] else "by guessed costs of wider steps"
+    gain = "edge profile --speculate measures the gain"
+    if drafts["gain"] is not None:
+        gain = f"about {drafts['gain']:.1f} times as fast, {basis}"
     return {
-        "Drafts": f"up to {drafts['tokens']} tokens a step for {drafts['bytes'] / 1e6:.1f} MB while running; about "
-        f"{drafts['gain']:.1f} times as fast, {basis}"
+        "Drafts": f"up to {drafts['tokens']} tokens a step for {drafts['bytes'] / 1e6:.1f} MB while running; {gain}"
     }
 
 
