@@ -6,9 +6,11 @@ import itertools
 import math
 import mmap
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.errors import InputError
@@ -58,6 +60,13 @@ class KVCache:
             for shape, offset in zip(shapes, offsets, strict=False)
         ]
         self.buffers = list(zip(arrays[::2], arrays[1::2], strict=True))
+
+    @cached_property
+    def values(self) -> list[tuple[ort.OrtValue, ort.OrtValue]]:
+        """`buffers` as onnxruntime takes them, made once for steps of all sizes. They share the buffers' memory and do
+        not keep it alive."""
+        made = (ort.OrtValue.ortvalue_from_numpy(buffer) for pair in self.buffers for buffer in pair)
+        return list(zip(made, made, strict=True))
 
     @property
     def reusable(self) -> int:

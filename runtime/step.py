@@ -88,14 +88,15 @@ class Step(StepBuffers):
             inputs["key_positions"] = cache.positions
         # What is not bound stays in the arena, among the step's activations.
         outputs: dict[str, NDArray[Any]] = {"logits" if made.dtype == np.float32 else "tokens": made}
-        for i, (key, value) in enumerate(cache.buffers):
-            inputs[f"past.{i}.key"] = outputs[f"present.{i}.key"] = key
-            inputs[f"past.{i}.value"] = outputs[f"present.{i}.value"] = value
         # An OrtValue made from an array shares its memory and does not keep it alive: cache and step do.
         for name, array in inputs.items():
             self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         for name, array in outputs.items():
             self._binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        for i, pair in enumerate(cache.values):
+            for part, value in zip(("key", "value"), pair, strict=True):
+                self._binding.bind_ortvalue_input(f"past.{i}.{part}", value)
+                self._binding.bind_ortvalue_output(f"present.{i}.{part}", value)
 
     def read(self, cross: Cross | None) -> None:
         super().read(cross)
