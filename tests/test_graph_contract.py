@@ -55,6 +55,7 @@ def test_inputs_and_outputs_are_the_contract(tmp_path: Path, checkpoint: TinyChe
     }
     assert {o.name: (o.type, o.shape) for o in session.get_outputs()} == {
         "logits": ("tensor(float)", [1, "R", 331]),
+        "tokens": ("tensor(int64)", [1, "R"]),
         **{f"present.{k}": v for k, v in kv.items()},
     }
 
