@@ -25,11 +25,10 @@ FLOAT = 4  # bytes
 LATER = ("wide", "tree")  # graphs that are opened when they pay, or in the place of another one
 ROWS = "rows"  # the method of the groups whose rows have a scale each
 
-# Resident after importing what `edge.load` needs, libraries' code included; a first run, which compiles modules, takes
-# up to 4 MiB more of what is in reserve.
+# Resident after importing what `edge.load` needs, libraries' code included.
 IMPORTED = 53 * MIB
 SLACK = 4 * MIB  # by which programs differ that do little else
-TO_LOAD = 11 * MIB  # more of their code that making sessions touches, and hashing a bundle that was not checked before
+TO_LOAD = 11 * MIB  # more of their code that making sessions touches, and hashing (4 MiB) a bundle not checked before
 TO_RUN = 9 * MIB  # more of their code that steps touch, after what loading freed was given back
 
 # The tokenizers library itself, and what it makes of a tokenizer.json: of BPE 7.8 to 9.5 times the file's size, and
