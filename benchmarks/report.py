@@ -159,13 +159,14 @@ class Panel:
 
 
 def plot(panels: Sequence[Panel], engines: Sequence[str], title: str, path: Path) -> None:
-    """Diagrams two in a row. Whiskers reach from the smallest round to the largest."""
+    """Diagrams two in a row, of what was measured. Whiskers reach from the smallest round to the largest."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     colours = dict(zip(engines, ["#d1495b", "#30638e", "#edae49", "#00798c", "#8d96a3", "#6a4c93"], strict=False))
+    panels = [panel for panel in panels if any(metric.rounds for metric in panel.metrics.values())]
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=False):

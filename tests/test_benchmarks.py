@@ -66,6 +66,16 @@ def test_a_peer_without_a_figure_is_a_dash_and_no_ratio() -> None:
     assert row.endswith(" - |")
 
 
+def test_a_picture_has_no_diagram_of_what_was_not_measured(tmp_path: Path) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    empty = report.Panel("With drafts", {})
+    full = report.Panel("Decode", {"16": report.Metric("decode @ 16", "tokens/s", True, {"edge": [1.0, 2.0]})})
+    report.plot([full, empty, full], ["edge"], "title", tmp_path / "with.png")
+    report.plot([full, full], ["edge"], "title", tmp_path / "without.png")
+    pictures = [pyplot.imread(tmp_path / f"{name}.png") for name in ("with", "without")]
+    assert pictures[0].shape == pictures[1].shape and (pictures[0] == pictures[1]).all()
+
+
 def test_engines_are_compared_in_one_order_with_ours_first() -> None:
     args = bench.parse(["--bundle", "x.edge", "--engines", "llama.cpp,edge", "--variant", "llama.cpp=flash attention"])
     assert args.engines == ["edge", "llama.cpp"]
