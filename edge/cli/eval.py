@@ -11,6 +11,7 @@ import typer
 
 from edge.cli.export import stages
 from edge.errors import InputError
+from edge.text_file import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,12 +138,7 @@ def command(
 
 
 def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise InputError(f"The text {path} is not UTF-8 at byte {e.start}; convert it.") from None
-    except OSError as e:
-        raise InputError(f"The text {path} cannot be read: {e.strerror}.") from None
+    text = read_text(path, "The text")
     if not text.strip():
         raise InputError(f"The text {path} is empty; give one with words in it.")
     return text

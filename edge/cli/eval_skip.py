@@ -35,8 +35,7 @@ def run_skip(
     from edge.runtime.skip.evaluate import measure
     from edge.runtime.text import Text
 
-    if plot is not None and plot.suffix not in PLOTS:
-        raise InputError(f"{plot} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
+    check_plot(plot)
     skips = [skip] if sweep is None else settings(skip, sweep)
     bundle = open_bundle(path)
     check_window(window, bundle.manifest.context)
@@ -58,6 +57,12 @@ def run_skip(
         _show(found, path, window, prompt)
     if plot is not None:
         draw(found, plot)
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise InputError where a plot is asked for under a name of no kind that can be drawn."""
+    if path is not None and path.suffix not in PLOTS:
+        raise InputError(f"{path} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
 
 
 def settings(skip: str, sweep: str) -> list[str]:

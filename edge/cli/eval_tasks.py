@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli import scores
-from edge.cli.eval_skip import PLOTS, settings
+from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
 from edge.errors import InputError
+from edge.text_file import read_text
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -76,8 +77,7 @@ def run_task(
     from edge.bundle import open_bundle
     from edge.runtime.skip import OFF, check_name, make_policy
 
-    if plot is not None and plot.suffix not in PLOTS:
-        raise InputError(f"{plot} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
+    check_plot(plot)
     for option, value in (("--limit", limit), ("--max-tokens", max_tokens)):
         if value is not None and value < 1:
             raise InputError(f"{option} must be 1 or more, not {value}.")
@@ -114,14 +114,8 @@ def read_items(path: Path, task: Task) -> list[Item]:
     Raises:
         InputError: it cannot be read, a line is no JSON object, or none holds it.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as e:
-        raise InputError(f"{path} is not UTF-8 at byte {e.start}; convert it.") from None
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
     items = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -220,8 +214,6 @@ def _speed(each: TaskFigures, first: TaskFigures) -> float | None:
 
 def _draw(found: Sequence[TaskFigures], path: Path) -> None:
     """The task's last score against decode speed."""
-    from edge.cli.eval_skip import figure_of
-
     name = list(found[0].scores)[-1]
     points = [(each.skip, _speed(each, found[0]) or 0.0, each.scores[name]) for each in found]
     figure_of(points, name.replace("_", " "), path)

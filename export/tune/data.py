@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.text_file import read_text
 
 LEAST = 32  # tokens of a text that is worth a training sequence
 LEAST_ANSWER = 8  # tokens
@@ -44,20 +45,6 @@ class Batch:
     tokens: NDArray[np.int64]
     prompts: NDArray[np.int64]
     lengths: NDArray[np.int64]
-
-
-def read_text(path: Path) -> str:
-    """A file's text.
-
-    Raises:
-        InputError: it cannot be read, or is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise InputError(f"{path} is not UTF-8 at byte {e.start}; convert it.") from None
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror}.") from None
 
 
 def read_rows(path: Path) -> list[Row]:
