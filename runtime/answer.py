@@ -170,22 +170,23 @@ class Ends:
     max_tokens: int
     room: int
 
+    def reached(self, tokens: int) -> FinishReason | None:
+        """What ends an answer that has so many tokens; None: it may go on."""
+        if tokens == self.max_tokens:
+            return "length"
+        return "context" if tokens == self.room else None
+
 
 def pieces(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Iterator[Piece]:
     """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
     somebody interrupted it."""
     detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)
-    finish: FinishReason | None = None
+    finish: FinishReason | None
     resumed = time.perf_counter_ns()
     for token in tokens:
         _clock(timings, started_ns, resumed)
         shown, found = stops.push(detokenizer.push(token))
-        if found or token in text.eos:
-            finish = "stop"
-        elif timings.generated_tokens == ends.max_tokens:
-            finish = "length"
-        elif timings.generated_tokens == ends.room:
-            finish = "context"
+        finish = "stop" if found or token in text.eos else ends.reached(timings.generated_tokens)
         if finish is not None:
             yield Piece(shown if found else shown + _rest(detokenizer, stops), token, finish, timings)
             return
@@ -229,24 +230,21 @@ def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, st
     if ends.stop:
         return collect(pieces(tokens, text, timings, ends, started_ns=started_ns))
     ids: list[int] = []
-    finish: FinishReason = "interrupted"
-    most, eos = min(ends.max_tokens, ends.room), text.eos
+    finish: FinishReason | None = None
+    eos = text.eos
     resumed = time.perf_counter_ns()
     for token in tokens:
         if not ids:
             _clock(timings, started_ns, resumed)
             resumed = time.perf_counter_ns()
         ids.append(token)
-        if token in eos:
-            finish = "stop"
-            break
-        if len(ids) == most:
-            finish = "length" if most == ends.max_tokens else "context"
+        finish = "stop" if token in eos else ends.reached(len(ids))
+        if finish is not None:
             break
     if ids:
         timings.generated_tokens = len(ids)
         timings.decode_s = (time.perf_counter_ns() - resumed) / 1e9
-    return _result(text.decode(ids), ids, finish, timings)
+    return _result(text.decode(ids), ids, finish or "interrupted", timings)
 
 
 def _result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
