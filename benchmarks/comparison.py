@@ -13,9 +13,8 @@ from typing import Any, TextIO, cast
 import convert
 import machine
 import report
-from decoder_vs_peers import REST_S
 from engines.base import Unavailable
-from processes import Worker, WorkerFailed
+from processes import REST_S, Worker, WorkerFailed
 from seq2seq.base import EngineFile
 from sources import Sources
 

@@ -27,13 +27,12 @@ import machine
 import report
 from engines import ENGINES, engine_file
 from engines.base import Models, Unavailable
-from processes import Worker, WorkerFailed, first_byte
+from processes import REST_S, Worker, WorkerFailed, first_byte
 from prompts import QUESTION, Prompts
 
 CONTEXTS = (16, 128, 512, 2000)
 PREFILLS = (128, 512, 2000)
 PARTS = ("memory", "speed", "drafts", "start")
-REST_S = 0.3
 MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS = 2048, 512, 64
 MODEL = "smollm2-135m-instruct"
 PANELS = {

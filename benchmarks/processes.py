@@ -12,6 +12,7 @@ from typing import IO, Any
 from engines.base import Timed
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
+REST_S = 0.3  # before another process answers: threads of the one before have stopped spinning by then
 
 
 class WorkerFailed(Exception):

@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from comparison import Part, Run
-from decoder_vs_peers import REST_S
-from processes import Worker
+from processes import REST_S, Worker
 from report import Metric, Panel, ratio, table
 
 INPUT, OUTPUT = 512, 64

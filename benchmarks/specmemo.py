@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from drafting.budgeted import MIB, Planned, Talked
-from processes import Worker
+from processes import REST_S, Worker
 from questions import CHAT, read
 from report import Goal, table
 
 KEPT, SAVED = 0.96, 0.65  # of the throughput, of generation memory
 UNBOUNDED = "unbounded"
-REST_S = 0.3  # before another process answers
 BLOCK = 4  # questions between two rests
 # Kinds of the planner's accounting that are no weights and no program.
 GENERATION = ("KV cache", "activations", "logits", "draft tables", "tables")

@@ -26,7 +26,7 @@ from drafting import drafting_file
 from drafting.answers import Answer, against, form_goals, forms_table, peer_goals, peers_table, rate, summary
 from drafting.base import PLAIN
 from drafting.replay import Setting
-from processes import Worker
+from processes import REST_S, Worker
 from questions import TASKS, Question, chosen, read
 from report import Goal
 
@@ -38,7 +38,6 @@ OFF, OURS = "off", "auto"
 PEERS = {"genai": "onnxruntime-genai", "llamacpp": "llama-cpp-python"}
 DRAFTS = 64  # tokens beyond an answer's end: llama-cpp-python drafts there
 SPINS = 0.1  # of a core, between two answers
-REST_S = 0.3  # before another process answers: threads of the one before have stopped spinning
 BLOCK = 4  # questions between two rests
 TRIALS = 6  # questions that a peer's settings are tried with
 SAID = 10  # questions between two lines of a check
