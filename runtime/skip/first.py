@@ -2,7 +2,7 @@
 
 Source: Jain et al. 2024, FiRST: Finetuning Router-Selective Transformers for Input-Adaptive Latency Reduction (arXiv
 2410.12513). Here the prompt runs through all layers and routers decide for the answer's tokens, so that an answer's
-keys and values are consistent and no decision hangs on how the prompt was cut into steps.
+keys and values are consistent and no decision hangs on how the prompt was cut into steps. `edge tune` trains routers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def read_routers(bundle: Bundle, units: int) -> NDArray[np.float32]:
     """
     manifest = bundle.manifest
     if manifest.routers is None:
-        raise InputError(f"{manifest.name} has no routers, which the policy first needs; choose another policy.")
+        raise InputError(f"{manifest.name} has no routers, which the policy first needs; edge tune trains them.")
     path, shape = bundle.path(manifest.routers), (units, manifest.dims.hidden_size + 1)
     try:
         routers: NDArray[np.float32] = np.load(path, allow_pickle=False)
