@@ -65,6 +65,26 @@ class Draft:
     grades: Sequence[int]
     parents: Sequence[int] | None = None
 
+    def likeliest(self, chances: Sequence[float], most: int) -> tuple[list[int], list[float]]:
+        """Up to so many nodes of a tree, the likeliest path first and each behind its parent, and of all nodes the
+        chance that its whole path holds. chances: by grade, that a token does where its parent did."""
+        assert self.parents is not None, "a chain has no order but its own"
+        holds = list[float]()
+        for parent, grade in zip(self.parents, self.grades, strict=True):
+            holds.append((holds[parent] if parent >= 0 else 1.0) * chances[grade])
+        # A node is never likelier than its parent, and of equals the parent has the smaller index.
+        return sorted(range(len(holds)), key=lambda node: (-holds[node], node))[:most], holds
+
+    def part(self, nodes: Sequence[int]) -> Draft:
+        """A tree's part of these nodes, in this order, in which each stands behind its parent."""
+        assert self.parents is not None, "a chain is cut by its length"
+        place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
+        return Draft(
+            [self.tokens[node] for node in nodes],
+            [self.grades[node] for node in nodes],
+            [place[self.parents[node]] for node in nodes],
+        )
+
 
 NOTHING = Draft((), ())
 

@@ -80,20 +80,11 @@ class Cascade:
             return self._chain(context, budget)
         chain = self._chain(context, Budget(budget.tokens, budget.least))
         tree = _graded(self._recycle.propose(context, budget), BESIDE)
-        return self._likeliest(_together(chain, tree), budget.tokens)
-
-    def _likeliest(self, tree: Draft, most: int) -> Draft:
-        """Up to so many nodes, as far as `priors` tell."""
-        if tree.parents is None or len(tree.tokens) <= most:
-            return tree
-        holds = list[float]()
-        for parent, grade in zip(tree.parents, tree.grades, strict=True):
-            holds.append((holds[parent] if parent >= 0 else 1.0) * self.priors[grade])
-        # A node is never likelier than its parent, which stands before it.
-        kept = sorted(sorted(range(len(holds)), key=lambda node: (-holds[node], node))[:most])
-        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-        parents = [place[tree.parents[node]] for node in kept]
-        return Draft([tree.tokens[node] for node in kept], [tree.grades[node] for node in kept], parents)
+        both = _together(chain, tree)
+        if both.parents is None or len(both.tokens) <= budget.tokens:
+            return both
+        kept, _ = both.likeliest(self.priors, budget.tokens)
+        return both.part(sorted(kept))
 
     def _chain(self, context: Sequence[int], budget: Budget) -> Draft:
         weak = NOTHING

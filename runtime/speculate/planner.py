@@ -189,28 +189,18 @@ class Planner:
         if draft.parents is None:
             length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
             return Draft(draft.tokens[:length], draft.grades[:length]) if length else NOTHING
-        return self._pruned(draft, draft.parents)
+        return self._pruned(draft)
 
-    def _pruned(self, draft: Draft, parents: Sequence[int]) -> Draft:
+    def _pruned(self, draft: Draft) -> Draft:
         """The likeliest nodes of a tree, each behind its parent, as many as pay; the likeliest path first."""
-        chances, holds = self.acceptance.chances, list[float]()
-        for parent, grade in zip(parents, draft.grades, strict=True):
-            holds.append((holds[parent] if parent >= 0 else 1.0) * chances[grade])
-        # A node is never likelier than its parent, and of equals the parent has the smaller index.
-        order = sorted(range(len(holds)), key=lambda node: (-holds[node], node))[: self._width - 1]
+        order, holds = draft.likeliest(self.acceptance.chances, self._width - 1)
         ratios, best, best_rate, expected = self.costs.ratios, 0, GAIN, 1.0
         for count, node in enumerate(order, 1):
             expected += holds[node]
             rate = expected / ratios[count + 1]
             if rate > best_rate:
                 best, best_rate = count, rate
-        kept = order[:best]
-        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
-        return Draft(
-            [draft.tokens[node] for node in kept],
-            [draft.grades[node] for node in kept],
-            [place[parents[node]] for node in kept],
-        )
+        return draft.part(order[:best])
 
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
         """The text went on with `sampled`, after the drafter had proposed `draft`: all of it, what was cut as well."""
