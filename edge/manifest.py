@@ -127,6 +127,11 @@ class Tokens:
     pad: int | None
     add_bos: bool  # the tokenizer's text post-processing is not used: a host adds `bos` itself where this is true
 
+    @property
+    def named(self) -> dict[str, int | None]:
+        """The ids by the names that chat templates and transformers have for them."""
+        return {"bos_token": self.bos, "eos_token": next(iter(self.eos), None), "pad_token": self.pad}
+
 
 @dataclass(frozen=True)
 class TextFormat:

@@ -65,9 +65,7 @@ def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
     """The chat template of a bundle; None where it has none."""
     if manifest.chat_template is None:
         return None
-    tokens = manifest.tokens
-    ids = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
-    special = {name: token for name, i in ids.items() if (token := text.token(i)) is not None}
+    special = {name: token for name, i in manifest.tokens.named.items() if (token := text.token(i)) is not None}
     return ChatTemplate(manifest.chat_template, special)
 
 

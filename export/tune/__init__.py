@@ -176,8 +176,8 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
 
     own = checkpoint.tokenizer
     tokenizer, tokens = Tokenizer.from_str(own.json), own.tokens
-    ids = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
-    special = {name: token for name, i in ids.items() if i is not None and (token := tokenizer.id_to_token(i))}
+    named = tokens.named.items()
+    special = {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
     template = None if own.chat_template is None else ChatTemplate(own.chat_template, special)
 
     def encode(text: str) -> list[int]:

@@ -81,9 +81,8 @@ def _tokenizer_config(tokenizer: TokenizerFiles) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     vocabulary, tokens = Tokenizer.from_str(tokenizer.json), tokenizer.tokens
-    named = {"bos_token": tokens.bos, "eos_token": next(iter(tokens.eos), None), "pad_token": tokens.pad}
     settings: dict[str, Any] = {
-        name: None if i is None else vocabulary.id_to_token(i) for name, i in named.items()
+        name: None if i is None else vocabulary.id_to_token(i) for name, i in tokens.named.items()
     }
     settings["add_bos_token"] = tokens.add_bos
     if tokenizer.chat_template is not None:
