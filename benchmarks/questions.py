@@ -17,7 +17,7 @@ Question = dict[str, Any]
 def read(path: Path) -> dict[str, list[Question]]:
     """Questions by task."""
     tasks: dict[str, list[Question]] = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
         question = json.loads(line)
         tasks[question["category"] if question["category"] in TASKS else CHAT].append(question)
     return tasks

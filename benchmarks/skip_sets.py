@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from questions import read
 
 from edge.bundle import Bundle
 from edge.runtime.loading import open_engine
@@ -16,12 +16,6 @@ from edge.runtime.text import Text
 
 KINDS = ("translation", "math_reasoning")  # of Spec-Bench's questions
 CONTEXT = 1024
-
-
-def prompts(questions: Path, kind: str, count: int) -> list[str]:
-    """The first `count` questions of a kind."""
-    rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [row["turns"][0] for row in rows if row["category"] == kind][:count]
 
 
 def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]:
@@ -43,7 +37,9 @@ def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]
 
 def report(bundle: Bundle, skip: str, questions: Path, count: int) -> dict[str, list[float]]:
     """The share of prompts of each kind that leave out each layer; printed where a layer is ever left out."""
-    shares = {kind: left_out(bundle, skip, prompts(questions, kind, count)).mean(axis=0) for kind in KINDS}
+    tasks = read(questions)
+    asked = {kind: [question["turns"][0] for question in tasks[kind][:count]] for kind in KINDS}
+    shares = {kind: left_out(bundle, skip, prompts).mean(axis=0) for kind, prompts in asked.items()}
     print(f"\n{skip}: share of {count} prompts that leave a layer out")
     for kind, share in shares.items():
         print(f"  {kind:16}", *(f"{layer}:{share[layer]:.0%}" for layer in np.flatnonzero(sum(shares.values()))))
