@@ -221,7 +221,7 @@ def collect(pieces: Iterable[Piece]) -> Result:
         if piece.token_id is not None:
             ids.append(piece.token_id)
     assert piece.finish_reason is not None
-    return _result("".join(text), ids, piece.finish_reason, piece.timings)
+    return result("".join(text), ids, piece.finish_reason, piece.timings)
 
 
 def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Result:
@@ -244,10 +244,11 @@ def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, st
     if ids:
         timings.generated_tokens = len(ids)
         timings.decode_s = (time.perf_counter_ns() - resumed) / 1e9
-    return _result(text.decode(ids), ids, finish or "interrupted", timings)
+    return result(text.decode(ids), ids, finish or "interrupted", timings)
 
 
-def _result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
+def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
+    """A whole answer."""
     return Result(
         text=text,
         token_ids=ids,

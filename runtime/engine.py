@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
@@ -64,6 +65,7 @@ class Engine:
     """
 
     wide: Wide | None = None  # the form that long prompts are read in
+    _several = False  # whether its sessions take several sequences
     chooses = False  # whether the graph can be asked for the likeliest tokens alone: `choose`
 
     def __init__(
@@ -131,6 +133,23 @@ class Engine:
     def takes_trees(self) -> bool:
         """Whether `step` can be given a `Tree`."""
         return "attention_bias" in self._inputs
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
+        return self._role == "decoder" and self.encoder is None and not self.takes_trees and not self.reproducible
+
+    def open_for_several(self) -> list[ort.InferenceSession]:
+        """Load the decoder again, for as many sequences as a step is given, in the place of what was loaded; its
+        sessions."""
+        if not self._several:
+            from edge.runtime.batch.graph import several
+
+            path = self.bundle.path(self.bundle.manifest.graph(self._role).path)
+            del self._session  # two of them would hold the weights twice
+            self._session = cpu.open_model(self.bundle, several(path.read_bytes()), str(path))
+            self._several = True
+        return [self._session]
 
     def choose(
         self,

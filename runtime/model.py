@@ -146,6 +146,72 @@ class Model:
         """Answer a prompt; see `stream`."""
         return collect(self.stream(prompt, options, system=system, raw=raw))
 
+    def answers(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        width: int | None = None,
+    ) -> Iterator[tuple[int, Result]]:
+        """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
+        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts.
+
+        They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
+        decides by the prompt which layers it leaves out, with `reproducible`, a drafter that was named, or a graph for
+        trees; or where the memory was planned for one.
+
+        Raises:
+            InputError: a prompt is empty or longer than the context, named by its number; or `width` is below 1.
+        """
+        options = options or GenerateOptions()
+        if width is not None and width < 1:
+            raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
+        ids = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                ids.append(self.prompt_ids(prompt, system=system, raw=raw))
+                check_room(len(ids[-1]), self.engine, "shorten it")
+            except InputError as e:
+                raise InputError(f"Prompt {number}: {e}") from None
+        return self._answers(prompts, ids, options, system, raw, width)
+
+    def _answers(
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[list[int]],
+        options: GenerateOptions,
+        system: str | None,
+        raw: bool,
+        width: int | None,
+    ) -> Iterator[tuple[int, Result]]:
+        from edge.runtime.batch.answers import WIDTH, Batch
+
+        engine, width = self.engine, min(width or WIDTH, len(prompts))
+        if engine.plan is not None:
+            width = min(width, engine.plan.demand.branches)
+        if width < 2 or not engine.takes_several or self._speculate not in (OFF, AUTO):
+            for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
+                yield i, self.generate(prompts[i], options, system=system, raw=raw)
+            return
+        capacity = min(engine.context, max(map(len, ids)) + options.max_tokens)
+        batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
+        yield from batch.answers(ids, options)
+
+    def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerateOptions | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        width: int | None = None,
+    ) -> list[Result]:
+        """Answer prompts side by side; their answers in the prompts' order. See `answers`."""
+        found = dict(self.answers(prompts, options, system=system, raw=raw, width=width))
+        return [found[i] for i in range(len(found))]
+
     def chat(self, *, system: str | None = None) -> Chat:
         """A conversation that keeps its KV cache from turn to turn."""
         return Chat(self, system=system)

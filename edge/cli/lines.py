@@ -38,12 +38,12 @@ def run_lines(
     model.check(options)
     lengths = _lengths(model, lines, options, args.file)
     begun, done = time.monotonic(), list[Answer]()
-    with _Kept(args.output, _identity(model, options, args.json), lines) as kept:
+    with Kept(args.output, _identity(model, options, args.json), lines) as kept:
         waiting = [i for i in sorted(lengths, key=lambda i: -lengths[i]) if i not in kept.answers]
         if args.output is None:
             waiting = [i for i, _ in enumerate(lines)]
         elif kept.answers:
-            print(f"{len(kept.answers)} lines were done already; going on with the others.", file=sys.stderr)
+            tell_taken_up(kept)
         quiet = args.output is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         with contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting)) as advance:
             for i in waiting:
@@ -56,16 +56,26 @@ def run_lines(
         seconds = time.monotonic() - begun
         if not interrupted():
             kept.finish()
-    _report(done, seconds)
+    report(done, seconds)
     if not interrupted():
         return 0
     if args.output is not None:
-        print(
-            f"Stopped with {len(kept.answers)} of {len(lengths)} lines done. {kept.path} keeps them, and the same "
-            "command goes on from there.",
-            file=sys.stderr,
-        )
+        tell_stopped(kept, len(lengths))
     return INTERRUPTED
+
+
+def tell_taken_up(kept: Kept) -> None:
+    """Say how many answers an earlier command left."""
+    print(f"{len(kept.answers)} lines were done already; going on with the others.", file=sys.stderr)
+
+
+def tell_stopped(kept: Kept, lines: int) -> None:
+    """Say how far a command came that was to stop, of `lines` that are not blank."""
+    print(
+        f"Stopped with {len(kept.answers)} of {lines} lines done. {kept.path} keeps them, and the same command goes on "
+        "from there.",
+        file=sys.stderr,
+    )
 
 
 def _ignore(step: float) -> None:
@@ -100,7 +110,8 @@ def _identity(model: Text2Text, options: Text2TextOptions, as_json: bool) -> str
     return hashlib.sha256(json.dumps([manifest, shaping, as_json], sort_keys=True).encode()).hexdigest()
 
 
-def _report(done: Sequence[Answer], seconds: float) -> None:
+def report(done: Sequence[Answer], seconds: float) -> None:
+    """One line of figures on standard error."""
     from edge.runtime.memory import peak_rss_mb
 
     rss, cut = peak_rss_mb(), sum(one.cut for one in done)
@@ -114,7 +125,7 @@ def _report(done: Sequence[Answer], seconds: float) -> None:
     print(*parts, sep=" · ", file=sys.stderr)
 
 
-class _Kept:
+class Kept:
     """Where answers go. Without a file to standard output, in the order in which they are added.
 
     With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE under another name
@@ -132,7 +143,7 @@ class _Kept:
         self._output, self._identity, self._lines = output, identity, lines
         self._file: TextIO = sys.stdout
 
-    def __enter__(self) -> _Kept:
+    def __enter__(self) -> Kept:
         if self._output is None or self.path is None:
             return self
         try:

@@ -29,6 +29,10 @@ Answer a prompt with a bundle: the text is streamed to standard output, one line
 Without a prompt, on a terminal: a chat that remembers its turns, with /reset, /stats and /quit. Ctrl-C stops the
 answer."""
 MORE = """\
+With -f FILE and --output OUT, each line of FILE is a prompt of its own: several are answered side by side, each answer
+becomes a line of OUT, in the order of the prompts, or with --json an object. After Ctrl-C or a failure, the same
+command goes on where it was stopped.
+
 A bundle from text to text (a translator, a summariser) answers each text by itself. With -f FILE it answers every line
 of a file, in the order of the lines; blank ones stay blank. With --output OUT as well, the longest lines go first, each
 answer is kept in OUT.part at once, and OUT appears when all are there; after Ctrl-C or a failure, the same command goes
@@ -51,14 +55,19 @@ def execute(args: list[str]) -> int:
     speech.check_no_speech(bundle, given)
     if bundle.manifest.text is not None:
         return text2text.run_text2text(given, bundle)
-    text2text.check_no_text2text(bundle, given)
+    text2text.check_no_text2text(bundle, given, also=("output",))
+    if given.output is not None or given.batch is not None:
+        from edge.cli.prompts import check_prompts
+
+        check_prompts(given)
     with CtrlC() as interrupted:
         prompt = read_prompt(given.prompt, given.file)
         if prompt is None and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
-        from edge.runtime.speculate.base import AUTO, check_name
+        from edge.runtime.speculate.base import AUTO, OFF, check_name
 
-        speculate = given.speculate or AUTO
+        # Answers that grow side by side take no drafts, nor the graph for such that branch.
+        speculate = given.speculate or (AUTO if given.output is None else OFF)
         check_name(speculate)
         from edge.runtime.loading import start
 
@@ -68,6 +77,7 @@ def execute(args: list[str]) -> int:
             threads=given.threads,
             memory=given.memory,
             chunk=given.prefill_chunk,
+            beams=given.batch,
             speculate=speculate,
             reproducible=given.reproducible,
             skip=given.skip,
@@ -91,6 +101,10 @@ def execute(args: list[str]) -> int:
         model = Model(loading.bundle, loading.engine, Text(loading.bundle), prefill_chunk=chunk, speculate=speculate)
         if not given.raw and model.template is None:
             print(f"{given.bundle} has no chat template, so the model gets the prompt as it is.", file=sys.stderr)
+        if prompt is not None and given.output is not None:
+            from edge.cli.prompts import run_prompts
+
+            return run_prompts(model, prompt, options, given, interrupted)
         if prompt is not None:
             _answer(model, prompt, options, given)
     if prompt is None:
@@ -162,6 +176,8 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     add("--reproducible", action="store_true", help=exact)
     left_out = "which layers are left out, of a bundle with segments: off (default), "
     add("--skip", metavar="POLICY", default=OFF, help=left_out + ", ".join(POLICIES.values()))
+    beside = "with -f and --output: prompts answered side by side (default: 8; with --memory: 1)"
+    add("--batch", metavar="N", type=int, help=beside)
 
     add = parser.add_argument_group("machine").add_argument
     add("--threads", metavar="N", type=int, help="threads to compute with (default: one per core)")

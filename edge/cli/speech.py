@@ -31,6 +31,7 @@ FOREIGN: dict[str, object] = {
     "prefill_chunk": None,
     "context": None,
     "speculate": None,
+    "batch": None,
     "reproducible": False,
 }
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}

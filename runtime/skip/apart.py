@@ -31,6 +31,9 @@ class Apart:
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return self._everything
 
+    def pace(self, cache: SegmentedCache) -> int:
+        return 0
+
     def steady(self, cache: SegmentedCache) -> int:
         return MANY
 

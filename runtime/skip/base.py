@@ -52,6 +52,11 @@ class SkipPolicy(Protocol):
         """How many tokens from the next one on run through the same groups, at least."""
         ...
 
+    def pace(self, cache: SegmentedCache) -> int:
+        """Answers that begin together and have the same pace run through the same groups, token by token. Only asked of
+        policies that do not observe the prompt."""
+        ...
+
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         """The residual stream [S, H] that a group is about to read, of a prompt's tokens from the one at `start` on."""
         ...

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
@@ -52,12 +53,27 @@ class SegmentedEngine(Engine):
         super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     def _open_decoder(self) -> set[str]:
-        segments = self.bundle.manifest.segments
-        self._sessions = [
-            cpu.open_model(self.bundle, join([self.bundle.path(segments[i].path) for i in group]), "the segments")
-            for group in self.groups
-        ]
+        self._sessions = [self._open_group(group) for group in self.groups]
         return {value.name for session in self._sessions for value in session.get_inputs()}
+
+    def _open_group(self, group: Sequence[int], form: Callable[[bytes], bytes] = bytes) -> ort.InferenceSession:
+        """A session over segments that always run together, in some form of their graph."""
+        segments = self.bundle.manifest.segments
+        graph = join([self.bundle.path(segments[i].path) for i in group])
+        return cpu.open_model(self.bundle, form(graph), "the segments")
+
+    @property
+    def takes_several(self) -> bool:
+        return super().takes_several and not self.policy.observes
+
+    def open_for_several(self) -> list[ort.InferenceSession]:
+        if not self._several:
+            from edge.runtime.batch.graph import several
+
+            for i, group in enumerate(self.groups):
+                self._sessions[i] = self._open_group(group, several)
+            self._several = True
+        return self._sessions
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
         cache = super().new_cache(capacity, cross)

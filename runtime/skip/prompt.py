@@ -49,6 +49,9 @@ class PromptPolicy:
         means: NDArray[np.float32] = self.scores(cache)[:, : cache.prompt].mean(axis=1)
         return means
 
+    def pace(self, cache: SegmentedCache) -> int:
+        raise NotImplementedError  # each answer has layers of its own
+
     def steady(self, cache: SegmentedCache) -> int:
         return MANY if cache.length >= cache.prompt else cache.prompt - cache.length
 

@@ -51,12 +51,15 @@ class SkipDecode:
 
     def dropped(self, prompt: int, position: int, capacity: int) -> int:
         """How many levels the token at `position` leaves out, behind a prompt of `prompt` tokens."""
-        last = max(1, min(HORIZON, capacity - prompt) - 1)
+        last = _last(prompt, capacity)
         done = min(max(0, position - prompt), last)
         return done * (self.levels + 1) // (last + 1)
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return self._routes[self.dropped(cache.prompt, cache.length, cache.capacity)]
+
+    def pace(self, cache: SegmentedCache) -> int:
+        return _last(cache.prompt, cache.capacity)
 
     def steady(self, cache: SegmentedCache) -> int:
         at, count = cache.length, 1
@@ -67,6 +70,11 @@ class SkipDecode:
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass
+
+
+def _last(prompt: int, capacity: int) -> int:
+    """The place in an answer, counted from 0, at which the fewest layers are reached."""
+    return max(1, min(HORIZON, capacity - prompt) - 1)
 
 
 def make(bundle: Bundle, setting: str) -> SkipDecode:

@@ -35,6 +35,9 @@ class Unified:
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return (0,)
 
+    def pace(self, cache: SegmentedCache) -> int:
+        return 0
+
     def steady(self, cache: SegmentedCache) -> int:
         return MANY
 

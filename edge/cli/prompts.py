@@ -1,0 +1,82 @@
+"""`edge run -f FILE --output OUT` with a decoder: a file of prompts, one a line, answered side by side."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import time
+from typing import TYPE_CHECKING
+
+from edge.cli.lines import Kept, report, tell_stopped, tell_taken_up
+from edge.cli.progress import bar
+from edge.cli.run import INTERRUPTED, CtrlC
+from edge.cli.text2text import CUT, Answer, on_one_line
+from edge.errors import InputError
+
+if TYPE_CHECKING:
+    from edge.runtime.answer import GenerateOptions, Result
+    from edge.runtime.model import Model
+
+
+def check_prompts(args: argparse.Namespace) -> None:
+    """Raise InputError where options of a file of prompts and others do not go together."""
+    if args.batch is not None and args.output is None:
+        raise InputError("--batch says how many lines of a file are answered side by side; give -f FILE and --output.")
+    if args.batch is not None and args.batch < 1:
+        raise InputError(f"--batch must be 1 or more, not {args.batch}.")
+    if args.output is not None and args.file is None:
+        raise InputError("--output takes the answers to a file's lines; name the file with -f, or redirect the output.")
+
+
+def run_prompts(model: Model, text: str, options: GenerateOptions, args: argparse.Namespace, interrupted: CtrlC) -> int:
+    """Answer each line of `text` as a prompt of its own into the file that `--output` names; blank ones stay blank.
+    Returns the exit status.
+
+    Raises:
+        InputError: a line that the model cannot take, before anything is answered; or the file cannot be written.
+    """
+    from edge.runtime.answer import check_room
+
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    asked = [i for i, line in enumerate(lines) if line.strip()]
+    for i in asked:
+        try:
+            check_room(len(model.prompt_ids(lines[i], system=args.system, raw=args.raw)), model.engine, "shorten it")
+        except InputError as e:
+            raise InputError(f"Line {i + 1} of {args.file}: {e}") from None
+    begun, done = time.monotonic(), list[Answer]()
+    with Kept(args.output, _identity(model, options, args), lines) as kept:
+        waiting = [i for i in asked if i not in kept.answers]
+        if len(waiting) < len(asked):
+            tell_taken_up(kept)
+        prompts = [lines[i] for i in waiting]
+        answers = model.answers(prompts, options, system=args.system, raw=args.raw, width=args.batch)
+        with bar("Prompts", len(waiting)) as advance:
+            for place, result in answers:
+                if result.finish_reason == "interrupted":
+                    break
+                kept.add(waiting[place], _shown(result, args.json))
+                advance(1)
+                done.append(Answer("", result.generated_tokens, result.finish_reason in CUT))
+        seconds = time.monotonic() - begun
+        stopped = len(kept.answers) < len(asked)
+        if not stopped:
+            kept.finish()
+    report(done, seconds)
+    if stopped:
+        tell_stopped(kept, len(asked))
+    return INTERRUPTED if stopped else 0
+
+
+def _shown(result: Result, as_json: bool) -> str:
+    return json.dumps(dataclasses.asdict(result), ensure_ascii=False) if as_json else on_one_line(result.text)
+
+
+def _identity(model: Model, options: GenerateOptions, args: argparse.Namespace) -> str:
+    """Equal for two commands that give the same answers."""
+    shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
+    given = [args.system, args.raw, args.json, args.skip, args.speculate]
+    manifest = model.bundle.manifest.to_json()
+    return hashlib.sha256(json.dumps([manifest, shaping, given], sort_keys=True).encode()).hexdigest()

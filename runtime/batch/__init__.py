@@ -1,0 +1,1 @@
+"""Several prompts side by side in one decoder: a step takes a token of each answer."""
