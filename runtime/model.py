@@ -149,14 +149,15 @@ class Model:
     def answers(
         self,
         prompts: Sequence[Prompt],
-        options: GenerateOptions | None = None,
+        options: GenerateOptions | Sequence[GenerateOptions] | None = None,
         *,
         system: str | None = None,
         raw: bool = False,
         width: int | None = None,
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
-        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts.
+        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts. `options` may
+        be a list, of each prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, with `reproducible`, a drafter that was named, or a graph for
@@ -165,9 +166,12 @@ class Model:
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or `width` is below 1.
         """
-        options = options or GenerateOptions()
         if width is not None and width < 1:
             raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
+        if options is None or isinstance(options, GenerateOptions):
+            options = [options or GenerateOptions()] * len(prompts)
+        if len(options) != len(prompts):
+            raise InputError(f"There are {len(prompts)} prompts and options for {len(options)} of them.")
         ids = []
         for number, prompt in enumerate(prompts, 1):
             try:
@@ -181,7 +185,7 @@ class Model:
         self,
         prompts: Sequence[Prompt],
         ids: Sequence[list[int]],
-        options: GenerateOptions,
+        options: Sequence[GenerateOptions],
         system: str | None,
         raw: bool,
         width: int | None,
@@ -193,16 +197,16 @@ class Model:
             width = min(width, engine.plan.demand.branches)
         if width < 2 or not engine.takes_several or self._speculate not in (OFF, AUTO):
             for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
-                yield i, self.generate(prompts[i], options, system=system, raw=raw)
+                yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return
-        capacity = min(engine.context, max(map(len, ids)) + options.max_tokens)
+        capacity = min(engine.context, max(len(ids[i]) + options[i].max_tokens for i in range(len(ids))))
         batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
         yield from batch.answers(ids, options)
 
     def generate_all(
         self,
         prompts: Sequence[Prompt],
-        options: GenerateOptions | None = None,
+        options: GenerateOptions | Sequence[GenerateOptions] | None = None,
         *,
         system: str | None = None,
         raw: bool = False,

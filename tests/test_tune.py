@@ -292,7 +292,7 @@ def test_lines_that_hold_nothing_usable_are_left_out(tmp_path: Path) -> None:
 
 def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    rows = [{"text": "The moon"}, {"prompt": "A train"}, {"prompt": "Summarize: {previous}"}]
+    rows = [{"text": "The moon"}, {"prompt": "A train"}, {"prompt": "Summarize: {previous}"}, {"prompt": "Tea"}]
     path.write_text("\n".join(map(json.dumps, rows)))
     given: dict[str, Any] = {"tokens": 24, "seed": 3, "threads": 1, "progress": lambda *stage: None}
     answer_all(str(six_layers), read_prompts(path), out, **given)
@@ -300,6 +300,7 @@ def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Pa
     answers = [json.loads(line) for line in lines]
     assert answers[0]["text"].startswith("The moon") and len(answers[0]["text"]) > 8
     assert answers[1]["answer"] and answers[2]["prompt"] == f"Summarize: {answers[1]['answer']}"
+    assert answers[3]["prompt"] == "Tea" and answers[3]["answer"] not in ("", answers[1]["answer"])
     out.write_text(lines[0] + "\n" + lines[1][:9])  # as a run leaves it that was killed while it wrote
     answer_all(str(six_layers), read_prompts(path), out, **given)
     assert out.read_text().splitlines() == lines

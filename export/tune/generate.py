@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
 BUNDLE = "answers.edge"
+BLOCK = 64  # prompts whose answers are kept together: an interrupted run loses no more
 TEMPERATURE, TOP_P = 1.0, 0.95  # what is drawn far out in the tail leads such small models astray
 
 
@@ -56,11 +58,15 @@ def answer_all(
         raise InputError(f"{source} is no decoder that answers prompts, so it has no answers to be tuned on.")
     previous = str(json.loads(lines[-1]).get("answer", "")) if lines else ""
     with out.open("a", encoding="utf-8") as file:
-        for i in range(len(lines), len(prompts)):
-            progress(i, len(prompts), "answering prompts")
-            row = _answered(model, prompts[i], previous, tokens, seed + i)
-            previous = str(row.get("answer", ""))
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for at in range(len(lines), len(prompts), BLOCK):
+
+            def told(done: int, at: int = at) -> None:
+                progress(at + done, len(prompts), "answering prompts")
+
+            told(0)
+            rows = _answered(model, prompts[at : at + BLOCK], previous, tokens, seed + at, told)
+            previous = str(rows[-1].get("answer", ""))
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             file.flush()
 
 
@@ -80,16 +86,37 @@ def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
     if not path.exists():
         import edge.export
 
-        edge.export(
-            source, path, weights="int8", check=False, candidates=False, max_context=context, progress=progress
-        )
+        edge.export(source, path, weights="int8", check=False, candidates=False, max_context=context, progress=progress)
     return path
 
 
-def _answered(model: Model, row: Row, previous: str, tokens: int, seed: int) -> dict[str, Any]:
-    options = GenerateOptions(temperature=TEMPERATURE, top_p=TOP_P, seed=seed, max_tokens=tokens)
-    if row.prompt is None:
-        assert row.text is not None
-        return {"text": row.text + model.generate(row.text, options, raw=True).text}
-    prompt = row.prompt.replace(PREVIOUS, previous)
-    return {"prompt": prompt, "answer": model.generate(prompt, options).text}
+def _answered(
+    model: Model, rows: Sequence[Row], previous: str, tokens: int, seed: int, told: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Rows with the model's answers, as many of them side by side as do not wait for each other's.
+
+    previous: the answer to the row before the first. seed: of the first one's draws. told: how many are done.
+    """
+    options = [
+        GenerateOptions(temperature=TEMPERATURE, top_p=TOP_P, seed=seed + i, max_tokens=tokens)
+        for i in range(len(rows))
+    ]
+    found: dict[int, dict[str, Any]] = {}
+
+    def prompt(i: int) -> str | None:
+        """What the model is asked; None while it waits for the answer before."""
+        asked = rows[i].prompt
+        if asked is None or PREVIOUS not in asked:
+            return asked or rows[i].text
+        before = previous if i == 0 else None if i - 1 not in found else str(found[i - 1].get("answer", ""))
+        return None if before is None else asked.replace(PREVIOUS, before)
+
+    while len(found) < len(rows):
+        ready = {i: asked for i in range(len(rows)) if i not in found and (asked := prompt(i)) is not None}
+        for raw in (False, True):
+            own = [i for i in ready if (rows[i].prompt is None) is raw]
+            for place, answer in model.answers([ready[i] for i in own], [options[i] for i in own], raw=raw):
+                i, asked = own[place], ready[own[place]]
+                found[i] = {"text": asked + answer.text} if raw else {"prompt": asked, "answer": answer.text}
+                told(len(found))
+    return [found[i] for i in range(len(rows))]

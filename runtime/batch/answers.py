@@ -97,27 +97,28 @@ class Batch:
         self._slots = Slots(engine.new_cache(capacity), width)
         self._steps: dict[int, BatchStep] = {}  # by the number of sequences
 
-    def answers(self, prompts: Sequence[list[int]], options: GenerateOptions) -> Iterator[tuple[int, Result]]:
+    def answers(self, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
         """Each prompt's place and answer, as they are done; the longest prompts are begun first. Where somebody
-        interrupts, answers end where they are, and those that were not begun are empty."""
+        interrupts, answers end where they are, and those that were not begun are empty.
+
+        options: of each prompt; the first one's say whether somebody interrupts.
+        """
+        interrupted = options[0].interrupted
         waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
         growing: list[Growing] = []  # in the order of their slots
         while waiting or growing:
-            if options.interrupted():
+            if interrupted():
                 break
             if waiting and len(growing) < self._width:
-                cache = self._cache(len(prompts[waiting[0]]), options, len(growing))
+                place = waiting[0]
+                prompt, own = prompts[place], options[place]
+                cache = self._cache(len(prompt), own, len(growing))
                 if self._may_join(growing, cache):
-                    place = waiting.popleft()
-                    new = Growing(place, prompts[place], cache, options, self._engine, self._text)
-                    logits = prefill(
-                        self._engine,
-                        cache,
-                        np.array(prompts[place], np.int64),
-                        chunk=self._chunk,
-                        interrupted=options.interrupted,
-                    )
+                    waiting.popleft()
+                    new = Growing(place, prompt, cache, own, self._engine, self._text)
                     growing.append(new)
+                    tokens = np.array(prompt, np.int64)
+                    logits = prefill(self._engine, cache, tokens, chunk=self._chunk, interrupted=interrupted)
                     ended = [] if logits is None else self._taken([new], logits)
                     yield from self._left(growing, ended)
                     continue
