@@ -54,7 +54,10 @@ def run_skip(
         about: dict[str, Any] = {"model": str(path), "text": str(text), "window": window, "given": prompt}
         print(json.dumps(about | {"policies": results}, indent=1, ensure_ascii=False))
     else:
-        _show(found, path, window, prompt)
+        unskipped = found[0].perplexity_unskipped
+        show(
+            found, f"{path}: {found[0].tokens:,} tokens, behind the first {prompt} of each {window}", {"off": unskipped}
+        )
     if plot is not None:
         draw(found, plot)
 
@@ -75,24 +78,27 @@ def settings(skip: str, sweep: str) -> list[str]:
     return [f"{skip}:{value}" for value in values]
 
 
-def _show(found: list[SkipFigures], path: Path, window: int, given: int) -> None:
+def show(found: list[SkipFigures], title: str, unskipped: dict[str, float]) -> None:
+    """Print policies' figures as a table. unskipped: perplexities with all layers, by what they are of; policies'
+    are counted from the first one."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{path}: {found[0].tokens:,} tokens, behind the first {given} of each {window}"
+    whole = next(iter(unskipped.values()))
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    table.add_column("policy", no_wrap=True, min_width=max(len(each.skip) for each in found))
+    table.add_column("policy", no_wrap=True, min_width=max(map(len, [*unskipped, *(each.skip for each in found)])))
     for name in ("layers", "perplexity", "more", "same", "KL", "speed"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row("off", "all", f"{found[0].perplexity_unskipped:.3f}", "", "", "", "1.00")
+    for name, perplexity in unskipped.items():
+        more = "" if perplexity == whole else f"{perplexity / whole - 1:+.1%}"
+        table.add_row(name, "all", f"{perplexity:.3f}", more, "", "", "1.00")
     for each in found:
-        more = each.perplexity / each.perplexity_unskipped - 1
         table.add_row(
             each.skip,
             f"{each.layers_run:.1f}",
             f"{each.perplexity:.3f}",
-            f"{more:+.1%}",
+            f"{each.perplexity / whole - 1:+.1%}",
             f"{each.top1_agreement:.1%}",
             f"{each.kl_mean:.4f}",
             f"{each.speedup:.2f}",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
 FILES = ("data", "prompts")  # of a recipe, beside it
+BUNDLE = ".edge"
 
 
 def command(
@@ -31,7 +32,13 @@ def command(
         typer.Argument(metavar="MODEL", help="A model directory, a .gguf file, a catalog name or a hub id."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="TUNED", help="The folder to write; edge export reads it.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="TUNED",
+            help="The folder to write, which edge export reads; or NAME.edge: see below.",
+        ),
     ] = None,
     recipe: Annotated[
         Path | None,
@@ -79,6 +86,10 @@ def command(
     precision: Annotated[
         str | None, typer.Option(metavar="KIND", help="Of products: bf16, fp32 or auto (default): what is faster.")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="With -o NAME.edge: of the bundle, as edge export takes it."),
+    ] = None,
     device: Annotated[str | None, typer.Option(metavar="NAME", help="cpu or cuda; default: cuda where it is.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: Torch's.")] = None,
     every: Annotated[int, typer.Option(metavar="N", help="Steps from one checkpoint to the next.")] = 20,
@@ -91,11 +102,15 @@ def command(
     LoRA adapters (and, for first, routers that read the prompt) are trained to predict what the model predicts with
     all its layers, and merged into its weights. TUNED is a model directory: edge export TUNED --segments 1 makes it a
     bundle, which edge run --skip runs. An interrupted run leaves TUNED.tuning, from which the same command goes on.
+
+    With -o NAME.edge all is done at once: the tuned model is kept in NAME, exported to NAME.edge, and measured beside
+    the untuned one on sequences that were not trained on.
     """
     given = {
         "model": model, "policy": policy, "ratio": ratio, "layers": layers, "unit": unit, "candidates": candidates,
         "penalty": penalty, "data": data, "prompts": prompts, "answer": answer, "steps": steps, "batch": batch,
         "length": length, "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
+        "weights": weights,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
     for one, other in (("data", "prompts"), ("prompts", "data")):
@@ -111,7 +126,10 @@ def command(
         raise InputError(f"--threads must lie between 1 and 1024, not {threads}.")
     if every < 1:
         raise InputError(f"--every must be 1 or more, not {every}.")
-    _run(str(asked.pop("model")), out, asked, device, threads, every, restart)
+    how = asked.pop("weights", None)
+    if weights is not None and out.suffix != BUNDLE:
+        raise InputError(f"--weights is about a bundle, and {out} is none; write -o {out.name}{BUNDLE}.")
+    _run(str(asked.pop("model")), out, asked, how, device, threads, every, restart)
 
 
 def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"The recipe {path} cannot be read: {e.strerror}.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
-    texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision")
+    texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision", "weights")
     numbers = ("ratio", "rate", "penalty")
     for name, value in content.items():
         if name not in names:
@@ -140,13 +158,21 @@ def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    model: str, out: Path, asked: dict[str, Any], device: str | None, threads: int | None, every: int, restart: bool
+    model: str,
+    out: Path,
+    asked: dict[str, Any],
+    weights: str | None,
+    device: str | None,
+    threads: int | None,
+    every: int,
+    restart: bool,
 ) -> None:
     try:
         import peft  # noqa: F401, first: before anything that takes long
         import torch  # noqa: F401
 
         from edge.export.tune import Settings, tune
+        from edge.export.tune.bundle import tune_to_bundle
         from edge.export.tune.policy import Target
         from edge.export.tune.trainer import Stopped
     except ModuleNotFoundError as e:
@@ -155,12 +181,19 @@ def _run(
     target = Target(span=_span(asked.pop("layers", None)), **aims)
     settings = Settings(target=target, **asked)
     started = time.monotonic()
+    outcome = None
     with _interrupts() as stop, _training(settings.steps) as (progress, told, say):
         try:
-            tune(
-                model, out, settings, device=device, threads=threads, every=every, restart=restart,
-                stop=stop, progress=progress, told=told, say=say,
-            )  # fmt: skip
+            if out.suffix == BUNDLE:
+                outcome = tune_to_bundle(
+                    model, out, settings, weights=weights, device=device, threads=threads, every=every,
+                    restart=restart, stop=stop, progress=progress, told=told, say=say,
+                )  # fmt: skip
+            else:
+                tune(
+                    model, out, settings, device=device, threads=threads, every=every, restart=restart,
+                    stop=stop, progress=progress, told=told, say=say,
+                )  # fmt: skip
         except Stopped as stopped:
             say(
                 f"The training was interrupted after step {stopped.step} of {settings.steps}; the same command goes on "
@@ -171,7 +204,15 @@ def _run(
             say(f"Tuning was interrupted at once; the same command goes on from what was kept in {out}.tuning.")
             raise
     took = time.monotonic() - started
-    print(f"{out}: tuned for {settings.policy} in {took:.0f} s; edge export {out} --segments N makes a bundle.")
+    if outcome is None:
+        print(f"{out}: tuned for {settings.policy} in {took:.0f} s; edge export {out} --segments N makes a bundle.")
+        return
+    from edge.cli.eval_skip import show
+
+    found = outcome.policies
+    title = f"{out}: {found[0].tokens:,} tokens that were not trained on"
+    show(found, title, {"untuned, off": outcome.untuned, "off": outcome.tuned})
+    print(f"{out}: tuned for {settings.policy} in {took:.0f} s; {out.with_suffix('')} holds the model.")
 
 
 def _span(text: str | None) -> tuple[int, int] | None:

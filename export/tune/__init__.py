@@ -16,6 +16,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class Settings:
 
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself where
     there is no data. length: most tokens of a training sequence. rank: of the adapters. rate: the highest learning
-    rate. loss: distill for the KL divergence from the untouched model, or lm for the text's own likelihood.
+    rate. loss: distill for the KL divergence from the untouched model, or lm for the text's own likelihood. held:
+    most sequences that are not trained on, so that figures can be taken on them.
     """
 
     policy: str
@@ -54,6 +57,7 @@ class Settings:
     loss: str = "distill"
     seed: int = 0
     precision: str = "auto"
+    held: int = 0
 
     def check(self) -> None:
         """Raises InputError where a value is out of its range."""
@@ -129,10 +133,10 @@ def tune(
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
     with as_file(files("edge.models") / PROMPTS) as built_in:
         prompts = settings.prompts or built_in
-        same = _identity(checkpoint, settings, settings.data or prompts) | {"bf16": bf16}
+        same = identity(checkpoint, settings, settings.data or prompts) | {"bf16": bf16}
         _claim(work, same)
         data = settings.data or _answers(source, settings, prompts, work, progress, threads)
-    examples = _examples(checkpoint, data, settings)
+    _, examples = split(checkpoint, data, settings)
     tokens = sum(len(e.tokens) for e in examples)
     say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
     network = Network(checkpoint, rank=settings.rank, seed=settings.seed, device=place, bf16=bf16, progress=progress)
@@ -192,6 +196,22 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     return read_examples(data, encode, encode_prompt, tokens.eos, settings.length)
 
 
+def split(checkpoint: Checkpoint, data: Path, settings: Settings) -> tuple[list[Example], list[Example]]:
+    """The sequences that are held back, at most a quarter of all, and those to train on.
+
+    Raises:
+        InputError: there are too few for both.
+    """
+    examples = _examples(checkpoint, data, settings)
+    held = min(settings.held, len(examples) // 4)
+    if settings.held and not held:
+        raise InputError(
+            f"{data} holds {len(examples)} sequences, of which none can be held back for figures; give more text."
+        )
+    order = np.random.default_rng([settings.seed, 3]).permutation(len(examples))
+    return [examples[i] for i in order[:held]], [examples[i] for i in sorted(order[held:])]
+
+
 def _claim(work: Path, same: dict[str, Any]) -> None:
     """Raises InputError where the folder holds what a run with other settings has done."""
     path = work / SETTINGS
@@ -206,7 +226,7 @@ def _claim(work: Path, same: dict[str, Any]) -> None:
         )
 
 
-def _identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str, Any]:
+def identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str, Any]:
     """What a run must agree with to be resumed: settings by name, and what is in the file of data or prompts.
 
     Raises:

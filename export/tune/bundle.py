@@ -1,0 +1,140 @@
+"""From a checkpoint to a tuned bundle and its figures at once: tuning, exporting and measuring, each resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge.bundle import open_bundle
+from edge.errors import InputError
+from edge.export.tune import ANSWERS, PROMPTS, Settings, identity, split, tune
+from edge.export.tune.result import ABOUT
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.export.quantize.base import Progress
+    from edge.runtime.skip.evaluate import SkipFigures
+
+HELD = 16  # sequences that figures are taken on
+GIVEN = 4  # one of so many tokens of each is its prompt
+TUNED, UNTUNED = "tuned", "untuned.edge"  # in the run's folder
+FIGURES = "figures.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a tuned bundle costs and brings, on sequences that were not trained on.
+
+    untuned, tuned: perplexities with all layers. policies: of the tuned bundle.
+    """
+
+    untuned: float
+    tuned: float
+    policies: list[SkipFigures]
+
+
+def tune_to_bundle(
+    source: str, out: Path, settings: Settings, *, weights: str | None, restart: bool, progress: Progress,
+    say: Callable[[str], None], threads: int | None, **training: Any,
+) -> Outcome:  # fmt: skip
+    """Tune a decoder, keep the tuned model in the folder NAME, export it to the bundle `out`, NAME.edge, with the
+    segments and the routers that the policy needs, and measure it beside the untuned model.
+
+    weights: as of `edge.export`. training: what `tune` takes besides.
+
+    Raises:
+        EdgeError, Stopped: as `tune`.
+    """
+    kept, work = out.with_suffix(""), out.with_name(f"{out.name}.tuning")
+    for path in (out, kept):
+        if path.exists():
+            raise InputError(f"{path} exists; choose another name for the tuned bundle, or remove it.")
+    if restart and work.exists():
+        shutil.rmtree(work)
+    settings = dataclasses.replace(settings, held=HELD)
+    settings.check()
+    tuned = work / TUNED
+    if tuned.exists():
+        _check_same(source, tuned, settings, say, progress)
+    else:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
+        tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
+    unit = settings.target.unit
+    made = _exported(tuned, work / out.name, progress, weights=weights, segments=unit, name=out.stem)
+    untuned = _exported(source, work / UNTUNED, progress, weights=weights, check=False, candidates=False)
+    outcome = _measured(untuned, made, tuned, settings, threads, progress)
+    (tuned / FIGURES).write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
+    tuned.rename(kept)
+    made.root.rename(out)
+    shutil.rmtree(work)
+    return outcome
+
+
+def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str], None], progress: Progress) -> None:
+    """Raises InputError where another run left the tuned model."""
+    from edge.export.checkpoint import open_checkpoint
+
+    about = json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["settings"]
+    checkpoint = open_checkpoint(source, progress=progress, say=say)
+    with as_file(files("edge.models") / PROMPTS) as built_in:
+        same = identity(checkpoint, settings, settings.data or settings.prompts or built_in)
+    if differ := [name for name in same if same[name] != about.get(name)]:
+        raise InputError(
+            f"{tuned.parent} holds a model tuned with other settings ({', '.join(differ)}); give the same ones to go "
+            "on, or start anew with --restart."
+        )
+    say("The model is tuned already; going on with its bundle.")
+
+
+def _exported(source: str | Path, path: Path, progress: Progress, **options: Any) -> Bundle:
+    """A bundle, which an interrupted run may have made."""
+    if path.exists():
+        return open_bundle(path)
+    import edge.export
+
+    made: Bundle = edge.export(source, path, progress=progress, **options)
+    return made
+
+
+def _measured(
+    untuned: Bundle, made: Bundle, tuned: Path, settings: Settings, threads: int | None, progress: Progress
+) -> Outcome:
+    from edge.export.checkpoint import open_checkpoint
+    from edge.runtime.engine import Engine
+    from edge.runtime.evaluate import EngineLogits, compare
+    from edge.runtime.skip.evaluate import measure
+
+    held, _ = split(open_checkpoint(str(tuned)), settings.data or tuned / ANSWERS, settings)
+    texts = [np.asarray(example.tokens) for example in held]
+    window = max(map(len, texts))
+    given = max(1, window // GIVEN)
+    texts = [text for text in texts if len(text) >= given + 2]
+
+    def advance(done: int, total: int) -> None:
+        progress(done, total, "measuring the tuned bundle")
+
+    whole = [EngineLogits(Engine(bundle, context=window, threads=threads), window) for bundle in (untuned, made)]
+    sides = compare(whole[0], whole[1], texts, advance, given=given)
+    del whole
+    found = measure(made, _skips(made, tuned), texts, window=window, given=given, threads=threads, progress=advance)
+    return Outcome(sides.reference, sides.candidate, found)
+
+
+def _skips(made: Bundle, tuned: Path) -> list[str]:
+    """The setting that the model was tuned for; of routers also each number of units that they can leave out."""
+    skip = str(json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["skip"])
+    if made.manifest.routers is None:
+        return [skip]
+    routers = np.load(made.path(made.manifest.routers), allow_pickle=False)
+    return [skip, *(f"{skip}:skip={n}" for n in range(1, int(np.isfinite(routers[:, -1]).sum()) + 1))]
