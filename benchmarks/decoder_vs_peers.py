@@ -200,7 +200,7 @@ class Bench:
             python = convert.python_with(order, *engine.MODULES)
             if python is None:
                 raise Unavailable(f"{engine.PACKAGE} is not installed")
-            variants = [forced] if forced else list(engine.VARIANTS)
+            variants = [forced] if forced else list(getattr(engine, "TRIED", engine.VARIANTS))
             made = {v: engine.prepare(self.models, v, self.threads) for v in variants}
             found = Contender(name, python, machine.version(python, engine.PACKAGE), variants[0], made[variants[0]])
             if len(variants) > 1:

@@ -21,6 +21,7 @@ from typing import Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
+from edge.runtime.loading import kv_dtypes
 from edge.runtime.memory_model import Demand, MemoryModel
 from edge.runtime.plan import Plan, make_plan, needed
 
@@ -152,7 +153,7 @@ def measure(case: Case) -> Outcome:
 
 def planned(bundle: Bundle, budget: int | None = None, **asked: int | None) -> Plan:
     """The plan that `edge.load` and `edge run` make."""
-    return make_plan(bundle, budget, speculate="auto", **asked)
+    return make_plan(bundle, budget, speculate="auto", kv=kv_dtypes(bundle), **asked)
 
 
 def run(case: Case) -> Outcome:

@@ -19,7 +19,10 @@ FORMAT_VERSION = 1
 WIDE_VERSION = 1
 KINDS = ("decoder", "encoder-decoder")
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
-KV_DTYPES = {"float32": 4}  # bytes of one value
+KV_DTYPES = {"float32": 4, "int8": 1}  # bytes of one value
+FLOAT32, INT8 = KV_DTYPES  # of the KV cache
+KV8 = "kv8"  # the role of the decoder's graph over a cache in int8
+KV8_STEP = 8  # tokens of a step up to which that graph attends to bytes
 ADVICE = "export the model again"
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
@@ -284,8 +287,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
         yield f"context is {manifest.context}"
     if manifest.kind not in KINDS:
         yield f"kind is {manifest.kind!r}, and this edge runs {', '.join(KINDS)}"
-    if manifest.kv.dtype not in KV_DTYPES:
-        yield f"kv.dtype is {manifest.kv.dtype!r}, and this edge keeps {', '.join(KV_DTYPES)}"
+    if manifest.kv.dtype != FLOAT32:
+        yield f"kv.dtype is {manifest.kv.dtype!r}, and this edge keeps {FLOAT32}"
     if len(manifest.kv.layers) != manifest.dims.num_layers:
         yield f"kv.layers has {len(manifest.kv.layers)} entries for {manifest.dims.num_layers} layers"
     for i, layer in enumerate(manifest.kv.layers):

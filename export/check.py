@@ -12,7 +12,7 @@ from edge.export.quantize.base import Progress
 from edge.export.torch_reference import RecordedLogits, TorchLogits, load_torch
 from edge.manifest import Manifest
 from edge.runtime.engine import Engine
-from edge.runtime.evaluate import Agreement, EngineLogits, compare, windows
+from edge.runtime.evaluate import CHUNK, Agreement, EngineLogits, compare, windows
 from edge.runtime.memory import release_freed
 
 if TYPE_CHECKING:
@@ -73,9 +73,11 @@ def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = 
     return recorded
 
 
-def check(engine: Engine, recorded: RecordedLogits, *, wide: bool = False) -> Agreement:
-    """The written graphs beside the recorded logits of Torch; those of the wide form where `wide` says so."""
-    return compare(recorded, EngineLogits(engine, max(map(len, recorded.texts)), wide=wide), recorded.texts)
+def check(engine: Engine, recorded: RecordedLogits, *, wide: bool = False, chunk: int = CHUNK) -> Agreement:
+    """The written graphs beside the recorded logits of Torch, in steps of `chunk` tokens; those of the wide form where
+    `wide` says so."""
+    source = EngineLogits(engine, max(map(len, recorded.texts)), wide=wide, chunk=chunk)
+    return compare(recorded, source, recorded.texts)
 
 
 def quality(found: Agreement) -> dict[str, float]:

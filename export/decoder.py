@@ -14,21 +14,26 @@ from edge.export import check
 from edge.export import quantize as methods
 from edge.export.candidates import write_candidates
 from edge.export.graph import build_decoder
+from edge.export.graph.kv8 import PATH as KV8_PATH
+from edge.export.graph.kv8 import write_kv8
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.wide import wide_weights
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, Written, say_what_changed
-from edge.manifest import FORMAT_VERSION, Manifest, Source
+from edge.manifest import FORMAT_VERSION, INT8, KV8, KV8_STEP, Graph, Manifest, Source
 from edge.runtime.engine import Engine
 from edge.runtime.memory import release_freed
 from edge.runtime.verify import GoldenInput
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.torch_reference import RecordedLogits
 
 WIDE = "int8"  # the form's only weights
-WIDE_FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of the wide form too
+FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
+MEASURED = 4  # windows of the calibration text that keys and values are measured on
+MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from Torch
 
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [
@@ -56,7 +61,7 @@ def write_decoder(
     candidates for drafts where `candidates` is."""
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     recorded = check.reference(checkpoint, context, options.progress) if compare else None
-    second = wide_weights(checkpoint, options) if wide else None
+    wider = wide_weights(checkpoint, options) if wide else None
     quantized = methods.quantize(
         checkpoint,
         weights,
@@ -67,9 +72,9 @@ def write_decoder(
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")
-    graph = build_decoder(checkpoint, watched, writer, context, second)
+    graph = build_decoder(checkpoint, watched, writer, context, wider)
     say_what_changed(checkpoint, watched.methods, say)
-    del quantized, watched, second
+    del quantized, watched, wider
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
     manifest = Manifest(
@@ -99,11 +104,41 @@ def write_decoder(
         if engine.wide is not None:
             found = check.check(engine, recorded, wide=True)
             check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
-            quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in WIDE_FIGURES}
+            quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
         manifest = dataclasses.replace(manifest, quality=quality)
+    windows = calibration_windows(checkpoint, options.calibration)
+    options.report(0, 0, "measuring keys and values")
+    write_kv8(writer, engine, windows[:MEASURED])
+    del engine  # two sessions at a time would have all weights twice
+    manifest = _with_kv8(writer, manifest, recorded, options, say)
+    engine = Engine(staged, context=context)
     if candidates:
-        write_candidates(writer, engine, calibration_windows(checkpoint, options.calibration), options)
+        write_candidates(writer, engine, windows, options)
     return Written(manifest, engine, golden_inputs(engine, staged, say))
+
+
+def _with_kv8(
+    writer: BundleWriter,
+    manifest: Manifest,
+    recorded: RecordedLogits | None,
+    options: Options,
+    say: Callable[[str], None],
+) -> Manifest:
+    """The manifest with the graph over a KV cache in int8, which was written, and its figures where there are Torch's
+    logits to compare with; without it where such a cache says too little of this model's keys and values."""
+    more = dataclasses.replace(manifest, graphs=[*manifest.graphs, Graph(KV8, KV8_PATH)])
+    if recorded is None:
+        return more
+    options.report(0, 0, "checking the KV cache in int8")
+    engine = Engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
+    found = check.check(engine, recorded, chunk=KV8_STEP)
+    lost = found.kl_mean - manifest.quality["kl_mean"]
+    if not lost <= MOST_LOST:
+        (writer.staging / KV8_PATH).unlink()
+        say(f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone.")
+        return manifest
+    figures = {f"kv8_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
+    return dataclasses.replace(more, quality=manifest.quality | figures)
 
 
 def golden_inputs(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> list[GoldenInput]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import mmap
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
 from edge.home import curves_dir
+from edge.manifest import FLOAT32, KV8
 from edge.runtime.cache import KVCache
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
@@ -58,10 +60,11 @@ class Engine:
             would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer
             does not depend on how many tokens its steps had.
         trees: take the bundle's graph whose steps may be trees, in the place of its other one.
+        kv: what the KV cache is kept in, float32 or int8.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
-        BundleError: the graph cannot be loaded.
+        BundleError: the bundle has no such graph, or it cannot be loaded.
     """
 
     wide: Wide | None = None  # the form that long prompts are read in
@@ -77,12 +80,14 @@ class Engine:
         plan: Plan | None = None,
         reproducible: bool = False,
         trees: bool = False,
+        kv: str = FLOAT32,
     ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
         self.plan = plan
         self.reproducible = reproducible
-        self._role = "tree" if trees else "decoder"
+        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=kv)
+        self._role = "tree" if trees else "decoder" if kv == FLOAT32 else KV8
         context = context if plan is None else plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
         if not 1 <= self.context <= limit:
@@ -98,7 +103,7 @@ class Engine:
     def _open_decoder(self) -> set[str]:
         """Load the decoder; the names of its inputs."""
         self._session = cpu.open_session(self.bundle, self._role)
-        if self.bundle.manifest.wide is not None:
+        if self.bundle.manifest.wide is not None and self.kv.dtype == FLOAT32:
             from edge.runtime.wide import wide_form
 
             self.wide = wide_form(self)
@@ -117,13 +122,13 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
-        return KVCache(self.bundle.manifest.kv, rows, cross, spare=int(self.reproducible or self.wide is not None))
+        return KVCache(self.kv, rows, cross, spare=int(self.reproducible or self.wide is not None))
 
     @cached_property
     def costs(self) -> CostCurve | None:
         """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
-        where what it left cannot be used, which is logged."""
-        if not curves_dir().is_dir():  # importing what reads them takes 13 ms
+        where what it left cannot be used, which is logged. It measures steps over a cache in float32."""
+        if self.kv.dtype != FLOAT32 or not curves_dir().is_dir():  # importing what reads them takes 13 ms
             return None
         from edge.runtime.profile.curve import load
 

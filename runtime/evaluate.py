@@ -39,24 +39,30 @@ class LogitsSource(Protocol):
 
 
 class EngineLogits:
-    """The logits of a bundle, on a KV cache of its own for `window` tokens; of its wide form where `wide` says so."""
+    """The logits of a bundle, on a KV cache of its own for `window` tokens; of its wide form where `wide` says so.
+    chunk: most tokens of a step."""
 
-    def __init__(self, engine: Engine, window: int, *, wide: bool = False) -> None:
+    def __init__(self, engine: Engine, window: int, *, wide: bool = False, chunk: int = CHUNK) -> None:
         self.vocab_size = engine.bundle.manifest.dims.vocab_size
         assert not wide or engine.wide is not None
         self._step = engine.wide.step if wide and engine.wide is not None else engine.step
         self._cache = engine.new_cache(window)
+        self._chunk = chunk
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         self._cache.reset()
         for piece in pieces(tokens):
-            yield self._step(self._cache, piece, np.arange(len(piece)))
+            if self._chunk >= CHUNK:
+                yield self._step(self._cache, piece, np.arange(len(piece)))
+                continue
+            steps = pieces(piece, self._chunk)
+            yield np.concatenate([self._step(self._cache, step, np.arange(len(step))).copy() for step in steps])
 
 
-def pieces(tokens: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """`tokens` [S] in consecutive pieces of CHUNK."""
-    for start in range(0, len(tokens), CHUNK):
-        yield tokens[start : start + CHUNK]
+def pieces(tokens: NDArray[np.int64], size: int = CHUNK) -> Iterator[NDArray[np.int64]]:
+    """`tokens` [S] in consecutive pieces of `size`."""
+    for start in range(0, len(tokens), size):
+        yield tokens[start : start + size]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def load(
     speculate: str = AUTO,
     reproducible: bool = False,
     skip: str = OFF,
+    kv: str = AUTO,
 ) -> Model | Text2Text | Transcriber:
     """Open a bundle, check its files and load it.
 
@@ -47,6 +48,8 @@ def load(
             without beams. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
         skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
             docs/skipping.md.
+        kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
+            ``auto``: float32, or int8 where `memory` has room for no other; see docs/memory.md.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
@@ -66,6 +69,7 @@ def load(
         speculate=speculate,
         reproducible=reproducible,
         skip=skip,
+        kv=kv,
     )
     # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.

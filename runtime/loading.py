@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
+from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES
 from edge.runtime.engine import Engine
 from edge.runtime.skip import OFF, make_policy
-from edge.runtime.speculate.base import branches, parts_of_model
+from edge.runtime.speculate.base import AUTO, branches, parts_of_model
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -58,18 +59,24 @@ def open_engine(
     plan: Plan | None = None,
     reproducible: bool = False,
     speculate: str = OFF,
+    kv: str = AUTO,
 ) -> Engine:
-    """The engine of a bundle: over its whole graph, that for trees where drafts branch, or, under a skip policy or for
-    drafts with some of its layers, over its segments.
+    """The engine of a bundle: over its whole graph, that for trees where drafts branch, that over a KV cache in int8,
+    or, under a skip policy or for drafts with some of its layers, over its segments.
+
+    kv: float32, int8, or auto: as the plan says, and float32 where there is none.
 
     Raises:
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
         BundleError: the graph cannot be loaded.
     """
     policy = _policy(bundle, skip, speculate)
+    kv = kv_dtypes(bundle, kv, whole=policy is None)[0] if plan is None else plan.demand.kv
     if policy is None:
-        trees = branches(speculate, bundle) and not reproducible
-        return Engine(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees)
+        trees = branches(speculate, bundle) and not reproducible and kv == FLOAT32
+        return Engine(
+            bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees, kv=kv
+        )
     from edge.runtime.skip.engine import SegmentedEngine
 
     return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)
@@ -84,6 +91,28 @@ def _policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
             "choose one of the two."
         )
     return skipping or drafting
+
+
+def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str]:
+    """What the KV cache may be kept in, the best first, where `kv` is asked for: float32, int8, or auto.
+
+    whole: whether the decoder runs as one graph.
+
+    Raises:
+        InputError: there is no such thing, or it cannot be had.
+    """
+    if kv not in (AUTO, *KV_DTYPES):
+        raise InputError(f"There is no KV cache in {kv!r}; choose {AUTO}, {' or '.join(KV_DTYPES)}.")
+    there = any(graph.role == KV8 for graph in bundle.manifest.graphs)
+    if kv == INT8 and bundle.manifest.encoder is not None:
+        raise InputError(f"{bundle.manifest.name} is an encoder-decoder, which keeps {FLOAT32}; leave out --kv.")
+    if kv == INT8 and not there:
+        raise InputError(f"{bundle.manifest.name} has no graph over a KV cache in {INT8}; export the model again.")
+    if kv == INT8 and not whole:
+        raise InputError(f"A KV cache in {INT8} needs all layers in one graph; leave out --kv, or what skips layers.")
+    if kv == AUTO:
+        return [FLOAT32, INT8] if there and whole else [FLOAT32]
+    return [kv]
 
 
 @dataclass(frozen=True)
@@ -105,6 +134,7 @@ def start(
     speculate: str = "off",
     reproducible: bool = False,
     skip: str = OFF,
+    kv: str = AUTO,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -117,13 +147,15 @@ def start(
         speculate: what drafts, that there must be memory for.
         reproducible: see `Engine`.
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
+        kv: what the KV cache is kept in; see `open_engine`.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
         InputError: the memory is too small.
     """
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    _policy(bundle, skip, speculate)  # what is wrong with it is said before anything is loaded
+    # What is wrong with these is said before anything is loaded.
+    kinds = kv_dtypes(bundle, kv, whole=_policy(bundle, skip, speculate) is None)
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -139,6 +171,7 @@ def start(
             present=present,
             speculate=speculate,
             wide=not reproducible and skip == OFF,  # the wide form takes no part in either
+            kv=kinds,
         )
 
     def make() -> Engine:
@@ -151,6 +184,7 @@ def start(
             plan=plan,
             reproducible=reproducible,
             speculate=speculate,
+            kv=kv,
         )
 
     return Loading(bundle, Background(make))

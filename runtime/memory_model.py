@@ -12,17 +12,18 @@ threads) over SmolLM2-135M in 4, 8 and 32 bits, Gemma 3 270M in 8, Whisper base,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
-from edge.manifest import TensorGroup
+from edge.manifest import FLOAT32, KV8, TensorGroup
 from edge.runtime.generate import LONGER
 
 MIB = 2**20
 FLOAT = 4  # bytes
-LATER = ("wide", "tree")  # graphs that are opened when they pay, or in the place of another one
+LATER = ("wide", "tree", KV8)  # graphs that are opened when they pay, or in the place of another one
 ROWS = "rows"  # the method of the groups whose rows have a scale each
 
 # Resident after importing what `edge.load` needs, libraries' code included.
@@ -50,6 +51,8 @@ BLOCK_SUM = 4
 STEP = 2 * MIB
 STEP_FEED_FORWARD, STEP_ATTENTION, STEP_RESIDUAL = 4, 6, 2
 CROSS_SCORES = 4  # copies of the scores over the encoder's rows: product, transposed, softmax, transposed back
+# Copies of one layer's keys, or values, where the KV cache has bytes: both as they are made, and with the new rows.
+UNPACKED = 5
 # An encoder runs all its rows at once: more of them fit into each other's place. Feed-forward blocks with a gate hold
 # the two halves of their first product beside it.
 ENCODE_FEED_FORWARD, ENCODE_GATED = 2, 3
@@ -87,6 +90,7 @@ class Demand:
         source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
         drafts: bytes of the tables that drafts are made from.
         wide: whether prompts are read in the wide form, in steps that are twice as long.
+        kv: what the KV cache is kept in.
     """
 
     context: int
@@ -96,6 +100,7 @@ class Demand:
     source: int = 0
     wide: bool = False
     drafts: int = 0
+    kv: str = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,8 @@ class MemoryModel:
         self._program = present if present > IMPORTED + SLACK else IMPORTED
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
+        roles = {graph.role: GRAPH * sizes[graph.path] for graph in manifest.graphs}
+        self._kv8 = roles.get(KV8, 0) - roles["decoder"]  # in the place of the decoder's
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         if manifest.speech is not None:
             self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
@@ -166,7 +173,8 @@ class MemoryModel:
     def footprint(self, demand: Demand) -> Footprint:
         """Bytes by kind for what is asked."""
         tokens = demand.context + (demand.branches - 1) * self._own(demand)  # that are in the cache
-        always = {"graphs": self._graphs, "packed weights": self._packed}
+        graphs = self._graphs + (self._kv8 if demand.kv != FLOAT32 else 0)
+        always = {"graphs": graphs, "packed weights": self._packed}
         loading = always | {
             "program": self._program + TO_LOAD,
             "tokenizer": self._reading,
@@ -178,7 +186,7 @@ class MemoryModel:
             **always,
             "mapped weights": self._looked_up(tokens + demand.source),
             "tables": self._tables(demand),
-            "KV cache": tokens * self.manifest.kv.bytes_per_token,
+            "KV cache": tokens * dataclasses.replace(self.manifest.kv, dtype=demand.kv).bytes_per_token,
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
@@ -233,7 +241,13 @@ class MemoryModel:
         if self._trees:
             # The bias of the host, and what the graph takes of it.
             floats += 2 * (demand.context + (demand.branches - 1) * self._own(demand))
-        return STEP + tokens * floats * FLOAT
+        return STEP + (tokens * floats + self._unpacked_rows(demand)) * FLOAT
+
+    def _unpacked_rows(self, demand: Demand) -> int:
+        """Floats that a step of many tokens makes of one layer's rows, where the KV cache has bytes."""
+        if demand.kv == FLOAT32:
+            return 0
+        return UNPACKED * demand.context * max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
 
     def _encoding(self, rows: int) -> int:
         """What the encoder holds for so many rows; for sound, with what the host holds of a window."""

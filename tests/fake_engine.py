@@ -34,6 +34,7 @@ class FakeEngine:
     threads = 1
     reproducible = False
     takes_trees = False
+    kv = LAYOUT
 
     def __init__(self, bundle: Bundle, next_token: Callable[[list[int]], int], context: int = 1000) -> None:
         self.bundle, self.context, self.next_token = bundle, context, next_token

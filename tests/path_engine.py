@@ -27,6 +27,7 @@ class PathEngine:
     costs = None
     wide = None
     chooses = False
+    kv = LAYOUT
 
     def __init__(self, next_logits: Callable[[tuple[int, ...]], np.ndarray], context: int = 1000) -> None:
         self.bundle = SimpleNamespace(manifest=SimpleNamespace(kv=LAYOUT))

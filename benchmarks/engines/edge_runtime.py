@@ -12,7 +12,8 @@ from engines.base import Loaded, Models, Timed
 PACKAGE = "edge"
 MODULES = ("edge", "onnxruntime")
 IMPORT = "import edge; edge.load"
-VARIANTS: dict[str, dict[str, Any]] = {"as it comes": {}}
+VARIANTS: dict[str, dict[str, Any]] = {"as it comes": {}, "KV cache in int8": {"kv": "int8"}}
+TRIED = ("as it comes",)  # unless --variant names another
 
 
 def prepare(models: Models, variant: str, threads: int) -> Path:
@@ -26,15 +27,16 @@ def prepare(models: Models, variant: str, threads: int) -> Path:
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
     command = Path(python).with_name("edge")  # the installed command
     start = [str(command)] if command.exists() else [python, "-m", "edge.cli.main"]
-    return [*start, "run", str(model), prompt, "--max-tokens", "1", "--threads", str(threads)]
+    options = [text for name, value in VARIANTS[variant].items() for text in (f"--{name}", value)]
+    return [*start, "run", str(model), prompt, "--max-tokens", "1", "--threads", str(threads), *options]
 
 
 class _Edge:
-    def __init__(self, model: Path, threads: int, capacity: int, wide: bool = True) -> None:
+    def __init__(self, model: Path, threads: int, capacity: int, wide: bool = True, kv: str = "auto") -> None:
         import edge
         from edge.runtime.sampling import make_sampler
 
-        self._model = edge.load(model, context=capacity, threads=threads)
+        self._model = edge.load(model, context=capacity, threads=threads, kv=kv)
         if not wide:
             self._model.engine.wide = None
         self._cache = self._model.engine.new_cache(capacity)

@@ -76,6 +76,9 @@ def command(
     wide: Annotated[
         bool, typer.Option("--wide", help="Measure the form of BUNDLE that long prompts are read in (docs/wide.md).")
     ] = False,
+    kv: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="What BUNDLE's KV cache is in: float32 (default) or int8.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: one per core.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -109,6 +112,8 @@ def command(
         raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
     if bundle is None and wide:
         raise InputError("--wide measures a form of a bundle; give the bundle.")
+    if kv is not None and (bundle is None or skip is not None or wide):
+        raise InputError("--kv is about a bundle as a whole; give one, without --skip and --wide.")
     if skip is not None:
         from edge.cli.eval_skip import run_skip
 
@@ -126,8 +131,8 @@ def command(
     content = _read(text)
     with stages() as (progress, say):
         progress(0, 0, "opening")
-        named = ((bundle, wide), (agree, False))
-        subjects = [_open_bundle(path, window, threads, form) for path, form in named if path is not None]
+        named = ((bundle, wide, kv), (agree, False, None))
+        subjects = [_open_bundle(path, window, threads, form, dtype) for path, form, dtype in named if path is not None]
         if torch is not None:
             subjects.append(_open_torch(torch, window, threads, progress, say))
         result = _measure(subjects, content, text, window, tokens, progress)
@@ -154,20 +159,22 @@ class _Subject:
     tokens: Tokens
 
 
-def _open_bundle(path: Path, window: int, threads: int | None, wide: bool) -> _Subject:
+def _open_bundle(path: Path, window: int, threads: int | None, wide: bool, kv: str | None) -> _Subject:
     from edge.bundle import open_bundle
-    from edge.runtime.engine import Engine
     from edge.runtime.evaluate import EngineLogits, check_window
+    from edge.runtime.loading import open_engine
+    from edge.runtime.speculate.base import AUTO
     from edge.runtime.text import Text
 
     bundle = open_bundle(path)
     check_window(window, bundle.manifest.context)
     bundle.check_files_once()
-    engine = Engine(bundle, context=window, threads=threads)
+    engine = open_engine(bundle, context=window, threads=threads, kv=kv or AUTO)
     if wide and engine.wide is None:
         raise InputError(f"{path} has no wide form to measure; edge export --wide-weights int8 makes one.")
     source = EngineLogits(engine, window, wide=wide)
-    return _Subject(f"{path} (wide)" if wide else str(path), source, Text(bundle).encode, bundle.manifest.tokens)
+    what = "wide" if wide else kv and f"KV cache in {kv}"
+    return _Subject(f"{path} ({what})" if what else str(path), source, Text(bundle).encode, bundle.manifest.tokens)
 
 
 def _open_torch(

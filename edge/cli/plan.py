@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge.bundle import Bundle, open_bundle
+from edge.manifest import FLOAT32, KV8
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
@@ -34,17 +35,20 @@ def command(
     speculate: Annotated[
         str, typer.Option(metavar="WHAT", help="What drafts: auto, off or a name, as of edge run.")
     ] = "auto",
+    kv: Annotated[str, typer.Option(metavar="TYPE", help="What the KV cache is in: auto, float32 or int8.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
+    from edge.runtime.loading import kv_dtypes
     from edge.runtime.plan import make_plan
     from edge.runtime.speculate.base import check_name
 
     check_name(speculate)
     opened = open_bundle(bundle)
     opened.check_sizes()
-    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate)
-    costs = _costs(opened)
+    kinds = kv_dtypes(opened, kv)
+    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate, kv=kinds)
+    costs = _costs(opened) if plan.demand.kv == FLOAT32 else None  # which edge profile measures
     speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs, speculate)
     if as_json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
@@ -142,6 +146,8 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
         facts["Input"] = f"{demand.source:,} tokens"
     if manifest.encoder is None:
         facts["Prompt chunk"] = f"{demand.chunk} tokens"
+    if any(graph.role == KV8 for graph in manifest.graphs):
+        facts["KV cache"] = demand.kv
     if manifest.wide is not None:
         facts["Wide form"] = "used for prompts" if demand.wide else "left out: prompts are read more slowly"
     if demand.branches > 1:

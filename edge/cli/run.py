@@ -81,6 +81,7 @@ def execute(args: list[str]) -> int:
             speculate=speculate,
             reproducible=given.reproducible,
             skip=given.skip,
+            kv=given.kv or AUTO,
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -184,6 +185,8 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     room = "most tokens of prompt and answer (default: the bundle's, up to 4096)"
     add("--context", metavar="N", type=int, help=room)
     add("--prefill-chunk", metavar="N", type=int, help="prompt tokens run at once; fewer need less memory")
+    kept = "keep the KV cache in float32, or in int8, a quarter of it (default: auto, as --memory needs it)"
+    add("--kv", metavar="TYPE", help=kept)
     add("--memory", metavar="SIZE", help="stay under so much memory, such as 300MB; see edge plan")
     return parser
 

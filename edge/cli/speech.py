@@ -31,6 +31,7 @@ FOREIGN: dict[str, object] = {
     "prefill_chunk": None,
     "context": None,
     "speculate": None,
+    "kv": None,
     "batch": None,
     "reproducible": False,
 }

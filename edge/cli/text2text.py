@@ -20,7 +20,7 @@ OWN = (
     *("source_language", "target_language", "beams", "n_best", "length_penalty", "early_stopping", "beam_groups"),
     *("diversity", "no_repeat_ngram", "min_tokens", "draft_from_input", "output"),
 )
-FOREIGN = ("system", "raw", "prefill_chunk", "speculate", "batch")
+FOREIGN = ("system", "raw", "prefill_chunk", "speculate", "kv", "batch")
 NAMES = {"source_language": "--from", "target_language": "--to"}
 SPEECH_TOO = ("beams", "output")  # of OWN: what speech bundles take as well
 CUT = ("length", "context")  # why an answer that might go on ended

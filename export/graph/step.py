@@ -77,11 +77,11 @@ def write_graph(writer: BundleWriter, path: str, builder: GraphBuilder) -> None:
     write_model(writer, path, builder.graph)
 
 
-def write_model(writer: BundleWriter, path: str, graph: ir.Graph) -> None:
+def write_model(writer: BundleWriter, path: str, graph: ir.Graph, ir_version: int = IR_VERSION) -> None:
     """Write a graph, or a part of one, into the bundle."""
     for node in graph:
         node.metadata_props.clear()  # the modules' names stay in the nodes' names
-    model = ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")
+    model = ir.Model(graph, ir_version=ir_version, producer_name="edge")
     writer.write_file(path, ir.to_proto(model).SerializeToString())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge.manifest import FLOAT32, KV8_STEP
 from edge.runtime.generate import prefill, reader
 from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, SharesCache, find, widest_draft
@@ -174,6 +175,8 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     """
     plan, vocab = engine.plan, engine.bundle.manifest.dims.vocab_size
     width = widest_draft(vocab) if plan is None else min(WIDTHS[0], plan.demand.width)
+    if engine.kv.dtype != FLOAT32:
+        width = min(width, KV8_STEP)  # all of its steps attend in the same way
     if width < 2:
         return None
     module, argument = find(name)
