@@ -109,11 +109,11 @@ class Batch:
         while waiting or growing:
             if interrupted():
                 break
-            if waiting and len(growing) < self._width:
+            if waiting and len(growing) < self._width and self._open(growing):
                 place = waiting[0]
                 prompt, own = prompts[place], options[place]
                 cache = self._cache(len(prompt), own, len(growing))
-                if self._may_join(growing, cache):
+                if self._alike(growing, cache):
                     waiting.popleft()
                     new = Growing(place, prompt, cache, own, self._engine, self._text)
                     growing.append(new)
@@ -134,13 +134,18 @@ class Batch:
         self._slots.give(cache, slot)
         return cache
 
-    def _may_join(self, growing: Sequence[Growing], cache: KVCache) -> bool:
-        """Whether the next tokens of a new answer and of those that grow run through the same layers to the end."""
+    def _open(self, growing: Sequence[Growing]) -> bool:
+        """Whether another answer may begin beside those that grow: where layers hang on its length, only with them."""
+        uniform = not isinstance(self._engine, SegmentedEngine) or self._engine.policy.uniform
+        return uniform or not growing or growing[0].cache.length == growing[0].cache.prompt
+
+    def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
+        """Whether an answer in this cache runs through the same layers as those that grow, token by token."""
         if not growing or not isinstance(self._engine, SegmentedEngine):
             return True
         policy, first = self._engine.policy, growing[0].cache
         assert isinstance(first, SegmentedCache) and isinstance(cache, SegmentedCache)
-        return policy.uniform or (first.length == first.prompt and policy.pace(first) == policy.pace(cache))
+        return policy.uniform or policy.pace(first) == policy.pace(cache)
 
     def _step(self, growing: Sequence[Growing]) -> NDArray[np.float32]:
         size, engine = len(growing), self._engine
