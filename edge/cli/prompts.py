@@ -77,6 +77,6 @@ def _shown(result: Result, as_json: bool) -> str:
 def _identity(model: Model, options: GenerateOptions, args: argparse.Namespace) -> str:
     """Equal for two commands that give the same answers."""
     shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
-    given = [args.system, args.raw, args.json, args.skip, args.speculate]
+    given = [args.system, args.raw, args.json, args.skip, args.kv, args.speculate]
     manifest = model.bundle.manifest.to_json()
     return hashlib.sha256(json.dumps([manifest, shaping, given], sort_keys=True).encode()).hexdigest()
