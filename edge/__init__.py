@@ -8,6 +8,7 @@ What this package names is imported when it is first used, so that `import edge`
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["export", *_HOME]
+
+
+# From 1.31 on onnxruntime's wheels tell Microsoft how they are used unless this is set before they are imported. What
+# runs on a device stays there; besides, it is a thread, a database in the user's cache and 2 MB. Who wants it sets it.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def __getattr__(name: str) -> Any:
