@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.manifest import KVLayer, KVLayout
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
-from edge.runtime.memory import release_mapped
+from edge.runtime.memory import has_own_pages, release_code, release_mapped
 
 IDS = np.array([5, 80, 3, 200, 41, 9, 77, 120, 33, 8, 250, 61], np.int64)
 
@@ -154,6 +156,45 @@ def test_mapped_pages_leave_the_resident_set_and_keep_their_bytes(tmp_path: Path
         release_mapped(file)
         assert held > 15 << 10 and _resident_of(file) < 1 << 10
         assert mapped[:] == content
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and advises the Linux kernel")
+def test_code_leaves_the_resident_set_and_runs_again(engine: Engine) -> None:
+    tokens = np.array([5, 6, 7])
+    before = engine.step(engine.new_cache(), tokens).copy()
+    library = Path(onnxruntime_pybind11_state.__file__)
+    held = _resident_of(library)
+    release_code()
+    assert _resident_of(library) < held / 2
+    assert (engine.step(engine.new_cache(), tokens) == before).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and advises the Linux kernel")
+def test_a_mapping_that_was_written_to_is_told_from_one_that_holds_the_files_pages(tmp_path: Path) -> None:
+    file = tmp_path / "library.so"
+    file.write_bytes(bytes(4 * mmap.PAGESIZE))
+    pages = os.open("/proc/self/pagemap", os.O_RDONLY)
+    with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        view = np.frombuffer(mapped, np.uint8)
+        start, end = view.ctypes.data, view.ctypes.data + view.nbytes
+        assert view.sum() == 0 and not has_own_pages(pages, start, end)
+        view[-1] = 1
+        assert has_own_pages(pages, start, end)
+        del view
+    os.close(pages)
+
+
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_onnxruntime_reports_to_nobody_unless_somebody_wants_it(tmp_path: Path, chosen: str | None) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    variables |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    if chosen is not None:
+        variables["ORT_DISABLE_TELEMETRY"] = chosen
+    code = "import os, edge, onnxruntime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (chosen or "1")
+    if chosen is None:
+        assert not list(tmp_path.rglob("*onnxruntime*"))  # else its wheels keep a database there
 
 
 def _resident_of(file: Path) -> int:
