@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, InputError
+
+if TYPE_CHECKING:
+    from edge.runtime.unigram import Tokenizer
 
 REPLACEMENT = "\ufffd"
 INCOMPLETE = 3  # most replacement characters that a tail which may still become one character decodes to
@@ -21,22 +26,15 @@ class Text:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        from tokenizers import Tokenizer  # 3 MB that a transcription does without
-
         path = bundle.path(TOKENIZER)
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as e:  # tokenizers raises bare exceptions
-            raise BundleError(f"{path} cannot be read as a tokenizer ({e}); export or copy the bundle again.") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        # Encoder-decoders alone: of their vocabularies most are Unigram, and reading others takes time for nothing.
+        self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
         tokens = bundle.manifest.tokens
         self._bos = tokens.bos if tokens.add_bos else None
         self.eos = frozenset(tokens.eos)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self.special = frozenset(i for i, token in added.items() if token.special)
+        self.special = self._tokenizer.special
         # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
-        self._silent = self.special.union(range(self._tokenizer.get_vocab_size(), bundle.manifest.dims.vocab_size))
+        self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised, none is added.
@@ -48,7 +46,7 @@ class Text:
             text.encode()
         except UnicodeEncodeError:
             raise InputError("The text is not valid Unicode; give it in UTF-8.") from None
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._tokenizer.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it."""
@@ -59,15 +57,56 @@ class Text:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD."""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return self._tokenizer.decode(ids)
 
     def token(self, token_id: int | None) -> str | None:
         """A token as the vocabulary writes it."""
-        return None if token_id is None else self._tokenizer.id_to_token(token_id)
+        return None if token_id is None else self._tokenizer.token(token_id)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one answer."""
         return Detokenizer(self.decode, self._silent)
+
+
+class _Library:
+    """Any `tokenizer.json`, read by the tokenizers library.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer  # 3 MB that a transcription and most translations do without
+
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as e:  # tokenizers raises bare exceptions
+            raise BundleError(f"{path} cannot be read as a tokenizer ({e}); export or copy the bundle again.") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        self.size: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def token(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
+
+
+def _unigram(path: Path) -> Tokenizer:
+    """A Unigram tokenizer without the library, where the file holds one that is known; else the library's."""
+    from edge.runtime.unigram import read_unigram
+
+    try:
+        found = read_unigram(path, lambda: _Library(path))
+    except (OSError, ValueError):
+        found = None  # the library says what is wrong
+    return found or _Library(path)
 
 
 class Detokenizer:

@@ -1,0 +1,270 @@
+"""Unigram tokenizers (Kudo 2018) without the library that bundles of other kinds read `tokenizer.json` with.
+
+The library keeps a Unigram vocabulary as a tree of hash tables, 1.1 kB a piece: 7 MB for a translator of 6,000 pieces,
+of whose process that is a tenth, and 280 MB for the 250,000 of mT5. Here it is one table, and words that were seen are
+kept. The ids are the library's, which tests compare. What is not sure to be the same (Unicode beyond characters that
+stand for themselves, added tokens within a text) is left to the library, which is loaded when such a text comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import unicodedata
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Normalizer = Callable[[str], str]
+
+SPACE = "\u2581"  # what stands for a space in pieces
+UNKNOWN_PENALTY = 10.0  # below the least of the pieces' scores
+WORDS = 5000  # that are kept with their ids: 1 MB
+RUN = " {2,}"  # the one regular expression that normalizers of this kind replace
+
+# Characters that no neighbour joins: Latin, Greek, Cyrillic, punctuation, currencies, kana, ideographs. All of them are
+# in Unicode for so long that every version normalizes them alike. Carriage returns join with line feeds, and of
+# the other control characters Python and Rust do not agree on which are spaces.
+_OTHER = re.compile(
+    "[^\t\n -\u007e\u00a0-\u02ff\u0370-\u0482\u048a-\u052f\u2010-\u2027\u2030-\u205e\u2581\u20a0-\u20bf"
+    "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff]"
+)
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. special: ids without a text; size: of the vocabulary with added tokens."""
+
+    special: frozenset[int]
+    size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def token(self, token_id: int) -> str | None: ...
+
+
+def read_unigram(path: Path, library: Callable[[], Tokenizer]) -> Unigram | None:
+    """The tokenizer of a `tokenizer.json`; None where it is no Unigram model, or has parts that are not known here.
+
+    library: reads the same file with the library.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    content = json.loads(path.read_bytes())
+    try:
+        return Unigram(content, library)
+    except (_NotKnown, KeyError, TypeError, AttributeError, IndexError, struct.error):
+        return None
+
+
+class _NotKnown(Exception):
+    """The file asks for what is not done here."""
+
+
+class Unigram:
+    """A Unigram tokenizer with words that begin with `SPACE`. content: of the `tokenizer.json`."""
+
+    def __init__(self, content: dict[str, Any], library: Callable[[], Tokenizer]) -> None:
+        model = content["model"]
+        _know(model["type"] == "Unigram" and not model.get("byte_fallback", False))
+        self._library: Callable[[], Tokenizer] | Tokenizer = library
+        self._normalize = _normalizer(content.get("normalizer"))
+        self._words_apart, self._split = _pre_tokenizer(content["pre_tokenizer"])
+        _know(_metaspace(content["decoder"]))
+        self._pieces: list[str] = [piece for piece, _ in model["vocab"]]
+        self._scores = array("d", [score for _, score in model["vocab"]])
+        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self._ids.pop("", None)
+        self._longest = max(map(len, self._pieces))
+        self._unknown: int = model["unk_id"]
+        _know(0 <= self._unknown < len(self._pieces))
+        self._unknown_score = min(self._scores) - UNKNOWN_PENALTY
+        added = content.get("added_tokens", [])
+        self._added: dict[int, str] = {token["id"]: token["content"] for token in added}
+        _know(all(self._ids.get(text, i) == i for i, text in self._added.items()))
+        _know(all(i >= len(self._pieces) or self._pieces[i] == text for i, text in self._added.items()))
+        marks = "|".join(re.escape(text) for text in self._added.values() if text)
+        self._mark = re.compile(marks) if marks else None
+        self.special = frozenset(token["id"] for token in added if token["special"])
+        self.size = len(self._ids.keys() | self._added.values())
+        self._known: dict[str, list[int]] = {}  # words
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, no special tokens around them."""
+        if not self._sure(text):
+            return self._full().encode(text)
+        normalized = self._normalize(text)
+        if not normalized or not self._sure(normalized):
+            return self._full().encode(text)
+        ids: list[int] = []
+        known = self._known
+        for word in self._words(normalized):
+            found = known.get(word)
+            if found is None:
+                if len(known) == WORDS:
+                    known.clear()
+                found = known[word] = self._best(word)
+            ids += found
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones left out."""
+        pieces, added, silent, size = self._pieces, self._added, self.special, len(self._pieces)
+        tokens = [
+            pieces[i] if i < size else added[i] for i in ids if i not in silent and (i < size or i in added)
+        ]
+        return tokens[0].replace(SPACE, "") + "".join(tokens[1:]).replace(SPACE, " ") if tokens else ""
+
+    def token(self, token_id: int) -> str | None:
+        """A token as the vocabulary writes it."""
+        found = self._added.get(token_id)
+        if found is None and 0 <= token_id < len(self._pieces):
+            return self._pieces[token_id]
+        return found
+
+    def _full(self) -> Tokenizer:
+        """The library's tokenizer."""
+        if callable(self._library):
+            self._library = self._library()
+        return self._library
+
+    def _sure(self, text: str) -> bool:
+        """Whether what is made of the text here is what the library makes of it."""
+        return _OTHER.search(text) is None and (self._mark is None or self._mark.search(text) is None)
+
+    def _words(self, text: str) -> list[str]:
+        """The parts of a normalized text that are taken apart each by itself."""
+        words = []
+        for part in text.split() if self._words_apart else [text]:
+            marked = part.replace(" ", SPACE)
+            if marked[0] != SPACE:
+                marked = SPACE + marked
+            words += [SPACE + word for word in marked[1:].split(SPACE)] if self._split else [marked]
+        return words
+
+    def _best(self, word: str) -> list[int]:
+        """The ids of the pieces whose scores have the largest sum (Viterbi); unknown ones side by side are one."""
+        ids, scores, size = self._ids, self._scores, len(word)
+        best = [0.0] * (size + 1)
+        starts = [-1] * (size + 1)  # where the piece begins that ends here
+        tokens = [0] * (size + 1)
+        for start in range(size):
+            till_here = best[start]
+            for end in range(start + 1, min(size, start + self._longest) + 1):
+                token = ids.get(word[start:end])
+                if token is None:
+                    if end > start + 1:
+                        continue
+                    token, score = self._unknown, self._unknown_score + till_here
+                else:
+                    score = scores[token] + till_here
+                if starts[end] < 0 or score > best[end]:
+                    best[end], starts[end], tokens[end] = score, start, token
+        found: list[int] = []
+        unknown, end = self._unknown, size
+        while end > 0:
+            token = tokens[end]
+            if token != unknown or not found or found[-1] != unknown:
+                found.append(token)
+            end = starts[end]
+        found.reverse()
+        return found
+
+
+def _know(known: bool) -> None:
+    if not known:
+        raise _NotKnown
+
+
+def _metaspace(part: dict[str, Any]) -> bool:
+    """Whether this puts a space in front of every text and makes `SPACE` of all of them, or the reverse."""
+    scheme = part.get("prepend_scheme", "always") if part.get("add_prefix_space", True) else "never"
+    return bool(part["type"] == "Metaspace" and part["replacement"] == SPACE and scheme == "always")
+
+
+def _pre_tokenizer(part: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a text is split at white space first, and whether it is at every `SPACE`."""
+    apart = part["type"] == "Sequence"
+    if apart:
+        first, part = part["pretokenizers"]
+        _know(first["type"] == "WhitespaceSplit")
+    _know(_metaspace(part))
+    return apart, bool(part.get("split", True))
+
+
+def _normalizer(part: dict[str, Any] | None) -> Normalizer:
+    """What a text goes through first, of characters that no neighbour joins."""
+    if part is None:
+        return str
+    kind = part["type"]
+    if kind == "Sequence":
+        return _one_after_the_other([_normalizer(each) for each in part["normalizers"]])
+    if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+        return lambda text: unicodedata.normalize(kind, text)
+    if kind == "Precompiled":
+        characters = CharacterMap(base64.b64decode(part["precompiled_charsmap"]))
+        return lambda text: text.translate(characters)
+    if kind == "Replace" and part["pattern"].get("Regex") == RUN:
+        run, by = re.compile(RUN), part["content"]
+        return lambda text: run.sub(lambda _: by, text)
+    if kind == "Strip":
+        left, right = part["strip_left"], part["strip_right"]
+        return lambda text: _strip(text, left, right)
+    raise _NotKnown
+
+
+def _one_after_the_other(parts: list[Normalizer]) -> Normalizer:
+    def normalize(text: str) -> str:
+        for part in parts:
+            text = part(text)
+        return text
+
+    return normalize
+
+
+def _strip(text: str, left: bool, right: bool) -> str:
+    text = text.lstrip() if left else text
+    return text.rstrip() if right else text
+
+
+class CharacterMap(dict[int, str]):
+    """SentencePiece's compiled table of what becomes of characters: a double-array trie over their UTF-8 (darts-clone),
+    and texts that end with a zero byte. As `str.translate` takes it, filled as characters come.
+
+    blob: four bytes with the size of the trie, the trie, the texts.
+    """
+
+    def __init__(self, blob: bytes) -> None:
+        super().__init__()
+        (size,) = struct.unpack_from("<I", blob)
+        self._units = memoryview(blob)[4 : 4 + size].cast("I")
+        self._texts = blob[4 + size :]
+
+    def __missing__(self, code: int) -> str:
+        self[code] = mapped = self._mapped(chr(code))
+        return mapped
+
+    def _mapped(self, character: str) -> str:
+        """What becomes of a character: the entry of the shortest of its beginnings that has one."""
+        units = self._units
+        at = _children(units[0])
+        for byte in character.encode():
+            at ^= byte
+            unit = units[at]
+            if unit & 0x800000FF != byte:
+                break
+            at ^= _children(unit)
+            if unit >> 8 & 1:  # there is an entry, which the first child holds
+                start = units[at] & 0x7FFFFFFF
+                return self._texts[start : self._texts.index(0, start)].decode()
+        return character
+
+
+def _children(unit: int) -> int:
+    """Where the children of a node of the trie are, from the node on."""
+    return (unit >> 10) << ((unit & 0x200) >> 6)
