@@ -26,17 +26,20 @@ FLOAT = 4  # bytes
 LATER = ("wide", "tree", KV8)  # graphs that are opened when they pay, or in the place of another one
 ROWS = "rows"  # the method of the groups whose rows have a scale each
 
-# Resident after importing what `edge.load` needs, libraries' code included.
-IMPORTED = 53 * MIB
+# Resident after importing what `edge.load` needs, libraries' code included, most of which is given back before sessions
+# are made, and again when they are (`release_code`).
+IMPORTED = 46 * MIB
 SLACK = 4 * MIB  # by which programs differ that do little else
-TO_LOAD = 11 * MIB  # more of their code that making sessions touches, and hashing (4 MiB) a bundle not checked before
-TO_RUN = 9 * MIB  # more of their code that steps touch, after what loading freed was given back
+TO_LOAD = 5 * MIB  # more that making sessions touches, and hashing (4 MiB) a bundle not checked before
+TO_RUN = -2 * MIB  # more, or less, that steps touch
 
 # The tokenizers library itself, and what it makes of a tokenizer.json: of BPE 7.8 to 9.5 times the file's size, and
 # while it reads 12 to 15 times; a Unigram model is a tree with 0.85 to 1.6 kB for a piece, the fewer pieces the more.
+# Bundles from text to text read one without the library.
 TOKENIZERS = 2 * MIB
 BPE, BPE_READING = 9, 14
 PIECE = 1100
+OWN_PIECE, OWN_PIECE_READING = 290, 360
 
 # A session's own objects: 24 times the size of the graph's file, and 1 MiB.
 SESSION = MIB
@@ -142,6 +145,9 @@ class MemoryModel:
         roles = {graph.role: GRAPH * sizes[graph.path] for graph in manifest.graphs}
         self._kv8 = roles.get(KV8, 0) - roles["decoder"]  # in the place of the decoder's
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
+        if manifest.text is not None and _unigram(bundle):
+            pieces = manifest.dims.vocab_size
+            self._tokenizer, self._reading = OWN_PIECE * pieces, OWN_PIECE_READING * pieces
         if manifest.speech is not None:
             self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
         decoder, encoder = _text(bundle, "decoder"), _text(bundle, "encoder") if manifest.encoder else b""
