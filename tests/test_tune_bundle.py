@@ -76,7 +76,7 @@ def test_one_command_answers_tunes_exports_and_measures(
     (examples,) = seen
     kept = Settings("first", Target(ratio=0.34), length=64)
     checkpoint = open_checkpoint(str(tmp_path / "tiny-first"))
-    _, every = split(checkpoint, tmp_path / "tiny-first" / ANSWERS, kept)
+    _, every = split(checkpoint, [tmp_path / "tiny-first" / ANSWERS], kept)
     assert len(examples) == len(every) - len(every) // 4  # what was held back
     assert not (tmp_path / "tiny-first.edge.tuning").exists()
     model = edge.load(out, skip="first:skip=2")
@@ -104,6 +104,19 @@ def test_what_was_stopped_behind_the_training_goes_on_without_it(
     assert out.exists() and len(seen) == 1
     assert main(command) == 2
     assert "exists; choose another name" in capfd.readouterr().err
+
+
+def test_a_text_and_own_answers_are_trained_on_together(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, text, out = trained_on(monkeypatch), tmp_path / "text.txt", tmp_path / "tuned"
+    text.write_text("The moon changes its shape because we see its lit half. " * 20)
+    command = ["tune", "--recipe", str(recipe), "--prompts", str(tmp_path / "prompts.jsonl"), "--data", str(text)]
+    assert main([*command, "-o", str(out)]) == 0
+    kept, checkpoint = Settings("first", Target(ratio=0.34), length=64), open_checkpoint(str(out))
+    (examples,) = seen
+    parts = [split(checkpoint, [source], kept)[1] for source in (text, out / ANSWERS)]
+    assert len(examples) == len(parts[0]) + len(parts[1]) and all(parts)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,10 @@ def command(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Prompts that the model answers itself, for training; default: built-in."),
+        typer.Option(
+            metavar="FILE",
+            help="Prompts that the model answers itself, for training, beside --data too; default: built-in.",
+        ),
     ] = None,
     answer: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of these answers; default: 256.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps; default: 300.")] = None,

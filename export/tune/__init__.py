@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -38,10 +38,11 @@ PRECISIONS = ("auto", "bf16", "fp32")
 class Settings:
     """What a tuned model hangs on, besides the model.
 
-    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself where
-    there is no data. length: most tokens of a training sequence. rank: of the adapters. rate: the highest learning
-    rate. loss: distill for the KL divergence from the untouched model, or lm for the text's own likelihood. held:
-    most sequences that are not trained on, so that figures can be taken on them.
+    data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
+    training beside the data or without any; where there is neither, built-in ones. length: most tokens of a training
+    sequence. rank: of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the
+    untouched model, or lm for the text's own likelihood. held: most sequences that are not trained on, so that figures
+    can be taken on them.
     """
 
     policy: str
@@ -76,8 +77,15 @@ class Settings:
         for option, choice, choices in (("--loss", self.loss, LOSSES), ("--precision", self.precision, PRECISIONS)):
             if choice not in choices:
                 raise InputError(f"There is no {option} {choice!r}; choose one of {', '.join(choices)}.")
-        if self.data is not None and self.prompts is not None:
-            raise InputError("--data is what to train on, and --prompts what to answer for that; give one of them.")
+
+    @property
+    def answering(self) -> bool:
+        """Whether the model's own answers are trained on."""
+        return self.data is None or self.prompts is not None
+
+    def sources(self, own: Path) -> list[Path]:
+        """The files that are read: the data, and `own`, which holds the prompts that are answered or the answers."""
+        return [*([] if self.data is None else [self.data]), *([own] if self.answering else [])]
 
 
 def tune(
@@ -133,10 +141,11 @@ def tune(
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
     with as_file(files("edge.models") / PROMPTS) as built_in:
         prompts = settings.prompts or built_in
-        same = identity(checkpoint, settings, settings.data or prompts) | {"bf16": bf16}
+        same = identity(checkpoint, settings, settings.sources(prompts)) | {"bf16": bf16}
         _claim(work, same)
-        data = settings.data or _answers(source, settings, prompts, work, progress, threads)
-    _, examples = split(checkpoint, data, settings)
+        if settings.answering:
+            _answer(source, settings, prompts, work / ANSWERS, progress, threads)
+    _, examples = split(checkpoint, settings.sources(work / ANSWERS), settings)
     tokens = sum(len(e.tokens) for e in examples)
     say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
     network = Network(checkpoint, rank=settings.rank, seed=settings.seed, device=place, bf16=bf16, progress=progress)
@@ -155,21 +164,18 @@ def tune(
         "history": [[step.loss, step.skipped] for step in trainer.history],
     }
     write_result(out, checkpoint, network.deltas(), policy.routers(), about, progress)
-    if settings.data is None:
-        shutil.copyfile(data, out / ANSWERS)
+    if settings.answering:
+        shutil.copyfile(work / ANSWERS, out / ANSWERS)
     shutil.rmtree(work)
     return out
 
 
-def _answers(
-    source: str, settings: Settings, prompts: Path, work: Path, progress: Progress, threads: int | None
-) -> Path:
-    """The file with the model's answers to prompts, made where it is not there yet."""
+def _answer(source: str, settings: Settings, prompts: Path, out: Path, progress: Progress, threads: int | None) -> None:
+    """Write the model's answers to prompts, where they are not there yet."""
     from edge.export.tune.generate import answer_all, read_prompts
 
-    path, tokens, seed = work / ANSWERS, settings.answer, settings.seed
-    answer_all(source, read_prompts(prompts), path, tokens=tokens, seed=seed, progress=progress, threads=threads)
-    return path
+    tokens, seed = settings.answer, settings.seed
+    answer_all(source, read_prompts(prompts), out, tokens=tokens, seed=seed, progress=progress, threads=threads)
 
 
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
@@ -196,17 +202,17 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     return read_examples(data, encode, encode_prompt, tokens.eos, settings.length)
 
 
-def split(checkpoint: Checkpoint, data: Path, settings: Settings) -> tuple[list[Example], list[Example]]:
+def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -> tuple[list[Example], list[Example]]:
     """The sequences that are held back, at most a quarter of all, and those to train on.
 
     Raises:
         InputError: there are too few for both.
     """
-    examples = _examples(checkpoint, data, settings)
+    examples = [example for source in sources for example in _examples(checkpoint, source, settings)]
     held = min(settings.held, len(examples) // 4)
     if settings.held and not held:
         raise InputError(
-            f"{data} holds {len(examples)} sequences, of which none can be held back for figures; give more text."
+            f"{sources[0]} holds {len(examples)} sequences, of which none can be held back for figures; give more text."
         )
     order = np.random.default_rng([settings.seed, 3]).permutation(len(examples))
     return [examples[i] for i in order[:held]], [examples[i] for i in sorted(order[held:])]
@@ -226,16 +232,18 @@ def _claim(work: Path, same: dict[str, Any]) -> None:
         )
 
 
-def identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str, Any]:
-    """What a run must agree with to be resumed: settings by name, and what is in the file of data or prompts.
+def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]) -> dict[str, Any]:
+    """What a run must agree with to be resumed: settings by name, and what is in the files of data and prompts.
 
     Raises:
-        InputError: that file cannot be read.
+        InputError: one of them cannot be read.
     """
-    try:
-        content = data.read_bytes()
-    except OSError as e:
-        raise InputError(f"{data} cannot be read: {e.strerror}.") from None
+    content = hashlib.sha256()
+    for source in sources:
+        try:
+            content.update(source.read_bytes())
+        except OSError as e:
+            raise InputError(f"{source} cannot be read: {e.strerror}.") from None
     same = {
         f.name: getattr(settings, f.name)
         for f in dataclasses.fields(settings)
@@ -247,5 +255,5 @@ def identity(checkpoint: Checkpoint, settings: Settings, data: Path) -> dict[str
         "model": checkpoint.name,
         **same,
         **target,
-        "data": hashlib.sha256(content).hexdigest(),
+        "data": content.hexdigest(),
     }

@@ -88,7 +88,7 @@ def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str
     about = json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["settings"]
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     with as_file(files("edge.models") / PROMPTS) as built_in:
-        same = identity(checkpoint, settings, settings.data or settings.prompts or built_in)
+        same = identity(checkpoint, settings, settings.sources(settings.prompts or built_in))
     if differ := [name for name in same if same[name] != about.get(name)]:
         raise InputError(
             f"{tuned.parent} holds a model tuned with other settings ({', '.join(differ)}); give the same ones to go "
@@ -115,7 +115,7 @@ def _measured(
     from edge.runtime.evaluate import EngineLogits, compare
     from edge.runtime.skip.evaluate import measure
 
-    held, _ = split(open_checkpoint(str(tuned)), settings.data or tuned / ANSWERS, settings)
+    held, _ = split(open_checkpoint(str(tuned)), settings.sources(tuned / ANSWERS), settings)
     texts = [np.asarray(example.tokens) for example in held]
     window = max(map(len, texts))
     given = max(1, window // GIVEN)
