@@ -41,9 +41,9 @@ BPE, BPE_READING = 9, 14
 PIECE = 1100
 OWN_PIECE, OWN_PIECE_READING = 290, 360
 
-# A session's own objects: 24 times the size of the graph's file, and 1 MiB.
+# A session's own objects: 24 times the size of the graph's file, 32 times where it has branches, and 1 MiB.
 SESSION = MIB
-GRAPH = 24
+GRAPH, BRANCHED = 24, 32
 
 # A kernel packs a float matrix as it is and blocks of integers with the sums of each block, a float, added (MLAS).
 BLOCK_SUM = 4
@@ -142,8 +142,8 @@ class MemoryModel:
         self._program = present if present > IMPORTED + SLACK else IMPORTED
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
-        roles = {graph.role: GRAPH * sizes[graph.path] for graph in manifest.graphs}
-        self._kv8 = roles.get(KV8, 0) - roles["decoder"]  # in the place of the decoder's
+        roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
+        self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # in the place of the decoder's
         self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
         if manifest.text is not None and _unigram(bundle):
             pieces = manifest.dims.vocab_size
