@@ -156,8 +156,9 @@ class Model:
         width: int | None = None,
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
-        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts. `options` may
-        be a list, of each prompt's own.
+        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts; with weights in
+        4 bits, whose kernel takes several rows otherwise, logits differ as with drafts, and so, now and then, a word.
+        `options` may be a list, of each prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, with `reproducible`, a drafter that was named, or a graph for

@@ -1,8 +1,8 @@
 """Answers to several prompts that grow side by side.
 
-A step of 8 sequences costs 2 to 3.5 times a step of one (SmolLM2-135M, two cores): most of the time of a single token
-goes into streaming the weights. Each sequence keeps its own rows and positions, so that what it says does not depend on
-the others.
+A step of 8 sequences costs 2.2 (8 bits) to 3.3 times (4 bits) a step of one (SmolLM2-135M, two cores): they share the
+streaming of the weights. Each sequence keeps its own rows and positions, so that what it says does not depend on what
+the others say.
 """
 
 from __future__ import annotations
