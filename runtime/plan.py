@@ -5,7 +5,8 @@ What is given up, in the order of least loss:
 1. **The wide form** of a bundle that has one: prompts are read in the narrow form, in half the speed.
 2. **Step width**: a narrower step verifies fewer drafted tokens; the answer is the same. With steps of up to 8 tokens
    instead of 16, answers were 2% slower, with 4 tokens 6%, with 2 14% (Spec-Bench's questions, SmolLM2-135M); with one
-   token nothing is drafted, and the tables that drafts are made from are not there.
+   token nothing is drafted, and the tables that drafts are made from are not there. Those that a bundle brings are
+   given up before steps of less than `OWN_TABLES` tokens: a few percent of speed for a few hundred kilobytes.
 3. **Bits of the KV cache**, of a bundle with a graph for that: in int8 it takes a quarter. Plain decoding is then 3%
    slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower, so
    it comes before steps of less than `KV8_STEP` tokens.
@@ -43,6 +44,7 @@ LEAST_CHUNK = 16
 RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
+OWN_TABLES = 8  # tokens of a step from which on the tables that a bundle brings for drafts are kept
 WIDEST = 64  # tokens of a step that `Plan.widest` looks for
 
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
@@ -217,7 +219,9 @@ class _Choices:
         encoder = self._manifest.encoder
         source = min(size, encoder.max_length) if encoder is not None and encoder.input == "text" else 0
         context = min(size, self._manifest.context)
-        drafts = table_bytes(self._speculate, self._bundle, context) if self._speculate != OFF and rung.width > 1 else 0
+        drafts = 0
+        if self._speculate != OFF and rung.width > 1:
+            drafts = table_bytes(self._speculate, self._bundle, context, files=rung.width >= OWN_TABLES)
         return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edge.bundle import Bundle
-from edge.manifest import Dims, KVLayer, KVLayout, Manifest, Source, Tokens
+from edge.bundle import Bundle, sha256_of
+from edge.manifest import Dims, File, KVLayer, KVLayout, Manifest, Source, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.model import Model
+from edge.runtime.speculate.successors import FILE, Context, write_table
 from edge.runtime.text import Text
 
 BOS, START, END = 256, 257, 258  # after the 256 bytes
@@ -126,3 +127,11 @@ def tokens_in(steps: Sequence[Sequence[int]]) -> list[int]:
 def with_tokens(bundle: Bundle, **changes: object) -> Bundle:
     tokens = dataclasses.replace(bundle.manifest.tokens, **changes)  # type: ignore[arg-type]
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, tokens=tokens))
+
+
+def with_table(bundle: Bundle, table: Mapping[Context, tuple[int, int]] | bytes) -> Bundle:
+    """The bundle, which the test may harm, with this table."""
+    path = bundle.path(FILE)
+    path.write_bytes(table if isinstance(table, bytes) else write_table(table))
+    file = File(FILE, path.stat().st_size, sha256_of(path))
+    return Bundle(bundle.root, dataclasses.replace(bundle.manifest, files=[*bundle.manifest.files, file]))

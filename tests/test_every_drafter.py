@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import fake_model, says
+from fake_engine import fake_model, says, with_table
 from path_engine import LAYOUT, PathEngine
 
 from edge.bundle import Bundle
@@ -25,16 +25,21 @@ from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import Budget, Draft, Drafter, Setting, find
+from edge.runtime.speculate.blend import Blend
 from edge.runtime.speculate.decode import Figures, Speculation
 from edge.runtime.speculate.layers import Fixed
 from edge.runtime.speculate.model import DraftModel
 from edge.runtime.speculate.planner import Planner, StepCosts
+from edge.runtime.speculate.successors import Successors
 
 VOCAB = 16  # a row of `recycle` has 8 candidates
 USED = 5  # tokens that come
 TABLE = np.random.default_rng(8).standard_normal((USED, USED)).astype(np.float32) * 1.5
 PROMPT = np.random.default_rng(9).integers(0, USED, 30).tolist()
-NAMES = ["lookup", "recycle", "recycle, trees", "trigram", "model", "self", "cascade", "cascade, trees"]
+NAMES = [
+    *("blend", "blend, table", "lookup", "recycle", "recycle, trees", "trigram", "model", "self"),
+    *("cascade", "cascade, trees"),
+]
 SAMPLINGS = [(1.0, 1.0), (0.7, 0.95), (1.6, 0.8)]  # temperature, top-p
 ANSWERS, TOKENS = 50, 60
 
@@ -86,6 +91,8 @@ def drafter(name: str, folder: Path, engine: PathEngine) -> Drafter:
 
         return SelfDraft(engine, Fixed([(1,)]))  # type: ignore[arg-type]
     bundle = fake_model(folder, says("x"))[0].bundle
+    if name == "blend, table":
+        return Blend(256, Successors(with_table(bundle, {(token,): (token % 3, 8) for token in range(USED)})))
     return find(name.partition(",")[0])[0].make(Setting(bundle, 200))
 
 
@@ -177,7 +184,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", ["lookup", "recycle", "trigram", "model", "self", "cascade"])
+@pytest.mark.parametrize("name", ["blend", "lookup", "recycle", "trigram", "model", "self", "cascade"])
 def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
     name: str, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
 from edge.runtime.speculate.decode import Figures, Speculation
-from edge.runtime.speculate.planner import Acceptance, Planner, StepCosts
+from edge.runtime.speculate.planner import RISK, STAKE, Acceptance, Planner, StepCosts
 from edge.runtime.text import Text
 
 VOCAB = 12
@@ -277,10 +277,17 @@ def test_lookup_takes_the_memory_that_it_says_and_keeps_to_a_limit(tmp_path: Pat
         assert held == lookup.nbytes(setting) and held <= (limit or held)
 
 
+def plain_tokens(planner: Planner, count: int) -> None:
+    """An answer goes on with so many plain steps."""
+    for _ in range(count):
+        planner.observe(NOTHING, [1])
+
+
 def test_a_draft_is_as_long_as_pays() -> None:
     costs = StepCosts(lambda: None, 9)
     costs.begin()
     planner = Planner((0.1, 0.6, 0.95), costs, 9)
+    plain_tokens(planner, 50)
     draft = Draft([7] * 8, [2] * 8)
     assert len(planner.cut(draft).tokens) == 7, "likely tokens are worth their time, and steps have few sizes"
     assert planner.cut(Draft([7] * 8, [0] * 8)) == NOTHING, "unlikely ones are not"
@@ -295,10 +302,26 @@ def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
     costs = StepCosts(lambda: None, 9)
     costs.begin()
     planner = Planner((0.02, 0.4, 0.9), costs, 9, trees=True)
+    plain_tokens(planner, 50)
     tree = Draft([10, 11, 12, 13, 14], [0, 2, 2, 1, 0], [-1, -1, 1, 1, 0])
     kept = planner.cut(tree)
     assert kept.tokens[:2] == [11, 12] and kept.parents is not None and kept.parents[:2] == [-1, 0]
     assert 10 not in kept.tokens and 14 not in kept.tokens
+
+
+@pytest.mark.parametrize("tokens", [4, 35, 110])
+def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: int) -> None:
+    """However sure the drafter is, and however little it has learnt: each draft has a grade of its own."""
+    costs = StepCosts(lambda: None, 16, slope=0.2)
+    costs.begin()
+    planner, taken, drafted = Planner([0.99] * tokens, costs, 16), 0.0, 0
+    for at in range(tokens):
+        planner.budget(15, 100)
+        draft = planner.cut(Draft([7] * 15, [at] * 15))
+        planner.observe(draft, [1])
+        taken += costs.ratios[1 + len(draft.tokens)]
+        drafted += len(draft.tokens)
+    assert drafted > 0 and taken <= tokens * (1 + RISK) + STAKE
 
 
 def test_what_steps_take_counts_from_the_next_answer_on() -> None:
@@ -401,7 +424,7 @@ def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None
 
 
 def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match="There is no drafter 'magic'; there are auto, off, lookup"):
+    with pytest.raises(InputError, match="There is no drafter 'magic'; there are auto, off, blend, lookup"):
         find("magic")
     with pytest.raises(InputError, match="The drafter lookup takes nothing behind it"):
         find("lookup=3")

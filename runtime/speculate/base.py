@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from edge.runtime.skip.base import SkipPolicy
 
 DRAFTERS: dict[str, str] = {
+    "blend": "what lookup finds, weighed, and what the model most often says by the bundle's table",
     "lookup": "what followed the same words earlier in prompt or answer",
     "recycle": "what the model held likely when it last read the same token",
     "trigram": "what most often followed the last two tokens",
@@ -45,7 +46,7 @@ DRAFTERS: dict[str, str] = {
 """Drafters as they are asked for, each a module of this package, and what they guess from."""
 BRANCHING = ("recycle", "cascade")  # those that draft trees where a step takes them
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
-CHOSEN = "lookup"  # what auto stands for
+CHOSEN = "blend"  # what auto stands for
 # Tokens of a step, the one before the draft included. Each size binds buffers of its own, and these few lose 0.3% of
 # what all sizes up to 16 bring (greedy answers to Spec-Bench's questions, replayed).
 WIDTHS = (16, 8, 4, 2)
@@ -155,7 +156,8 @@ class Setting:
 
     bundle: of the model that verifies. context: most tokens of a text. argument: what stood behind ``=`` in its name,
     as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs more than that
-    at its smallest raises InputError. engine: that verifies; None where only memory is asked for.
+    at its smallest raises InputError. engine: that verifies; None where only memory is asked for. files: whether
+    tables that the bundle brings along may be kept.
     """
 
     bundle: Bundle
@@ -164,6 +166,7 @@ class Setting:
     limit: int | None = None
     threads: int | None = None
     engine: Engine | None = None
+    files: bool = True
 
 
 class DrafterModule(Protocol):
@@ -181,10 +184,11 @@ def widest_draft(vocab: int) -> int:
     return next((width for width in WIDTHS if width * 4 * vocab <= LOGITS), WIDTHS[-1])
 
 
-def table_bytes(name: str, bundle: Bundle, context: int) -> int:
-    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens."""
+def table_bytes(name: str, bundle: Bundle, context: int, *, files: bool = True) -> int:
+    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens, with
+    the bundle's own tables or without."""
     module, argument = find(name)
-    return module.nbytes(Setting(bundle, context, argument))
+    return module.nbytes(Setting(bundle, context, argument, files=files))
 
 
 def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:

@@ -1,0 +1,229 @@
+"""`blend`: `lookup`, and what the model most often says, each weighed by all that is known of it.
+
+A token that `lookup` copies is the better evidence the longer the match, the more often the tokens before it were
+followed by it earlier in the text (and the worse the more often by others), and where the bundle's table of successors
+(`edge.runtime.speculate.successors`) has the same token. Where nothing or little matched, the table itself is followed.
+
+What each piece of evidence is worth are log-odds that add up (logistic regression over greedy answers of
+SmolLM2-135M to 324 questions of Spec-Bench). The grade is the sum, in steps, and the kind of evidence, so that what is
+learnt as answers go on corrects each kind by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.speculate import lookup
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.speculate.successors import NONE, Successors, table_nbytes
+
+PLACE = 6 * lookup.SLOT + 3 * 2  # bytes for each token of the index: `lookup`'s and three counts' two slots
+SPREAD = lookup.SPREAD
+MOST = 255  # times that are counted
+
+# Log-odds of a copied token: by the length of the match; by how often the token before, and the pair before, went on
+# like this (`agreement`); by what the table says (`_against`), behind a match of one token and of more.
+LENGTHS = (0.0, -1.5, -0.36, 0.18, 0.41, 0.88, 0.88, 0.88, 0.88, 1.55, 1.55, 1.55, 1.55, 1.55, 1.55, 2.05)
+AFTER_ONE = (0.41, 1.13, 1.81, 0.64, -0.03, 0.05, -0.16, -0.09, -0.54, 0.0, 0.0)
+AFTER_TWO = (0.3, 0.63, 1.46, 0.52, -0.41, -0.01, -0.44, 0.59, -0.21, 0.51, 0.27)
+AGAINST = ((0.53, 0.93, 1.81, 1.24, -0.27, 0.0), (-0.11, 0.43, 0.92, 1.15, -0.03, -0.27))
+# Of the table's token: by its level; by how often the token before went on like this in the text; and by what stands
+# beside it: nothing, a match of two tokens, the token of the table before it, or a match of one token, by how often
+# that one's token came.
+LEVEL = (-2.75, -2.32, -2.09, -1.43, -0.89, 0.25, 0.11, 0.86, 1.25, 2.03, 2.25, 2.75)
+HERE = (-0.09, 0.18, 0.96, 0.71, 0.3, -0.16, -0.49, 0.48, -0.34, -0.64, -0.76)
+NOTHING_BESIDE, TWO_BESIDE, BEHIND = 0.63, -0.83, 0.83
+ONE_BESIDE = (0.33, -0.44, -0.42, -0.34, -0.17, -0.53, 0.83, -0.0, 0.28, 0.0, 0.0)
+
+# Kinds of evidence: a match of one token, of up to four, of more; the table's token at the text's end, and behind it.
+ONE, SHORT, LONG, SAID, SAID_ON = range(5)
+SCORES = 16  # grades of a kind, the first for log-odds below -2.5, the last for those above 4.5
+LEAST, STEP = -3.0, 0.5
+CHANCES = tuple(1 / (1 + math.exp(-(LEAST + STEP * (score + 0.5)))) for score in range(SCORES))
+PRIORS = CHANCES * 5
+
+NEVER = -math.inf
+WORTHLESS = 0.02  # chance that all of a draft holds below which it is not continued
+FOLLOWED = 7  # tokens of a draft from the table at most
+TABLE_BELOW = 5  # the length of a match from which on the table says nothing of it
+
+
+def nbytes(setting: Setting) -> int:
+    """Bytes of the index, the counts and the bundle's table, where there is room for it."""
+    size = _size(setting)
+    return size * PLACE + (table_nbytes(setting.bundle) if _with_table(setting, size) else 0)
+
+
+def make(setting: Setting) -> Blend:
+    """An index of as many tokens as a text may have or as memory has room for, and the bundle's table.
+
+    Raises:
+        BundleError: the table cannot be read.
+    """
+    size = _size(setting)
+    return Blend(size, Successors(setting.bundle) if _with_table(setting, size) else None)
+
+
+def _size(setting: Setting) -> int:
+    """Tokens of the index, a power of two."""
+    size = lookup.SMALLEST
+    while size < setting.context and (setting.limit is None or 2 * size * PLACE <= setting.limit):
+        size *= 2
+    return size
+
+
+def _with_table(setting: Setting, size: int) -> bool:
+    table, left = table_nbytes(setting.bundle), setting.limit
+    return bool(table) and setting.files and (left is None or size * PLACE + table <= left)
+
+
+class Blend:
+    """`lookup` over the last `size` tokens, a power of two, counts of what followed what in them, and a table."""
+
+    name = "blend"
+    priors = PRIORS
+    cost = 0.0
+    reads_logits = False
+
+    def __init__(self, size: int, table: Successors | None) -> None:
+        self._lookup = lookup.Lookup(size)
+        self._size = size
+        self._table = table
+        self._clear()
+
+    def _clear(self) -> None:
+        slots = 2 * self._size
+        # By hash: how often a token was followed by any, by a certain one, and how often a pair was by a certain one.
+        # Tokens with the same hash count together.
+        self._ones, self._pairs, self._triples = bytearray(slots), bytearray(slots), bytearray(slots)
+        self._second = self._last = NONE  # of the text
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._lookup.begin(tokens)
+        self._clear()
+        self._count(tokens)
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self._lookup.accept(tokens)
+        self._count(tokens)
+
+    def _count(self, tokens: Sequence[int]) -> None:
+        ones, pairs, triples, mask = self._ones, self._pairs, self._triples, 2 * self._size - 1
+        second, last = self._second, self._last
+        for token in tokens:
+            if last != NONE:
+                one = (last * SPREAD >> 12) & mask
+                pair = ((last * SPREAD ^ token) * SPREAD >> 12) & mask
+                triple = (((second * SPREAD ^ last) * SPREAD ^ token) * SPREAD >> 12) & mask
+                if ones[one] < MOST:
+                    ones[one] += 1
+                if pairs[pair] < MOST:
+                    pairs[pair] += 1
+                if triples[triple] < MOST:
+                    triples[triple] += 1
+            second, last = last, token
+        self._second, self._last = second, last
+
+    def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        copied = self._lookup.propose(context, budget)
+        match = copied.grades[0] if copied.tokens else 0
+        third, second, last = context[-3] if len(context) > 2 else NONE, self._second, self._last
+        said = None if self._table is None else self._table.after(third, second, last)
+        odds = NEVER
+        if said is not None and (not match or (match < 3 and said[0] != copied.tokens[0])):
+            if not match:
+                odds = NOTHING_BESIDE
+            else:
+                odds = TWO_BESIDE if match > 1 else ONE_BESIDE[self._after_one(last, copied.tokens[0])]
+            odds += LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
+        if match:
+            draft = self._copied(copied.tokens, match, third, said, odds)
+            if draft.tokens:
+                return draft
+        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED))
+
+    def _copied(
+        self, tokens: Sequence[int], match: int, third: int, said: tuple[int, int] | None, least: float
+    ) -> Draft:
+        """`lookup`'s tokens and their grades; nothing where the log-odds of the first one are below `least`."""
+        second, last, table, followed = self._second, self._last, self._table, 1
+        grades, holds = list[int](), 1.0
+        for length, token in enumerate(tokens, match):
+            odds = LENGTHS[min(length, lookup.LONGEST)] + AFTER_ONE[self._after_one(last, token)]
+            odds += AFTER_TWO[self._after_two(second, last, token, followed)]
+            if length < TABLE_BELOW and table is not None:
+                odds += AGAINST[length > 1][_against(said, token)]
+            if not grades and odds < least:
+                break
+            score = _score(odds)
+            grades.append((ONE if length == 1 else SHORT if length < 5 else LONG) * SCORES + score)
+            holds *= CHANCES[score]
+            if holds < WORTHLESS:
+                break
+            third, second, last, followed = second, last, token, 0
+            if length + 1 < TABLE_BELOW and table is not None:
+                said = table.after(third, second, last)
+        return Draft(tokens[: len(grades)], grades)
+
+    def _said(self, said: tuple[int, int] | None, odds: float, most: int) -> Draft:
+        """The chain that the table follows, from what it says behind the text, which has these log-odds."""
+        second, last, table = self._second, self._last, self._table
+        tokens, grades, kind, holds = list[int](), list[int](), SAID, 1.0
+        while said is not None and len(tokens) < most and table is not None:
+            score = _score(odds)
+            tokens.append(said[0])
+            grades.append(kind * SCORES + score)
+            holds *= CHANCES[score]
+            if holds < WORTHLESS:
+                break
+            third, second, last = second, last, said[0]
+            said = table.after(third, second, last)
+            if said is not None:
+                kind, odds = SAID_ON, BEHIND + LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
+        return Draft(tokens, grades)
+
+    def _after_one(self, last: int, token: int) -> int:
+        """How often the token `last` went on like this."""
+        mask = 2 * self._size - 1
+        count = self._pairs[((last * SPREAD ^ token) * SPREAD >> 12) & mask]
+        return agreement(self._ones[(last * SPREAD >> 12) & mask], count)
+
+    def _after_two(self, second: int, last: int, token: int, followed: int) -> int:
+        """How often the pair did; of which `followed` occurrences stand at the text's end."""
+        mask = 2 * self._size - 1
+        count = self._triples[(((second * SPREAD ^ last) * SPREAD ^ token) * SPREAD >> 12) & mask]
+        return agreement(self._pairs[((second * SPREAD ^ last) * SPREAD >> 12) & mask] - followed, count)
+
+    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        """Nothing is learnt from logits."""
+
+
+def agreement(seen: int, same: int) -> int:
+    """Of so many times, so many went on with the same token: 0 where there was one time at most, 1 and 2 where all of
+    two and of more did, then by the share, at least a half, a fifth or less, of several times or of one; 9 and 10 where
+    none of up to three did, or of more."""
+    if seen < 2:
+        return 0
+    if not same:
+        return 9 if seen < 4 else 10
+    if same >= seen:
+        return 1 if seen == 2 else 2
+    return (3 if 2 * same >= seen else 5 if 5 * same >= seen else 7) + (same == 1)
+
+
+def _against(said: tuple[int, int] | None, token: int) -> int:
+    """What the table says of a copied token: nothing, the same at a low, middle or high level, or another one at a low
+    or a higher level."""
+    if said is None:
+        return 0
+    if said[0] == token:
+        return 1 if said[1] < 4 else 2 if said[1] < 8 else 3
+    return 4 if said[1] < 4 else 5
+
+
+def _score(odds: float) -> int:
+    return min(SCORES - 1, max(0, int((odds - LEAST) / STEP)))
