@@ -48,6 +48,7 @@ def export(
     trees: bool = False,
     check: bool = True,
     candidates: bool = True,
+    draft_text: int | None = None,
     force: bool = False,
     name: str | None = None,
     progress: Progress | None = None,
@@ -70,6 +71,8 @@ def export(
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         candidates: collect what the drafter recycle begins with, over the calibration text.
+        draft_text: tokens of a decoder's own answers from which a table for drafts is counted (docs/speculation.md); 0
+            for no table; default: as many as take a minute or two.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
         progress: told how far each stage is; a total of 0 is one that is not known.
@@ -86,6 +89,8 @@ def export(
         raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(methods.METHODS)}.")
     if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
         raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
+    if draft_text is not None and draft_text < 0:
+        raise InputError(f"The text to draft from cannot have {draft_text} tokens; name 0 or more.")
     if wide_weights not in (None, *WIDE_WEIGHTS):
         raise InputError(f"There are no wide weights {wide_weights!r}; choose one of {', '.join(WIDE_WEIGHTS)}.")
     try:
@@ -119,6 +124,8 @@ def export(
                     f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; --wide-weights is "
                     "for decoders alone."
                 )
+            if draft_text:
+                raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
             written = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
@@ -137,6 +144,13 @@ def export(
         advance(0, 0, "recording golden answers")
         writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")
         manifest = written.manifest
+        if not both:
+            from edge.export.successors import default_tokens, write_successors
+
+            if draft_text is None:
+                draft_text = default_tokens(_weights(checkpoint))
+            if draft_text:
+                write_successors(writer, Bundle(writer.staging, manifest), written.engine, draft_text, advance)
         del written
         if segments is not None:
             from edge.export.graph.segments import write_segments
@@ -169,9 +183,13 @@ def _context(checkpoint: Checkpoint, asked: int | None) -> int:
 
 
 def _describe(checkpoint: Checkpoint, family: str, weights: str, tell: Callable[[str], None]) -> None:
-    count = sum(math.prod(checkpoint.shape(n)) for n in checkpoint.names())
+    count = _weights(checkpoint)
     licence = checkpoint.licence or "no licence stated"
     tell(f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}.")
+
+
+def _weights(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 
 def _golden(written: Written) -> dict[str, Any]:

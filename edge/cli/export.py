@@ -64,6 +64,12 @@ def command(
     trees: Annotated[
         bool, typer.Option("--trees", help="Also write a decoder's graph for drafts that branch, as recycle's do.")
     ] = False,
+    draft_text: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens that the model writes to draft from; default: a minute or two's; 0: none."
+        ),
+    ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,
     name: Annotated[
@@ -79,7 +85,8 @@ def command(
     check = not no_check
     try:
         bundle = _export(
-            source, out, weights, block_size, max_context, calibration, kinds, segments, trees, check, force, name
+            *(source, out, weights, block_size, max_context, calibration, kinds, segments, trees, draft_text, check),
+            *(force, name),
         )
     except KeyboardInterrupt:
         where = f"at {out}" if out is not None else "behind"
@@ -97,6 +104,7 @@ def _export(
     kinds: tuple[str | None, str | None, str | None],
     segments: str | None,
     trees: bool,
+    draft_text: int | None,
     check: bool,
     force: bool,
     name: str | None,
@@ -117,6 +125,7 @@ def _export(
             wide_weights=kinds[2],
             segments=int(segments) if segments is not None and segments.isdecimal() else segments,
             trees=trees,
+            draft_text=draft_text,
             check=check,
             force=force,
             name=name,
