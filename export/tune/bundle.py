@@ -72,7 +72,8 @@ def tune_to_bundle(
         tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
     unit = settings.target.unit
     made = _exported(tuned, work / out.name, progress, weights=weights, segments=unit, name=out.stem)
-    untuned = _exported(source, work / UNTUNED, progress, weights=weights, check=False, candidates=False)
+    bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
+    untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
     outcome = _measured(untuned, made, tuned, settings, threads, progress)
     (tuned / FIGURES).write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
     tuned.rename(kept)

@@ -86,7 +86,8 @@ def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
     if not path.exists():
         import edge.export
 
-        edge.export(source, path, weights="int8", check=False, candidates=False, max_context=context, progress=progress)
+        bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
+        edge.export(source, path, weights="int8", max_context=context, progress=progress, **bare)
     return path
 
 
