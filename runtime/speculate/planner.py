@@ -252,7 +252,8 @@ class Planner:
 
 def expected_gain(ratios: Sequence[float], width: int) -> float:
     """How many times as fast as plain decoding answers to questions like Spec-Bench's are with `lookup`, by what steps
-    cost in plain steps, by size from 0 on, in steps of up to `width` tokens: an estimate, on the low side, of `blend`."""
+    cost in plain steps, by size from 0 on, in steps of up to `width` tokens: an estimate, on the low side, of
+    `blend`."""
     from edge.runtime.speculate.lookup import LONGEST, PRIORS, SHARES
 
     tokens = time = 0.0
