@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,15 @@ MIB = 2**20
 SMALL = 2**18  # bytes of a library's part that are not worth the while of giving back
 ENTRY = 8  # bytes of /proc/self/pagemap for a page
 _inherited: int | None = None  # KiB that `getrusage` had to say when it was first asked, where not this process's own
+
+
+class Mapping(NamedTuple):
+    """A file, or a part of one, in this process's memory."""
+
+    start: int
+    end: int
+    mode: str
+    file: str
 
 
 def peak_rss_mb() -> float | None:
@@ -55,30 +66,37 @@ def release_mapped(path: Path) -> None:
     rows of the embedding: without this they would count twice. Linux only; elsewhere nothing happens.
     """
     name = str(path.resolve())
-    for start, end, _, file in _mappings():
-        if file == name:  # private mappings that nobody writes to: nothing can be lost
-            _advise(start, end, "MADV_DONTNEED")
-            _advise(start, end, "MADV_RANDOM")  # no neighbours of a row that is looked up
+    for mapping in _mappings():
+        if mapping.file == name:  # private mappings that nobody writes to: nothing can be lost
+            _advise(mapping.start, mapping.end, "MADV_DONTNEED")
+            _advise(mapping.start, mapping.end, "MADV_RANDOM")  # no neighbours of a row that is looked up
 
 
-def release_code() -> None:
-    """Take code and constants of the loaded libraries out of this process's memory; what is used again comes back from
-    the system's cache of their files, in runs of 64 KiB.
+def libraries() -> frozenset[Mapping]:
+    """Code and constants of the libraries that are loaded now. While one is being loaded, it is not told from others,
+    so this is asked where no thread loads any: when modules are imported."""
+    return frozenset(
+        mapping
+        for mapping in _mappings()
+        if mapping.mode in ("r-xp", "r--p") and ".so" in mapping.file and mapping.end - mapping.start >= SMALL
+    )
+
+
+def release_code(loaded: frozenset[Mapping]) -> None:
+    """Take code and constants of libraries out of this process's memory; what is used again comes back from the
+    system's cache of their files, in runs of 64 KiB.
 
     Importing numpy and onnxruntime touches 25 MB of their files, opening a session 17, running one 9, and most of it is
     not the same. Linux only; elsewhere nothing happens.
+
+    loaded: what `libraries` said.
     """
-    try:
-        pages = os.open("/proc/self/pagemap", os.O_RDONLY) if sys.platform == "linux" else -1
-    except OSError:
+    if not loaded:
         return
-    for start, end, mode, file in _mappings():
-        if end - start < SMALL or mode not in ("r-xp", "r--p") or ".so" not in file:
-            continue
-        if not has_own_pages(pages, start, end):
-            _advise(start, end, "MADV_DONTNEED")
-    if pages >= 0:
-        os.close(pages)
+    with contextlib.suppress(OSError), Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
+        for mapping in _mappings():
+            if mapping in loaded and not has_own_pages(pages.fileno(), mapping.start, mapping.end):
+                _advise(mapping.start, mapping.end, "MADV_DONTNEED")
 
 
 def has_own_pages(pages: int, start: int, end: int) -> bool:
@@ -89,15 +107,15 @@ def has_own_pages(pages: int, start: int, end: int) -> bool:
     return bool((there & (entries >> np.uint64(61) & np.uint64(1) == 0)).any())
 
 
-def _mappings() -> Iterator[tuple[int, int, str, str]]:
-    """Start, end, mode and file of this process's mappings of files; none outside Linux."""
+def _mappings() -> Iterator[Mapping]:
+    """This process's mappings of files; none outside Linux."""
     if sys.platform != "linux":
         return
     for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         if "/" in line:
             addresses, mode, _, _, _, file = line.split(maxsplit=5)
             start, end = addresses.split("-")
-            yield int(start, 16), int(end, 16), mode, file
+            yield Mapping(int(start, 16), int(end, 16), mode, file)
 
 
 def _advise(start: int, end: int, advice: str) -> None:

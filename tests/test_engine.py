@@ -19,6 +19,7 @@ from edge.manifest import KVLayer, KVLayout
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 from edge.runtime.memory import has_own_pages, release_code, release_mapped
+from edge.runtime.providers.cpu import LIBRARIES
 
 IDS = np.array([5, 80, 3, 200, 41, 9, 77, 120, 33, 8, 250, 61], np.int64)
 
@@ -164,7 +165,7 @@ def test_code_leaves_the_resident_set_and_runs_again(engine: Engine) -> None:
     before = engine.step(engine.new_cache(), tokens).copy()
     library = Path(onnxruntime_pybind11_state.__file__)
     held = _resident_of(library)
-    release_code()
+    release_code(LIBRARIES)
     assert _resident_of(library) < held / 2
     assert (engine.step(engine.new_cache(), tokens) == before).all()
 

@@ -10,9 +10,11 @@ import onnxruntime as ort
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.runtime.memory import release_code
+from edge.runtime.memory import libraries, release_code
 
 MOST_THREADS = 16  # that may be asked for, or twice the cores: threads without work spin, thousands stop the machine
+
+LIBRARIES = libraries()  # onnxruntime and numpy among them
 
 _pool_threads: int | None = None
 
@@ -39,7 +41,7 @@ def share_thread_pool(threads: int | None, arena: int = -1) -> int:
         _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
         _share_arena(arena)
-        release_code()  # what importing it has run
+        release_code(LIBRARIES)  # what importing it has run
     return _pool_threads
 
 
@@ -102,5 +104,5 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceS
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as e:  # onnxruntime raises a dozen types without a common base
         raise BundleError(f"{name} could not be loaded by onnxruntime {ort.__version__}: {e}") from e
-    release_code()  # what making a session has run
+    release_code(LIBRARIES)  # what making a session has run
     return session
