@@ -22,7 +22,7 @@ Normalizer = Callable[[str], str]
 
 SPACE = "\u2581"  # what stands for a space in pieces
 UNKNOWN_PENALTY = 10.0  # below the least of the pieces' scores
-WORDS = 5000  # that are kept with their ids: 1 MB
+WORDS, WORD = 5000, 32  # words that are kept with their ids, 1 MB, and the most characters of one
 RUN = " {2,}"  # the one regular expression that normalizers of this kind replace
 
 # Characters that no neighbour joins: Latin, Greek, Cyrillic, punctuation, currencies, kana, ideographs. All of them are
@@ -106,9 +106,11 @@ class Unigram:
         for word in self._words(normalized):
             found = known.get(word)
             if found is None:
-                if len(known) == WORDS:
-                    known.clear()
-                found = known[word] = self._best(word)
+                found = self._best(word)
+                if len(word) <= WORD:
+                    if len(known) == WORDS:
+                        known.clear()
+                    known[word] = found
             ids += found
         return ids
 
