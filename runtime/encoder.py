@@ -66,8 +66,12 @@ class Encoder:
         self._layers = manifest.cross.layers
         self._turned = manifest.encoder.values_transposed
         self._speech = manifest.speech
-        self._frontend = cpu.open_session(bundle, "frontend") if manifest.speech is not None else None
+        self._frontend = None
+        if manifest.speech is not None:
+            self._frontend = cpu.open_session(bundle, "frontend")
+            cpu.release_unused()
         self._session = cpu.open_session(bundle, "encoder")
+        cpu.release_unused()
 
     def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> Cross:
         """Encode a text's token ids [T].

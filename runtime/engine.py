@@ -93,10 +93,17 @@ class Engine:
         if not 1 <= self.context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.threads = cpu.share_thread_pool(threads, arena_bytes(bundle.manifest))
+        # Code that comes back adds 10 ms, a thirtieth, until a decoder shows its first token, and saves little there:
+        # only where somebody has set a limit.
+        frugal = plan is not None or bundle.manifest.encoder is not None
+        if frugal:
+            cpu.release_unused()
         source = None if plan is None else plan.demand.source
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._inputs = self._open_decoder()
         release_mapped(bundle.path(WEIGHTS))
+        if frugal:
+            cpu.release_unused()
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 

@@ -41,7 +41,6 @@ def share_thread_pool(threads: int | None, arena: int = -1) -> int:
         _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
         _share_arena(arena)
-        release_code(LIBRARIES)  # what importing it has run
     return _pool_threads
 
 
@@ -78,13 +77,12 @@ def open_session(bundle: Bundle, role: str) -> ort.InferenceSession:
         BundleError: onnxruntime refuses the graph.
     """
     path = bundle.path(bundle.manifest.graph(role).path)
-    session = open_model(bundle, path, str(path))
-    release_unused()
-    return session
+    return open_model(bundle, path, str(path))
 
 
 def release_unused() -> None:
-    """Give back what making sessions has run of the libraries' code; it takes 1 ms."""
+    """Give back what importing the libraries and making sessions has run of their code; it takes 1 ms, and what runs
+    again some more."""
     release_code(LIBRARIES)
 
 

@@ -54,7 +54,6 @@ class SegmentedEngine(Engine):
 
     def _open_decoder(self) -> set[str]:
         self._sessions = [self._open_group(group) for group in self.groups]
-        cpu.release_unused()  # once for all of them
         return {value.name for session in self._sessions for value in session.get_inputs()}
 
     def _open_group(self, group: Sequence[int], form: Callable[[bytes], bytes] = bytes) -> ort.InferenceSession:
