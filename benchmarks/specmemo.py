@@ -117,7 +117,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def settings(bundle: Path, context: int) -> list[Setting]:
     """Unbounded first: the bundle's whole context, the widest steps, and `auto`'s table or all tables. Then the
-    smallest budgets for `context` tokens at several step widths."""
+    smallest budgets for `context` tokens at several step widths; of a small model loading is the peak, whatever the
+    width, and a budget that has room for a wider step is no other setting."""
     import edge
     from edge.runtime.memory_model import MemoryModel
     from edge.runtime.plan import make_plan, needed
@@ -134,7 +135,9 @@ def settings(bundle: Path, context: int) -> list[Setting]:
     wanted = {f"{width} tokens a step": dataclasses.replace(narrow, width=width) for width in widths}
     wanted["1 token a step"] = dataclasses.replace(narrow, width=1, drafts=0)
     for name, each in wanted.items():
-        made.append(Setting(name, needed(model.footprint(each)), context, "auto"))
+        budget = needed(model.footprint(each))
+        if made[-1].memory is None or budget < made[-1].memory:
+            made.append(Setting(name, budget, context, "auto"))
     return made
 
 
