@@ -15,8 +15,8 @@ from edge.runtime.profile import costs, ops, peaks
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event
 from edge.runtime.profile.ops import Measured, layers, without_profiler
-from edge.runtime.profile.protobuf import WireError, field, fields
 from edge.runtime.profile.record import Op
+from edge.runtime.protobuf import WireError, field, fields
 
 FLOATS = "float"
 

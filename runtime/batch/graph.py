@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from edge.runtime.profile.protobuf import field, fields, integers, message, text
+from edge.runtime.protobuf import field, fields, integers, message, text
 
 BATCH = "B"
 # Numbers of fields in onnx/onnx.proto.

@@ -19,8 +19,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
-from edge.runtime.profile.protobuf import field, message
 from edge.runtime.profile.record import Peaks
+from edge.runtime.protobuf import field, message
 from edge.runtime.providers import cpu
 
 MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.errors import BundleError
-from edge.runtime.profile.protobuf import WireError, field, fields, message, text
+from edge.runtime.protobuf import WireError, field, fields, message, text
 
 GRAPH = 7  # of a model
 NODE, NAME, INITIALIZER, INPUT, OUTPUT = 1, 2, 5, 11, 12  # of a graph; what only helps people to read is left out
