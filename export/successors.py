@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ OPENINGS = (
     *("", "What", "", "Write", "", "How", "", "Explain"),
     *("Summarize", "Who", "Translate", "If", "Why", "A", "Please", "When"),
 )
-FRUITLESS = 64
+BLOCK = 32  # questions that are drawn, and answered, side by side
 PLACE = "\u2063?\u2063"  # stands for a user's words, which no template writes by itself
 
 ORDERS = 3  # tokens of the longest context
@@ -78,24 +79,30 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
 
 def own_answers(model: Model) -> Iterator[list[int]]:
     """Greedy answers to questions that the model draws at random: the token ids of each, behind the last `BEFORE` of
-    its prompt. Each time the same, and without end but where a model says nothing `FRUITLESS` times in a row."""
-    opening, room, fruitless = _opening(model), model.engine.context // 3, 0
+    its prompt. Each time the same, and without end but where a model says nothing to `BLOCK` questions in a row."""
+    opening, room = _opening(model), model.engine.context // 3
+    begins = itertools.cycle(OPENINGS if opening else tuple(filter(None, OPENINGS)))
     greedy = GenerateOptions(max_tokens=min(ANSWER, room))
-    for seed, words in enumerate(itertools.cycle(OPENINGS if opening else tuple(filter(None, OPENINGS)))):
-        most = min(QUESTION if opening else BEGUN, room)
-        drawn = GenerateOptions(max_tokens=most, temperature=1.0, top_p=0.9, seed=seed)
-        answer = list[int]()
-        with contextlib.suppress(InputError):  # the context is too short for the template and a question
-            said = model.generate(opening + words, drawn, raw=True)
-            question = (words + said.text).strip()
-            if question and model.text.special.isdisjoint(said.token_ids[:-1]):
-                prompt = model.prompt_ids(question, raw=not opening)
-                answer = model.generate(question, greedy, raw=not opening).token_ids
-        fruitless = 0 if answer else fruitless + 1
-        if fruitless == FRUITLESS:
+    drawn = GenerateOptions(max_tokens=min(QUESTION if opening else BEGUN, room), temperature=1.0, top_p=0.9)
+    for first in itertools.count(0, BLOCK):
+        words = list(itertools.islice(begins, BLOCK))
+        options = [dataclasses.replace(drawn, seed=first + i) for i in range(BLOCK)]
+        questions, prompts = list[str](), list[list[int]]()
+        with contextlib.suppress(InputError):  # the context is too short for the template
+            said_behind = model.generate_all([opening + each for each in words], options, raw=True)
+            for begun, said in zip(words, said_behind, strict=True):
+                question = (begun + said.text).strip()
+                if question and model.text.special.isdisjoint(said.token_ids[:-1]):
+                    prompt = model.prompt_ids(question, raw=not opening)
+                    if len(prompt) < model.engine.context:
+                        questions.append(question)
+                        prompts.append(prompt)
+        answers = model.generate_all(questions, greedy, raw=not opening) if questions else []
+        if not any(answer.token_ids for answer in answers):
             return
-        if answer:
-            yield [*prompt[-BEFORE:], *answer]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            if answer.token_ids:
+                yield [*prompt[-BEFORE:], *answer.token_ids]
 
 
 def _opening(model: Model) -> str:
