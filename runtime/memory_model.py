@@ -29,6 +29,7 @@ ROWS = "rows"  # the method of the groups whose rows have a scale each
 # Resident after importing what `edge.load` needs, libraries' code included, most of which is given back before sessions
 # are made, and again when they are (`release_code`).
 IMPORTED = 46 * MIB
+IMPORTING = 60 * MIB  # before it is given back: no process peaks below that
 SLACK = 4 * MIB  # by which programs differ that do little else
 TO_LOAD = 5 * MIB  # more that making sessions touches, and hashing (4 MiB) a bundle not checked before
 TO_RUN = -2 * MIB  # more, or less, that steps touch
@@ -186,6 +187,7 @@ class MemoryModel:
             "tokenizer": self._reading,
             "mapped weights": self._mapped,
         }
+        loading["program"] += max(0, IMPORTING - sum(loading.values()))
         running = {
             "program": self._program + TO_RUN,
             "tokenizer": self._tokenizer,

@@ -114,10 +114,11 @@ def fake_model(
     context: int = 1000,
     template: str | None = TEMPLATE,
     prefill_chunk: int = 512,
+    speculate: str = "off",  # else steps hold what is drafted as well
 ) -> tuple[Model, FakeEngine]:
     bundle = byte_bundle(folder, template)
     engine = FakeEngine(bundle, next_token, context)
-    return Model(bundle, engine, Text(bundle), prefill_chunk=prefill_chunk), engine  # type: ignore[arg-type]
+    return Model(bundle, engine, Text(bundle), prefill_chunk=prefill_chunk, speculate=speculate), engine  # type: ignore[arg-type]
 
 
 def tokens_in(steps: Sequence[Sequence[int]]) -> list[int]:

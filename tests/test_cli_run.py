@@ -188,7 +188,7 @@ def test_a_bundle_without_a_template_says_so_once_and_answers(run: Run, fake: Ca
         (("x", "--min-p", "2"), "min-p must be between 0 and 1"),
         (("x", "--repetition-penalty", "0"), "repetition penalty must be"),
         (("x", "--seed", "-1"), "seed must be"),
-        (("x", "--speculate", "magic"), "There is no drafter 'magic'; there are auto, off, lookup"),
+        (("x", "--speculate", "magic"), "There is no drafter 'magic'; there are auto, off, blend, lookup"),
         (("x", "--speculate", "lookup=3"), "The drafter lookup takes nothing behind it; write lookup alone."),
         (("x", "--max-tokens", "0"), "must be 1 or more, not 0"),
         (("x", "--max-tokens", "-5"), "must be 1 or more, not -5"),

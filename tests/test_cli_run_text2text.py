@@ -314,7 +314,7 @@ def test_bad_input_gets_one_sentence_and_status_2(
 
 @pytest.mark.parametrize(
     "option",
-    [("--beams", 2), ("--to", "de"), ("--draft-from-input",), ("--output", "out"), ("--n-best", 1)],
+    [("--beams", 2), ("--to", "de"), ("--draft-from-input",), ("--n-best", 1)],
 )
 def test_a_decoder_refuses_what_only_text_to_text_has(
     run: Run, tiny_bundle: Bundle, option: tuple[object, ...]

@@ -143,7 +143,7 @@ def test_memory_is_known_and_limited(by_layer: Bundle) -> None:
 def test_profiling_drafters_measures_it_over_the_segments(
     by_layer: Bundle, tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = ["off", "lookup", "recycle", "trigram", "cascade"]
+    others = ["off", "blend", "lookup", "recycle", "trigram", "cascade"]
     for bundle, names in ((tiny_bundle, others), (by_layer, [*others, "self"])):
         main(["profile", str(bundle.root), "--speculate", "--seconds", "1", "--json"])
         assert [each["drafter"] for each in json.loads(capsys.readouterr().out)] == names

@@ -149,7 +149,7 @@ def test_an_exported_bundle_passes(tiny_bundle: Bundle, capsys: pytest.CaptureFi
     assert main(["verify", str(tiny_bundle.root)]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "5 intact" in captured.out
+    assert "6 intact" in captured.out
     assert "4 prompts, 96 tokens: 96 as recorded" in captured.out
 
 
