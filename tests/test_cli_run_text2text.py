@@ -323,6 +323,12 @@ def test_a_decoder_refuses_what_only_text_to_text_has(
     assert status == 2 and f"is no bundle from text to text, and {option[0]} means nothing to it" in err
 
 
+def test_a_decoder_writes_no_file_of_one_answer(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
+    status, _, err = run(tiny_bundle.root, "hi", "--output", tmp_path / "out.txt")
+    assert status == 2 and "--output takes the answers to a file's lines; name the file with -f" in err
+    assert not (tmp_path / "out.txt").exists()
+
+
 def test_a_speech_bundle_goes_to_the_speech_command(
     run: Run, fake: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
