@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.runtime.engine import Engine
     from edge.runtime.model import Model
 
-# By default as many tokens as take a minute or two on two cores: so many multiplications by weights, at most so many
+# By default as many tokens as take about a minute on two cores: so many multiplications by weights, at most so many
 # tokens, and none where the model is so small that its steps cost nothing.
 WORK = 2.2e12
 MOST = 16_000

@@ -67,7 +67,7 @@ def command(
     draft_text: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Tokens that the model writes to draft from; default: a minute or two's; 0: none."
+            metavar="N", help="Tokens that the model writes to draft from; default: a minute's; 0: none."
         ),
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
