@@ -13,14 +13,13 @@ branch costs 2 us (onnxruntime 1.31).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from edge.bundle import BundleWriter
-from edge.export.graph.step import DECODER, FLOAT, INT64, write_model
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, write_model
 from edge.manifest import KV8_STEP
 from edge.runtime.engine import Engine
 from edge.runtime.evaluate import pieces
@@ -98,12 +97,7 @@ class _Shared:
 
     def constant(self, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
         """An initializer of the whole graph, which its branches see."""
-        array: NDArray[Any] = np.array(values, dtype)
-        tensor = ir.tensor(array, name=f"kv8.{name}")
-        kind = ir.TensorType(tensor.dtype)
-        value = ir.Value(name=tensor.name, shape=ir.Shape(array.shape), type=kind, const_value=tensor)
-        self._graph.register_initializer(value)
-        return value
+        return add_constant(self._graph, f"kv8.{name}", values, dtype)
 
 
 def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, shared: _Shared) -> None:

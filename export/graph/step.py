@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from onnxscript import GraphBuilder, OpBuilder
 from transformers import AutoConfig
 
@@ -83,6 +83,16 @@ def write_model(writer: BundleWriter, path: str, graph: ir.Graph, ir_version: in
         node.metadata_props.clear()  # the modules' names stay in the nodes' names
     model = ir.Model(graph, ir_version=ir_version, producer_name="edge")
     writer.write_file(path, ir.to_proto(model).SerializeToString())
+
+
+def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
+    """An initializer of a graph that was built."""
+    array: NDArray[Any] = np.array(values, dtype)
+    tensor = ir.tensor(array, name=name)
+    kind = ir.TensorType(tensor.dtype)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def cut_names(layer: int, part: str) -> tuple[str, str]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import onnx_ir as ir
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.step import DECODER, FLOAT, INT64, write_model
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, write_model
 from edge.manifest import Graph, Manifest
 
 TREE = "graphs/tree.onnx"
@@ -43,8 +42,8 @@ def write_trees(writer: BundleWriter, manifest: Manifest) -> Manifest:
     total = next(value for value in graph.inputs if value.name == "total_sequence_length")
     graph.inputs.append(given)
     cast = ir.node("Cast", [total], {"to": INT64})
-    length = ir.node("Reshape", [cast.outputs[0], _constant(graph, "one", [1])])
-    start, axis = _constant(graph, "start", [0]), _constant(graph, "axis", [3])
+    length = ir.node("Reshape", [cast.outputs[0], add_constant(graph, "trees.one", [1])])
+    start, axis = add_constant(graph, "trees.start", [0]), add_constant(graph, "trees.axis", [3])
     slice = ir.node("Slice", [given, start, length.outputs[0], axis])  # rows that there are, of those there is room for
     for node, name in ((cast, "total"), (length, "length"), (slice, "bias")):
         node.name = node.outputs[0].name = f"trees.{name}"
@@ -55,11 +54,3 @@ def write_trees(writer: BundleWriter, manifest: Manifest) -> Manifest:
             node.replace_input_with(BIAS, slice.outputs[0])
     write_model(writer, TREE, graph)
     return dataclasses.replace(manifest, graphs=[*manifest.graphs, Graph(ROLE, TREE)])
-
-
-def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
-    """An initializer of the graph."""
-    tensor = ir.tensor(np.array(values, np.int64), name=f"trees.{name}")
-    value = ir.Value(name=tensor.name, shape=ir.Shape([len(values)]), type=ir.TensorType(INT64), const_value=tensor)
-    graph.register_initializer(value)
-    return value
