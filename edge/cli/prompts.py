@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from edge.cli.lines import Kept, report, tell_stopped, tell_taken_up
 from edge.cli.progress import bar
 from edge.cli.run import INTERRUPTED, CtrlC
-from edge.cli.text2text import CUT, Answer, on_one_line
+from edge.cli.text2text import CUT, OUTPUT_OF_LINES, Answer, on_one_line
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_prompts(args: argparse.Namespace) -> None:
     if args.batch is not None and args.batch < 1:
         raise InputError(f"--batch must be 1 or more, not {args.batch}.")
     if args.output is not None and args.file is None:
-        raise InputError("--output takes the answers to a file's lines; name the file with -f, or redirect the output.")
+        raise InputError(OUTPUT_OF_LINES)
 
 
 def run_prompts(model: Model, text: str, options: GenerateOptions, args: argparse.Namespace, interrupted: CtrlC) -> int:

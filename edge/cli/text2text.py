@@ -23,6 +23,7 @@ OWN = (
 FOREIGN = ("system", "raw", "prefill_chunk", "speculate", "kv", "batch")
 NAMES = {"source_language": "--from", "target_language": "--to"}
 SPEECH_TOO = ("beams", "output")  # of OWN: what speech bundles take as well
+OUTPUT_OF_LINES = "--output takes the answers to a file's lines; name the file with -f, or redirect the output."
 CUT = ("length", "context")  # why an answer that might go on ended
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
@@ -92,7 +93,7 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
         text = read_prompt(args.prompt, args.file)  # refuses two prompts
         return [line.removesuffix("\r") for line in (text or "").split("\n")]
     if args.output is not None:
-        raise InputError("--output takes the answers to a file's lines; name the file with -f, or redirect the output.")
+        raise InputError(OUTPUT_OF_LINES)
     return None if args.prompt is None else read_prompt(args.prompt, None)
 
 
