@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
 
 
+def untouched(size: int) -> mmap.mmap:
+    """So many bytes of zeroed memory, which the system hands out page by page, as it is written."""
+    return mmap.mmap(-1, size, **PRIVATE)
+
+
 class KVCache:
     """Keys and values of one conversation.
 
@@ -48,7 +53,7 @@ class KVCache:
         sizes = [-(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE for shape in shapes]
         try:
             # Not np.zeros: that may hand out memory that was used before, and then writes every page of it.
-            memory = mmap.mmap(-1, sum(sizes), **PRIVATE)
+            memory = untouched(sum(sizes))
             self.positions = np.arange(rows, dtype=np.int64)
         except (OSError, OverflowError, MemoryError):
             raise InputError(

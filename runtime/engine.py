@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import InputError
 from edge.home import curves_dir
 from edge.manifest import FLOAT32, KV8
-from edge.runtime.cache import KVCache
+from edge.runtime.cache import KVCache, untouched
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
@@ -255,10 +254,5 @@ class Engine:
             return np.empty((1, rows, vocab), np.float32)
         shared = self._logits.get(cache)
         if shared is None:
-            shared = self._logits[cache] = _untouched(KEPT_STEP * vocab)
+            shared = self._logits[cache] = np.frombuffer(untouched(KEPT_STEP * vocab * 4), np.float32)
         return shared[: rows * vocab].reshape(1, rows, vocab)
-
-
-def _untouched(size: int) -> NDArray[np.float32]:
-    """Memory that the system hands out page by page, as it is written."""
-    return np.frombuffer(mmap.mmap(-1, size * 4), np.float32)

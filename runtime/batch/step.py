@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.runtime.cache import KVCache
+from edge.runtime.cache import KVCache, untouched
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.join import is_stream, stream_part
@@ -24,7 +23,7 @@ class Slots:
 
     def __init__(self, like: KVCache, width: int) -> None:
         self.width = width
-        self.buffers = [(_untouched(key, width), _untouched(value, width)) for key, value in like.buffers]
+        self.buffers = [(_several(key, width), _several(value, width)) for key, value in like.buffers]
 
     def give(self, cache: KVCache, slot: int) -> None:
         """Let a cache keep its rows in a slot, from now on."""
@@ -39,9 +38,9 @@ class Slots:
                 target[:, :, :rows] = source[:, :, :rows]
 
 
-def _untouched(like: NDArray[Any], width: int) -> NDArray[Any]:
-    """Zeroed memory for `width` of a buffer [1, heads, rows, head_dim], handed out page by page as it is written."""
-    return np.frombuffer(mmap.mmap(-1, width * like.nbytes), like.dtype).reshape(width, *like.shape[1:])
+def _several(like: NDArray[Any], width: int) -> NDArray[Any]:
+    """Memory for `width` of a buffer [1, heads, rows, head_dim]."""
+    return np.frombuffer(untouched(width * like.nbytes), like.dtype).reshape(width, *like.shape[1:])
 
 
 class BatchStep:

@@ -21,7 +21,7 @@ from edge.runtime.speculate import lookup
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
 from edge.runtime.speculate.successors import NONE, Successors, table_nbytes
 
-PLACE = 6 * lookup.SLOT + 3 * 2  # bytes for each token of the index: `lookup`'s and three counts' two slots
+PLACE = lookup.PLACE + 3 * 2  # bytes for each token of the index: `lookup`'s and three counts' two slots
 SPREAD = lookup.SPREAD
 MOST = 255  # times that are counted
 
@@ -54,7 +54,7 @@ TABLE_BELOW = 5  # the length of a match from which on the table says nothing of
 
 def nbytes(setting: Setting) -> int:
     """Bytes of the index, the counts and the bundle's table, where there is room for it."""
-    size = _size(setting)
+    size = lookup.index_size(setting, PLACE)
     return size * PLACE + (table_nbytes(setting.bundle) if _with_table(setting, size) else 0)
 
 
@@ -64,16 +64,8 @@ def make(setting: Setting) -> Blend:
     Raises:
         BundleError: the table cannot be read.
     """
-    size = _size(setting)
+    size = lookup.index_size(setting, PLACE)
     return Blend(size, Successors(setting.bundle) if _with_table(setting, size) else None)
-
-
-def _size(setting: Setting) -> int:
-    """Tokens of the index, a power of two."""
-    size = lookup.SMALLEST
-    while size < setting.context and (setting.limit is None or 2 * size * PLACE <= setting.limit):
-        size *= 2
-    return size
 
 
 def _with_table(setting: Setting, size: int) -> bool:

@@ -20,6 +20,7 @@ SETTLED = 4  # tokens of a match that is kept while it goes on; a shorter one is
 CANDIDATES = 8  # places compared, the latest first
 SMALLEST = 256  # tokens that an index has room for at least
 SLOT = 4  # bytes
+PLACE = 6 * SLOT  # for each token of the index: itself, the place before with the same hash, two slots of two tables
 SPREAD = 0x9E3779B1  # 2^32 over the golden ratio: multiplying by it spreads the bits (Knuth, TAOCP 3, 6.4)
 
 # By the length of the match; measured over greedy answers of SmolLM2-135M to 84 Spec-Bench questions, 14 of each task.
@@ -31,18 +32,19 @@ SHARES = (0.262, 0.335, 0.141, 0.07, 0.058, 0.023, 0.015, 0.011, 0.006, 0.01, 0.
 
 def nbytes(setting: Setting) -> int:
     """Bytes of the index: of each token itself, the place before with the same hash, and two slots of each table."""
-    return _size(setting) * 6 * SLOT
+    return index_size(setting) * PLACE
 
 
 def make(setting: Setting) -> Lookup:
     """An index of as many tokens as a text may have, or as memory has room for."""
-    return Lookup(_size(setting))
+    return Lookup(index_size(setting))
 
 
-def _size(setting: Setting) -> int:
-    """Tokens that the index holds, a power of two."""
+def index_size(setting: Setting, place: int = PLACE) -> int:
+    """Tokens that an index holds, a power of two: as many as a text may have, or as memory has room for. place: bytes
+    for each of them."""
     size = SMALLEST
-    while size < setting.context and (setting.limit is None or 2 * size * 6 * SLOT <= setting.limit):
+    while size < setting.context and (setting.limit is None or 2 * size * place <= setting.limit):
         size *= 2
     return size
 
