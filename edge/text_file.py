@@ -7,6 +7,11 @@ from pathlib import Path
 from edge.errors import InputError
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a text that people wrote on any system."""
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
 def read_text(path: Path, kind: str = "") -> str:
     """A file's text. kind: what errors call the file, before its path.
 

@@ -29,6 +29,7 @@ from edge.runtime.verify import GoldenInput
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.torch_reference import RecordedLogits
+    from edge.runtime.evaluate import Agreement
 
 WIDE = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
@@ -104,7 +105,7 @@ def write_decoder(
         if engine.wide is not None:
             found = check.check(engine, recorded, wide=True)
             check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
-            quality |= {f"wide_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
+            quality |= _figures_of("wide", found)
         manifest = dataclasses.replace(manifest, quality=quality)
     windows = calibration_windows(checkpoint, options.calibration)
     options.report(0, 0, "measuring keys and values")
@@ -137,8 +138,12 @@ def _with_kv8(
         (writer.staging / KV8_PATH).unlink()
         say(f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone.")
         return manifest
-    figures = {f"kv8_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
-    return dataclasses.replace(more, quality=manifest.quality | figures)
+    return dataclasses.replace(more, quality=manifest.quality | _figures_of(KV8, found))
+
+
+def _figures_of(form: str, found: Agreement) -> dict[str, float]:
+    """What the manifest says of another form than the decoder's own."""
+    return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
 
 
 def golden_inputs(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> list[GoldenInput]:

@@ -14,6 +14,7 @@ from edge.cli.progress import bar
 from edge.cli.run import INTERRUPTED, CtrlC
 from edge.cli.text2text import CUT, OUTPUT_OF_LINES, Answer, on_one_line
 from edge.errors import InputError
+from edge.text_file import lines_of
 
 if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Result
@@ -39,7 +40,7 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
     """
     from edge.runtime.answer import check_room
 
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = lines_of(text)
     asked = [i for i, line in enumerate(lines) if line.strip()]
     for i in asked:
         try:

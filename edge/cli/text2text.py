@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.errors import InputError
+from edge.text_file import lines_of
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -91,7 +92,7 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
 
     if args.file is not None:
         text = read_prompt(args.prompt, args.file)  # refuses two prompts
-        return [line.removesuffix("\r") for line in (text or "").split("\n")]
+        return lines_of(text or "")
     if args.output is not None:
         raise InputError(OUTPUT_OF_LINES)
     return None if args.prompt is None else read_prompt(args.prompt, None)
