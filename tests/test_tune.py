@@ -25,8 +25,9 @@ from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import Settings, tune
 from edge.export.tune.data import Batch, Example, batches, read_examples
 from edge.export.tune.depth import least_missed
+from edge.export.tune.ffn import FeedForward
 from edge.export.tune.first import First
-from edge.export.tune.generate import answer_all, read_prompts
+from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, divergence, likelihood
 from edge.export.tune.policy import Target, TrainedPolicy, make_policy
 from edge.export.tune.trainer import Schedule, Stopped, Trainer
@@ -84,9 +85,9 @@ def batch(prompts: list[int], lengths: list[int]) -> Batch:
 
 def trained_logits(network: Network, policy: TrainedPolicy, one: Batch, draw: Any) -> np.ndarray:
     tensors = network.tensors(one)
-    policy.begin(tensors, draw)
+    policy.begin(network, tensors, draw)
     with torch.no_grad():
-        return network.logits(tensors, policy.gate, adapted=False).numpy()
+        return network.logits(tensors, policy.gate, adapted=False, feed_forward=policy.feed_forward).numpy()
 
 
 def runtime_logits(bundle: Bundle, skip: str, one: Batch, capacity: int) -> np.ndarray:
@@ -147,13 +148,26 @@ def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_pat
     np.testing.assert_allclose(logits, runtime_logits(routed, "first", one, 64), atol=3e-4)
 
 
+def test_ffn_is_trained_as_it_runs(network: Network, by_half: Bundle) -> None:
+    """Prompts whose cosines choose different blocks, one of two; what is left out changes the answer."""
+    one = batch([1, 2, 1, 3, 1, 1], [20, 25, 22, 24, 19, 23])
+    policy = make_policy("ffn", LAYERS, WIDTH, Target(ratio=0.17))
+    assert isinstance(policy, FeedForward)
+    logits = trained_logits(network, policy, one, NoShift())
+    assert policy._out.sum(0).tolist() == [1.0] * 6 and len({tuple(out) for out in policy._out.T.tolist()}) > 1
+    np.testing.assert_allclose(logits, runtime_logits(by_half, policy.skip(), one, 64), atol=3e-4)
+    with torch.no_grad():
+        whole = network.logits(network.tensors(one), None, adapted=False).numpy()
+    assert np.abs(whole - logits).max() > 0.1
+
+
 def test_routers_learn_from_what_a_layer_is_worth(network: Network, tmp_path: Path) -> None:
     policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
     assert isinstance(policy, First)
     tensors = network.tensors(batch([9, 12], [20, 25]))
     policy.prepare(network, [tensors], tmp_path, lambda *stage: None)
     assert int(torch.isfinite(policy.bias).sum()) == 3 and int((policy.bias < 0).sum()) == 2
-    policy.begin(tensors, np.random.default_rng(1))
+    policy.begin(network, tensors, np.random.default_rng(1))
     student = network.logits(tensors, policy.gate)
     (divergence(network.logits(tensors, None, adapted=False).detach(), student)).backward()
     grad = policy.bias.grad
@@ -166,7 +180,7 @@ def test_skipping_less_is_asked_for_where_too_much_is_left_out(network: Network)
     with torch.no_grad():
         policy.bias[:] = -1.0
     tensors = network.tensors(batch([9, 12], [20, 25]))
-    policy.begin(tensors, NoShift())
+    policy.begin(network, tensors, NoShift())
     network.logits(tensors, policy.gate)
     penalty = policy.penalty()
     penalty.backward()
@@ -186,7 +200,7 @@ def test_the_text_itself_is_learnt_from_the_answers_alone(network: Network) -> N
     assert float(likelihood(tensors, torch.from_numpy(logits))) == pytest.approx(np.mean(wanted), rel=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["first", "skipdecode", "unified"])
+@pytest.mark.parametrize("policy", ["first", "skipdecode", "unified", "ffn"])
 def test_a_resumed_run_ends_with_the_same_weights(policy: str, six_layers: Path, data: Path, tmp_path: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     losses = run(six_layers, whole, settings(data, policy))
@@ -294,7 +308,7 @@ def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Pa
     path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
     rows = [{"text": "The moon"}, {"prompt": "A train"}, {"prompt": "Summarize: {previous}"}, {"prompt": "Tea"}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    given: dict[str, Any] = {"tokens": 24, "seed": 3, "threads": 1, "progress": lambda *stage: None}
+    given: dict[str, Any] = {"options": drawn(24, 1.0, 3), "threads": 1, "progress": lambda *stage: None}
     answer_all(str(six_layers), read_prompts(path), out, **given)
     lines = out.read_text().splitlines()
     answers = [json.loads(line) for line in lines]
@@ -304,6 +318,12 @@ def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Pa
     out.write_text(lines[0] + "\n" + lines[1][:9])  # as a run leaves it that was killed while it wrote
     answer_all(str(six_layers), read_prompts(path), out, **given)
     assert out.read_text().splitlines() == lines
+    likeliest = [tmp_path / f"likeliest{seed}.jsonl" for seed in (3, 4)]
+    for seed, path_of_seed in zip((3, 4), likeliest, strict=True):
+        answer_all(
+            str(six_layers), read_prompts(path), path_of_seed, **given | {"options": drawn(24, 0.0, seed)}
+        )
+    assert likeliest[0].read_bytes() == likeliest[1].read_bytes() != out.read_bytes()
 
 
 def test_ctrl_c_keeps_a_checkpoint_and_says_so(
@@ -334,16 +354,17 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_so(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--policy", "ffn"], "no policy 'ffn'"),
+        (["--policy", "sorted"], "no policy 'sorted'"),
         (["--policy", "first", "--ratio", "1.5"], "1.5 is no share"),
         (["--policy", "unified", "--ratio", "0"], "0 is no share"),
         (["--policy", "unified", "--layers", "3-5"], "belongs to skipdecode"),
-        (["--policy", "skipdecode", "--ratio", "0.2"], "belongs to first and unified"),
+        (["--policy", "skipdecode", "--ratio", "0.2"], "belongs to first, unified and ffn"),
         (["--policy", "skipdecode", "--layers", "5-3"], "5-3 does not go"),
         (["--policy", "skipdecode", "--layers", "3-9"], "no more than the model's 6"),
         (["--policy", "skipdecode", "--layers", "many"], "no range of layers"),
         (["--policy", "first", "--unit", "0"], "--unit must be 1 or more"),
         (["--policy", "first", "--penalty", "-1"], "--penalty must be 0 or more"),
+        (["--policy", "first", "--temperature", "-0.1"], "--temperature must lie between 0 and 10"),
         (["--policy", "unified", "--candidates", "3"], "unified has no routers"),
         (["--policy", "first", "--steps", "0"], "--steps must be 1 or more"),
         (["--policy", "first", "--rate", "2"], "--rate must lie"),

@@ -135,3 +135,14 @@ def test_what_cannot_become_a_bundle_gets_a_sentence(
     assert main(["tune", "--recipe", str(recipe), *given]) == 2
     assert sentence in capfd.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "tuned").exists() and not (tmp_path / "tuned.edge").exists()
+
+
+def test_feed_forward_blocks_get_a_bundle_of_half_layers(recipe: Path, tmp_path: Path) -> None:
+    content = recipe.read_text().replace('"first"', '"ffn"').replace("candidates = 3\n", "")
+    recipe.write_text(content)
+    out = tmp_path / "tiny-ffn.edge"
+    assert main(["tune", "--recipe", str(recipe), "-o", str(out)]) == 0
+    assert {segment.part for segment in open_bundle(out).manifest.segments} >= {"attention", "feed_forward"}
+    figures = json.loads((tmp_path / "tiny-ffn" / "figures.json").read_text())
+    assert [each["skip"] for each in figures["policies"]] == ["ffn:0.34"]
+    assert figures["policies"][0]["layers_run"] == 5

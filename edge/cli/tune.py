@@ -44,10 +44,10 @@ def command(
         Path | None,
         typer.Option(metavar="FILE.toml", help="Take what is not given here from this file: options by their names."),
     ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="first, skipdecode or unified.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="first, skipdecode, unified or ffn.")] = None,
     ratio: Annotated[
         float | None,
-        typer.Option(metavar="R", help="Of first and unified: the share of layers to leave out; default: 0.15."),
+        typer.Option(metavar="R", help="Of all but skipdecode: the share of layers to leave out; default: 0.15."),
     ] = None,
     layers: Annotated[
         str | None,
@@ -76,6 +76,9 @@ def command(
         ),
     ] = None,
     answer: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of these answers; default: 256.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="That they are drawn at; default: 1.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps; default: 300.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Sequences of a step; default: 4.")] = None,
     length: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of a sequence; default: 320.")] = None,
@@ -111,16 +114,16 @@ def command(
     """
     given = {
         "model": model, "policy": policy, "ratio": ratio, "layers": layers, "unit": unit, "candidates": candidates,
-        "penalty": penalty, "data": data, "prompts": prompts, "answer": answer, "steps": steps, "batch": batch,
-        "length": length, "rank": rank, "rate": rate, "loss": loss, "seed": seed, "precision": precision,
-        "weights": weights,
+        "penalty": penalty, "data": data, "prompts": prompts, "answer": answer,
+        "temperature": temperature, "steps": steps, "batch": batch, "length": length, "rank": rank, "rate": rate,
+        "loss": loss, "seed": seed, "precision": precision, "weights": weights,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
     for one, other in (("data", "prompts"), ("prompts", "data")):
         if given[one] is not None:
             asked.pop(other, None)
     asked |= {name: value for name, value in given.items() if value is not None}
-    for name, option in (("model", "MODEL"), ("policy", "--policy first, skipdecode or unified")):
+    for name, option in (("model", "MODEL"), ("policy", "--policy first, skipdecode, unified or ffn")):
         if name not in asked:
             raise InputError(f"There is nothing to tune without {option}; give it, or a recipe that has it.")
     if out is None:
@@ -148,7 +151,7 @@ def read_recipe(path: Path, names: dict[str, Any]) -> dict[str, Any]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
         raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
     texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision", "weights")
-    numbers = ("ratio", "rate", "penalty")
+    numbers = ("ratio", "rate", "penalty", "temperature")
     for name, value in content.items():
         if name not in names:
             raise InputError(f"The recipe {path} sets {name!r}, which is no option of edge tune.")

@@ -39,10 +39,11 @@ class Settings:
     """What a tuned model hangs on, besides the model.
 
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training beside the data or without any; where there is neither, built-in ones. length: most tokens of a training
-    sequence. rank: of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the
-    untouched model, or lm for the text's own likelihood. held: most sequences that are not trained on, so that figures
-    can be taken on them.
+    training beside the data or without any; where there is neither, built-in ones. answer, temperature: most tokens of
+    such an answer, and what it is drawn at (0: the likeliest tokens). length: most tokens of a training sequence. rank:
+    of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the untouched model, or
+    lm for the text's own likelihood. held: most sequences that are not trained on, so that figures can be taken on
+    them.
     """
 
     policy: str
@@ -53,6 +54,7 @@ class Settings:
     batch: int = 4
     length: int = 320
     answer: int = 256
+    temperature: float = 1.0
     rank: int = 16
     rate: float = 1e-3
     loss: str = "distill"
@@ -72,6 +74,8 @@ class Settings:
         ):
             if value < least:
                 raise InputError(f"{name} must be {least} or more, not {value}.")
+        if not 0 <= self.temperature <= 10:
+            raise InputError(f"--temperature must lie between 0 and 10, not {self.temperature:g}.")
         if not 0 < self.rate < 1:
             raise InputError(f"--rate must lie between 0 and 1, not {self.rate:g}.")
         for option, choice, choices in (("--loss", self.loss, LOSSES), ("--precision", self.precision, PRECISIONS)):
@@ -172,10 +176,10 @@ def tune(
 
 def _answer(source: str, settings: Settings, prompts: Path, out: Path, progress: Progress, threads: int | None) -> None:
     """Write the model's answers to prompts, where they are not there yet."""
-    from edge.export.tune.generate import answer_all, read_prompts
+    from edge.export.tune.generate import answer_all, drawn, read_prompts
 
-    tokens, seed = settings.answer, settings.seed
-    answer_all(source, read_prompts(prompts), out, tokens=tokens, seed=seed, progress=progress, threads=threads)
+    options = drawn(settings.answer, settings.temperature, settings.seed)
+    answer_all(source, read_prompts(prompts), out, options, progress=progress, threads=threads)
 
 
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:

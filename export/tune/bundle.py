@@ -70,8 +70,8 @@ def tune_to_bundle(
         except OSError as e:
             raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
         tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
-    unit = settings.target.unit
-    made = _exported(tuned, work / out.name, progress, weights=weights, segments=unit, name=out.stem)
+    segments = "ffn" if settings.policy == "ffn" else settings.target.unit
+    made = _exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem)
     bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
     untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
     outcome = _measured(untuned, made, tuned, settings, threads, progress)

@@ -33,6 +33,8 @@ NOTES = "missed.json"
 class First:
     """Routers for the units that answers miss least; all others have an infinite bias, and always run."""
 
+    feed_forward = False
+
     def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
         middle = range(1, layers - 1)
         self.units = [tuple(middle[at : at + target.unit]) for at in range(0, len(middle), target.unit)]
@@ -56,7 +58,7 @@ class First:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return {"weights": self.weights, "bias": self.bias}
 
-    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         size = len(tensors.prompts)
         shift = draw.uniform(-SHARED, SHARED, (size, 1)) + draw.logistic(0, OWN, (size, len(self.units)))
         self._shift = torch.from_numpy(shift).float().to(tensors.answer.device)  # [B, units]

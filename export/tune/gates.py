@@ -1,8 +1,10 @@
-"""Layers of a Torch decoder that tokens may leave out while it is trained, as the runtime's segments leave them out.
+"""Layers of a Torch decoder, or their feed-forward blocks, that tokens may leave out while it is trained, as the
+runtime's segments leave them out.
 
 A gate g multiplies what a layer adds to the residual stream: x + g (layer(x) - x). With g = 0 the layer does not change
 a token, and as all later tokens of its answer have g = 0 there too, nothing reads the keys and values that it wrote. A
-gate that hangs on a router's probability passes the gradient on to it.
+gate that hangs on a router's probability passes the gradient on to it. A gate of a feed-forward block multiplies what
+that alone adds to the stream behind attention.
 """
 
 from __future__ import annotations
@@ -13,26 +15,54 @@ from typing import Any
 import torch
 
 Gate = Callable[[int, torch.Tensor], torch.Tensor | float]
-"""Of a layer and the residual stream [B, S, H] it is about to read: gates [B, S, 1], or one number for all tokens."""
+"""Of a layer and the residual stream [B, S, H] that it, or its feed-forward block, is about to read: gates [B, S, 1],
+or one number for all tokens."""
+
+Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
+"""Is told a layer, and the residual stream [B, S, H] before and behind its feed-forward block."""
 
 
 class Gates:
-    """Puts gates into the layers of a transformers decoder; while `gate` is None all tokens run through all layers."""
+    """Puts gates into the layers of a transformers decoder; while `gate` is None all tokens run through all layers.
+
+    feed_forward: whether gates are those of feed-forward blocks. watch: sees these blocks.
+    """
 
     def __init__(self, model: Any) -> None:
         self.layers = list(model.get_decoder().layers)
         self.gate: Gate | None = None
+        self.feed_forward = False
+        self.watch: Watch | None = None
+        self._before: torch.Tensor | None = None  # what the feed-forward block at hand reads, before its norm
         for index, layer in enumerate(self.layers):
+            norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
+            norm.register_forward_pre_hook(self._keep)
             layer.forward = self._gated(index, layer.forward)
+
+    def _keep(self, norm: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._before = inputs[0]
 
     def _gated(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def gated(hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if self.feed_forward or self.watch is not None:
+                return self._half(index, forward(hidden_states, *args, **options))
             gate = 1.0 if self.gate is None else self.gate(index, hidden_states)
             if isinstance(gate, float) and gate == 0.0:
                 return hidden_states
-            out = forward(hidden_states, *args, **options)
-            if isinstance(gate, float) and gate == 1.0:
-                return out
-            return hidden_states + gate * (out - hidden_states)
+            return _mixed(hidden_states, forward(hidden_states, *args, **options), gate)
 
         return gated
+
+    def _half(self, index: int, out: torch.Tensor) -> torch.Tensor:
+        """What a layer makes of the stream where its feed-forward block has the gate."""
+        before, self._before = self._before, None
+        assert before is not None
+        if self.watch is not None:
+            self.watch(index, before, out)
+        return _mixed(before, out, 1.0 if self.gate is None else self.gate(index, before))
+
+
+def _mixed(before: torch.Tensor, out: torch.Tensor, gate: torch.Tensor | float) -> torch.Tensor:
+    if isinstance(gate, float) and gate == 1.0:
+        return out
+    return before + gate * (out - before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
 BUNDLE = "answers.edge"
 BLOCK = 64  # prompts whose answers are kept together: an interrupted run loses no more
-TEMPERATURE, TOP_P = 1.0, 0.95  # what is drawn far out in the tail leads such small models astray
+TOP_P = 0.95  # what is drawn far out in the tail leads small models astray
 
 
 def read_prompts(path: Path) -> list[Row]:
@@ -39,10 +40,15 @@ def read_prompts(path: Path) -> list[Row]:
     return rows
 
 
+def drawn(tokens: int, temperature: float, seed: int) -> GenerateOptions:
+    """How an answer of up to so many tokens is drawn."""
+    return GenerateOptions(temperature=temperature, top_p=TOP_P, seed=seed, max_tokens=tokens)
+
+
 def answer_all(
-    source: str, prompts: list[Row], out: Path, *, tokens: int, seed: int, progress: Progress, threads: int | None
+    source: str, prompts: list[Row], out: Path, options: GenerateOptions, *, progress: Progress, threads: int | None
 ) -> None:
-    """Write the model's answers to `prompts`, up to `tokens` tokens each, into the JSONL file `out`.
+    """Write the model's answers to `prompts` into the JSONL file `out`; `options` are the first one's.
 
     What the file holds already, of an interrupted run, stays: each answer is drawn with a seed of its own. The model
     answers from a bundle in 8 bits, which the runtime runs faster than Torch runs the checkpoint.
@@ -53,7 +59,8 @@ def answer_all(
     from edge.runtime.load import load
     from edge.runtime.model import Model
 
-    model = load(_bundle(source, out.with_name(BUNDLE), 4 * tokens, progress), threads=threads, speculate="off")
+    bundle = _bundle(source, out.with_name(BUNDLE), 4 * options.max_tokens, progress)
+    model = load(bundle, threads=threads, speculate="off")
     if not isinstance(model, Model):
         raise InputError(f"{source} is no decoder that answers prompts, so it has no answers to be tuned on.")
     previous = str(json.loads(lines[-1]).get("answer", "")) if lines else ""
@@ -64,7 +71,7 @@ def answer_all(
                 progress(at + done, len(prompts), "answering prompts")
 
             told(0)
-            rows = _answered(model, prompts[at : at + BLOCK], previous, tokens, seed + at, told)
+            rows = _answered(model, prompts[at : at + BLOCK], previous, _later(options, at), told)
             previous = str(rows[-1].get("answer", ""))
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             file.flush()
@@ -91,17 +98,20 @@ def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
     return path
 
 
+def _later(options: GenerateOptions, by: int) -> GenerateOptions:
+    """The options of an answer so many behind."""
+    return dataclasses.replace(options, seed=(options.seed or 0) + by)
+
+
 def _answered(
-    model: Model, rows: Sequence[Row], previous: str, tokens: int, seed: int, told: Callable[[int], None]
+    model: Model, rows: Sequence[Row], previous: str, first: GenerateOptions, told: Callable[[int], None]
 ) -> list[dict[str, Any]]:
     """Rows with the model's answers, as many of them side by side as do not wait for each other's.
 
-    previous: the answer to the row before the first. seed: of the first one's draws. told: how many are done.
+    previous: the answer to the row before the first. first: how the first one is drawn, the others with the seeds that
+    follow. told: how many are done.
     """
-    options = [
-        GenerateOptions(temperature=TEMPERATURE, top_p=TOP_P, seed=seed + i, max_tokens=tokens)
-        for i in range(len(rows))
-    ]
+    options = [_later(first, i) for i in range(len(rows))]
     found: dict[int, dict[str, Any]] = {}
 
     def prompt(i: int) -> str | None:

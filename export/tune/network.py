@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from edge.errors import InputError
 from edge.export.torch_reference import load_torch
 from edge.export.tune.data import Batch
-from edge.export.tune.gates import Gate, Gates
+from edge.export.tune.gates import Gate, Gates, Watch
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -57,19 +57,31 @@ class Network:
     def tensors(self, batch: Batch) -> Tensors:
         return Tensors(batch, self.device)
 
-    def logits(self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True) -> torch.Tensor:
+    def watch(self, tensors: Tensors, watch: Watch) -> None:
+        """Run the prompts through everything, without gradients, and let `watch` see the feed-forward blocks."""
+        self._gates.watch = watch
+        try:
+            with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+                self._decoder(input_ids=tensors.tokens[:, : int(tensors.prompts.max())], use_cache=False)
+        finally:
+            self._gates.watch = None
+
+    def logits(
+        self, tensors: Tensors, gate: Gate | None, *, adapted: bool = True, feed_forward: bool = False
+    ) -> torch.Tensor:
         """[N, V] float32 of the answers' tokens, one sequence's after the other's, where `gate` says what is left out.
 
-        adapted: with the adapters; without them and gates it is the model that is tuned.
+        adapted: with the adapters; without them and gates it is the model that is tuned. feed_forward: the gates are
+        those of feed-forward blocks, not of layers.
         """
         bare: AbstractContextManager[Any] = nullcontext() if adapted else self._peft.disable_adapter()
-        self._gates.gate = gate
+        self._gates.gate, self._gates.feed_forward = gate, feed_forward
         try:
             with bare, torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
                 stream = self._decoder(input_ids=tensors.tokens, use_cache=False).last_hidden_state
                 return self._head(stream[tensors.answer]).float()
         finally:
-            self._gates.gate = None
+            self._gates.gate, self._gates.feed_forward = None, False
 
     def deltas(self) -> dict[str, NDArray[np.float32]]:
         """What the adapters add to each weight [out, in], by the name that transformers gives the weight."""

@@ -15,11 +15,16 @@ from edge.errors import InputError
 from edge.export.quantize.base import Progress
 from edge.export.tune.network import Network, Tensors
 
-POLICIES = ("first", "skipdecode", "unified")
+POLICIES = ("first", "skipdecode", "unified", "ffn")
 
 
 class TrainedPolicy(Protocol):
     """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does."""
+
+    @property
+    def feed_forward(self) -> bool:
+        """Whether it leaves out feed-forward blocks, and not whole layers."""
+        ...
 
     def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
         """Look at the model before the first step; not done again when a run is resumed. The run's folder keeps what
@@ -30,7 +35,7 @@ class TrainedPolicy(Protocol):
         """What is trained besides the adapters, by name."""
         ...
 
-    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         """Start a step. `draw` depends on the run's seed and the step's number alone."""
         ...
 
@@ -57,9 +62,10 @@ class TrainedPolicy(Protocol):
 class Target:
     """What is asked of a policy.
 
-    ratio: the share of layers to leave out, of first and unified. span: the least and the most layers that run, of
-    skipdecode. unit: layers that first leaves out together. candidates: units that have a router. penalty: nats for
-    the squared distance of the share that routers leave out from `ratio`; a tenth of the layers costs 0.6 with 60.
+    ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the least and the
+    most layers that run, of skipdecode. unit: layers that first leaves out together. candidates: units that have a
+    router. penalty: nats for the squared distance of the share that routers leave out from `ratio`; a tenth of the
+    layers costs 0.6 with 60.
     """
 
     ratio: float | None = None
@@ -75,7 +81,7 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
     Raises:
         InputError: there is no such policy, or the target is out of its range.
     """
-    from edge.export.tune import first, skipdecode, unified
+    from edge.export.tune import ffn, first, skipdecode, unified
 
     if name not in POLICIES:
         raise InputError(f"There is no policy {name!r} to tune for; choose one of {', '.join(POLICIES)}.")
@@ -87,7 +93,7 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
         raise InputError(f"{name} has no routers, so --unit and --candidates have no place.")
     if name == "skipdecode":
         if target.ratio is not None:
-            raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first and unified.")
+            raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first, unified and ffn.")
         return skipdecode.SkipDecode(layers, span_of(target, layers))
     if target.span is not None:
         raise InputError(f"{name} takes --ratio; --layers belongs to skipdecode.")
@@ -97,6 +103,8 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
     ratio = ratio_of(target)
     if name == "unified":
         return unified.Unified(layers, ratio)
+    if name == "ffn":
+        return ffn.FeedForward(layers, ratio)
     return first.First(layers, hidden_size, ratio, target)
 
 

@@ -20,6 +20,8 @@ class SkipDecode:
     span: least and most, first and last layer counted.
     """
 
+    feed_forward = False
+
     def __init__(self, layers: int, span: tuple[int, int]) -> None:
         self._layers, (self._least, self._most) = layers, span
         warm = max(1, self._least // WARM)
@@ -36,7 +38,7 @@ class SkipDecode:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return {}
 
-    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         size, width = tensors.tokens.shape
         starts = draw.integers(0, HORIZON, size) - tensors.prompts  # of answers that began so many tokens ago
         done = np.clip(starts[:, None] + np.arange(width), 0, HORIZON - 1)

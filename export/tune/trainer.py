@@ -113,8 +113,8 @@ class Trainer:
     def _step(self, batch: Batch) -> Step:
         number = self.done
         tensors = self.network.tensors(batch)
-        self.policy.begin(tensors, np.random.default_rng([self.schedule.seed, 2, number]))
-        student = self.network.logits(tensors, self.policy.gate)
+        self.policy.begin(self.network, tensors, np.random.default_rng([self.schedule.seed, 2, number]))
+        student = self.network.logits(tensors, self.policy.gate, feed_forward=self.policy.feed_forward)
         if self.schedule.loss == "lm":
             loss = likelihood(tensors, student)
         else:

@@ -16,6 +16,8 @@ from edge.runtime.skip.unified import spread
 class Unified:
     """Leaves out `ratio` of the layers for all tokens, prompts' too."""
 
+    feed_forward = False
+
     def __init__(self, layers: int, ratio: float) -> None:
         count = min(round(ratio * layers), layers - 2)
         self._ratio, self._layers = ratio, layers
@@ -27,7 +29,7 @@ class Unified:
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return {}
 
-    def begin(self, tensors: Tensors, draw: np.random.Generator) -> None:
+    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         pass
 
     def gate(self, layer: int, stream: torch.Tensor) -> float:

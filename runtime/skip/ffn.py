@@ -30,9 +30,7 @@ class FeedForward(PromptPolicy):
         segments = bundle.manifest.segments
         blocks = [i for i, segment in enumerate(segments) if segment.part == "feed_forward"]
         self.count = min(count, len(blocks))
-        candidates = min(round(CHOICE * self.count), len(blocks))
-        first = (len(blocks) - candidates) // 2
-        apart = [(i,) for i in blocks[first : first + candidates]]
+        apart = [(blocks[place],) for place in candidates(len(blocks), self.count)]
         groups = grouped(len(segments), apart)
         super().__init__(groups, [groups.index(block) for block in apart])
         self._places = {group: i for i, group in enumerate(self.candidates)}
@@ -48,9 +46,21 @@ class FeedForward(PromptPolicy):
         self._read = stream
 
     def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
-        out = np.zeros(len(means), bool)
-        out[np.argsort(-means, kind="stable")[: self.count]] = True
-        return out
+        return most_redundant(means, self.count)
+
+
+def candidates(blocks: int, count: int) -> range:
+    """Those in the middle of so many blocks among which `count` are chosen to be left out."""
+    many = min(round(CHOICE * count), blocks)
+    first = (blocks - many) // 2
+    return range(first, first + many)
+
+
+def most_redundant(cosines: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+    """Which of the candidates [C] are left out: the `count` that turn the stream least, the first of equals."""
+    out = np.zeros(len(cosines), bool)
+    out[np.argsort(-cosines, kind="stable")[:count]] = True
+    return out
 
 
 def make(bundle: Bundle, setting: str) -> FeedForward:
