@@ -1,7 +1,7 @@
 """Layer skipping: what segments cost, and each policy's perplexity against its decode speed, in one run.
 
     python benchmarks/skipping.py --bundle MODEL.edge --halves HALVES.edge --text TEXT --out DIR
-        --tuned TUNED.edge first,first:skip=4 --questions spec_bench.jsonl
+        --tuned TUNED.edge first,first:skip=4 --questions spec_bench.jsonl --drafts 4
 
 MODEL.edge was exported with `--segments 1`, HALVES.edge with `--segments ffn`, TUNED.edge from what `edge tune` made of
 the same model, for the policies named behind it. Decode speeds are medians of steps taken in turns with the whole
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import skip_drafts
 import skip_sets
 
 from edge.bundle import Bundle, open_bundle
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tuned", nargs=2, action="append", default=[], metavar=("BUNDLE", "POLICIES"), help="what edge tune made"
     )
     parser.add_argument("--questions", type=Path, help="Spec-Bench's: which layers routers leave out for which prompts")
+    parser.add_argument("--drafts", type=int, default=0, metavar="N", help="of each task's questions: drafts on top")
     parser.add_argument("--text", type=Path, help="to predict; without it only the cost of segments is measured")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512)
@@ -136,14 +138,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures += tuned_figures(given.tuned, content, given.window, given.tokens, untuned)
         print(table(figures))
         print(*goals(figures), sep="\n")
-    sets = {}
+    sets, drafted = {}, {}
     for path, skips in given.tuned if given.questions is not None else ():
         for skip in skips.split(","):
             if skip.startswith("first"):
                 sets[skip] = skip_sets.report(open_bundle(path), skip, given.questions, PROMPTS)
+                if given.drafts:
+                    drafted[skip] = skip_drafts.report(open_bundle(path), skip, given.questions, given.drafts)
     given.out.mkdir(parents=True, exist_ok=True)
     policies = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
-    result = {"segments": rows, "policies": policies, "left_out": sets}
+    result = {"segments": rows, "policies": policies, "left_out": sets, "drafts": drafted}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
         draw(figures, given.out / "skipping.png")

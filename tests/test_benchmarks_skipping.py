@@ -17,6 +17,7 @@ from edge.runtime.skip.evaluate import SkipFigures
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
+import skip_drafts  # noqa: E402
 import skip_sets  # noqa: E402
 import skipping  # noqa: E402
 
@@ -62,3 +63,18 @@ def test_sets_of_layers_are_counted_by_kind_of_prompt(
     np.testing.assert_allclose(shares["translation"], out[:3].mean(axis=0), atol=1e-3)
     np.testing.assert_allclose(shares["math_reasoning"], out[3:].mean(axis=0), atol=1e-3)
     assert "the mean sets differ by" in capsys.readouterr().out
+
+
+def test_drafts_are_measured_with_layers_left_out_and_without(
+    by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skip_drafts, "TOKENS", 8)
+    questions = tmp_path / "questions.jsonl"
+    asked = [("qa", "Why 0?"), ("qa", "Why 1?"), ("rag", "a " * 4000)]
+    rows = [{"category": task, "turns": [prompt]} for task, prompt in asked]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    ratios = skip_drafts.report(by_layer, "unified:0.34", questions, 2)
+    policies = ("off", "unified:0.34")
+    assert list(ratios) == [f"{policy}, drafts {drafts}" for policy in policies for drafts in ("off", "auto")]
+    assert ratios["off, drafts off"] == 1.0 and min(ratios.values()) > 0
+    assert "times the faster of either alone" in capsys.readouterr().out
