@@ -114,9 +114,9 @@ def command(
     """
     given = {
         "model": model, "policy": policy, "ratio": ratio, "layers": layers, "unit": unit, "candidates": candidates,
-        "penalty": penalty, "data": data, "prompts": prompts, "answer": answer,
-        "temperature": temperature, "steps": steps, "batch": batch, "length": length, "rank": rank, "rate": rate,
-        "loss": loss, "seed": seed, "precision": precision, "weights": weights,
+        "penalty": penalty, "data": data, "prompts": prompts, "answer": answer, "temperature": temperature,
+        "steps": steps, "batch": batch, "length": length, "rank": rank, "rate": rate, "loss": loss, "seed": seed,
+        "precision": precision, "weights": weights,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
     for one, other in (("data", "prompts"), ("prompts", "data")):

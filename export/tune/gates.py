@@ -39,12 +39,17 @@ class Gates:
             norm.register_forward_pre_hook(self._keep)
             layer.forward = self._gated(index, layer.forward)
 
+    @property
+    def _by_half(self) -> bool:
+        return self.feed_forward or self.watch is not None
+
     def _keep(self, norm: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._before = inputs[0]
+        if self._by_half:  # else it would keep a whole step's graph alive
+            self._before = inputs[0]
 
     def _gated(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def gated(hidden_states: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if self.feed_forward or self.watch is not None:
+            if self._by_half:
                 return self._half(index, forward(hidden_states, *args, **options))
             gate = 1.0 if self.gate is None else self.gate(index, hidden_states)
             if isinstance(gate, float) and gate == 0.0:
