@@ -101,7 +101,8 @@ class Wide:
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
     ) -> NDArray[np.float32]:
         """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
-        a row is the same, bit for bit, however a text is cut into steps; see `paired`."""
+        a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
+        bundle's context ends; see `paired`."""
         rows = LAST_ROW if rows is None else rows
         size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
         if not 1 <= size <= cache.room:

@@ -109,7 +109,8 @@ def test_rows_do_not_depend_on_how_they_are_cut(engine: Engine) -> None:
 
 
 def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels round a lone row otherwise, which shows in models of more than a few hundred channels."""
+    """Kernels round a lone row otherwise, on some processors in models as small as this one. At the very end of the
+    context there is no position for one more, and the last row is alone."""
     wide, text, shapes = wide_of(engine), tokens(256), []
 
     class Seen(Step):
@@ -118,11 +119,13 @@ def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(session, names, cache, size, made)
 
     monkeypatch.setattr("edge.runtime.wide.Step", Seen)
-    cache, whole = engine.new_cache(256), wide.step(engine.new_cache(256), text)
-    found = [wide.step(cache, text[start:end]) for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]
-    assert shapes == [(256, 2), (128, 2), (2, 2), (128, 2), (1, 2)]  # the graph has no position for one more
-    assert cache.length == 256 and found[-1].shape == whole.shape == (1, engine.bundle.manifest.dims.vocab_size)
-    assert np.array_equal(found[-1], whole)
+    ends = np.array([126, 127, 254, 255])
+    cache, whole = engine.new_cache(256), wide.step(engine.new_cache(256), text, ends)
+    found = [wide.step(cache, text[start:end])[0] for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]
+    assert shapes == [(256, 4), (128, 2), (2, 2), (128, 2), (1, 2)]
+    assert cache.length == 256 and whole.shape == (4, engine.bundle.manifest.dims.vocab_size)
+    assert np.array_equal(found[:3], whole[:3])
+    np.testing.assert_allclose(found[3], whole[3], atol=1e-4)
 
 
 def test_rows_do_not_depend_on_their_neighbours(engine: Engine) -> None:
