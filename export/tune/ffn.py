@@ -3,19 +3,16 @@ Jaiswal et al. 2024, arXiv 2404.03865)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from edge.export.quantize.base import Progress
 from edge.export.tune.network import Network, Tensors
+from edge.export.tune.policy import FixedPolicy
 from edge.runtime.skip.ffn import candidates, most_redundant
 
 
-class FeedForward:
+class FeedForward(FixedPolicy):
     """Leaves out `ratio` of the blocks of answers. Which of the candidates these are, each prompt decides as it does in
     the runtime, by the model as it is tuned so far."""
 
@@ -27,12 +24,6 @@ class FeedForward:
         self._count = min(round(ratio * layers), len(blocks))
         self._places = {blocks[block]: i for i, block in enumerate(candidates(len(blocks), self._count))}
         self._answer = self._out = torch.zeros(0)  # [B, S, 1]; [candidates, B]: left out of an answer
-
-    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
-        pass
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {}
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         found = torch.zeros(len(self._places), len(tensors.prompts))
@@ -52,14 +43,8 @@ class FeedForward:
         place = self._places.get(layer)
         return 1.0 if place is None else 1 - self._answer * self._out[place][:, None, None]
 
-    def penalty(self) -> float:
-        return 0.0
-
     def skipped(self) -> float:
         return self._count / self._layers
-
-    def routers(self) -> None:
-        return None
 
     def skip(self) -> str:
         return f"ffn:{self._ratio:g}"

@@ -58,6 +58,24 @@ class TrainedPolicy(Protocol):
         ...
 
 
+class FixedPolicy:
+    """What policies of layers have in common that bring nothing to be trained themselves."""
+
+    feed_forward = False
+
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
+        pass
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {}
+
+    def penalty(self) -> float:
+        return 0.0
+
+    def routers(self) -> None:
+        return None
+
+
 @dataclass(frozen=True)
 class Target:
     """What is asked of a policy.

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from edge.export.quantize.base import Progress
 from edge.export.tune.network import Network, Tensors
+from edge.export.tune.policy import FixedPolicy
 from edge.runtime.skip.skipdecode import HORIZON, WARM
 
 
-class SkipDecode:
+class SkipDecode(FixedPolicy):
     """The layers of an answer's token fall from `most` to `least` over HORIZON tokens. A training answer is shorter, so
     it begins at a random place of the fall: its tokens' layers stay among those of the tokens before them.
 
     span: least and most, first and last layer counted.
     """
-
-    feed_forward = False
 
     def __init__(self, layers: int, span: tuple[int, int]) -> None:
         self._layers, (self._least, self._most) = layers, span
@@ -31,12 +26,6 @@ class SkipDecode:
         self._falling = {layer: i for i, layer in enumerate(bypassed[never : layers - self._least])}
         self._dropped = torch.zeros(0)  # [B, S]: layers that have fallen away for a token
         self._answer = torch.zeros(0, dtype=torch.bool)
-
-    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
-        pass
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {}
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         size, width = tensors.tokens.shape
@@ -54,15 +43,9 @@ class SkipDecode:
             return 1.0
         return (self._dropped <= place).float()[..., None]
 
-    def penalty(self) -> float:
-        return 0.0
-
     def skipped(self) -> float:
         answered = self._dropped[self._answer].float()
         return (float(answered.mean()) + len(self._never)) / self._layers
-
-    def routers(self) -> None:
-        return None
 
     def skip(self) -> str:
         return f"skipdecode:{self._least}-{self._most}"

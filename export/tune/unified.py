@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from edge.export.quantize.base import Progress
 from edge.export.tune.network import Network, Tensors
+from edge.export.tune.policy import FixedPolicy
 from edge.runtime.skip.unified import spread
 
 
-class Unified:
+class Unified(FixedPolicy):
     """Leaves out `ratio` of the layers for all tokens, prompts' too."""
-
-    feed_forward = False
 
     def __init__(self, layers: int, ratio: float) -> None:
         count = min(round(ratio * layers), layers - 2)
         self._ratio, self._layers = ratio, layers
         self.left_out = frozenset(1 + place for place in spread(count, layers - 2))
-
-    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
-        pass
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {}
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         pass
@@ -35,14 +24,8 @@ class Unified:
     def gate(self, layer: int, stream: torch.Tensor) -> float:
         return 0.0 if layer in self.left_out else 1.0
 
-    def penalty(self) -> float:
-        return 0.0
-
     def skipped(self) -> float:
         return len(self.left_out) / self._layers
-
-    def routers(self) -> None:
-        return None
 
     def skip(self) -> str:
         return f"unified:{self._ratio:g}"
