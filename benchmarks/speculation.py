@@ -3,9 +3,10 @@
     python benchmarks/speculation.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl
 
 Figures are tokens per second after the first token. A prompt is read once, and every form of this runtime goes on from
-there, in turns, on one engine: all see the same state of the machine. With `--peer`, each peer is then measured by
-itself in turns with `auto`, at the fastest of its settings, all in one run. `--tasks` with `--append` does it in parts.
-`--check` compares texts instead: reproducible answers with and without drafts. docs/speculation.md says more.
+there, in turns, on one engine: all see the same state of the machine. Several `--bundle` and `--temperature` are
+measured one after the other. With `--peer`, each peer is then measured by itself in turns with `auto`, beside the first
+bundle, at the fastest of its settings, all in one run. `--tasks` with `--append` does it in parts. `--check` compares
+texts instead: reproducible answers with and without drafts. docs/speculation.md says more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import json
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -35,14 +38,43 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 OFF, OURS = "off", "auto"
+FORM = re.compile(r"(.+?)(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?")  # a drafter, its tokens, a match and a step's width
 PEERS = {"genai": "onnxruntime-genai", "llamacpp": "llama-cpp-python"}
 DRAFTS = 64  # tokens beyond an answer's end: llama-cpp-python drafts there
 SPINS = 0.1  # of a core, between two answers
 BLOCK = 4  # questions between two rests
 TRIALS = 6  # questions that a peer's settings are tried with
 SAID = 10  # questions between two lines of a check
+TURNS, LONG_S = 12, 1.0  # of a question that is asked again: so many at most, at least so many seconds of each form
 WRITTEN_S = 10  # seconds between two times that figures are written
 Asked = tuple[str, int, str]  # task, number and first turn
+
+
+@dataclass
+class Case:
+    """What was measured of one bundle at one temperature: figures of earlier runs, then those of this one."""
+
+    bundle: Path
+    temperature: float
+    answers: dict[tuple[str, str, int], Answer] = field(default_factory=dict)  # by peer beside it, form and question
+    trials: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def take(self, kept: dict[str, Any]) -> None:
+        """What an earlier run wrote."""
+        self.trials = kept["trials"]
+        for each in kept["answers"]:
+            self.add(Answer(**each))
+
+    def add(self, answer: Answer) -> None:
+        """One more, in the place of an earlier one to the same question."""
+        self.answers[answer.beside, answer.form, answer.question] = answer
+
+    def written(self) -> dict[str, Any]:
+        """For later runs and for other programs."""
+        answers = list(self.answers.values())
+        content = {"bundle": self.bundle.name, "temperature": self.temperature, "trials": self.trials}
+        content |= {"rows": summary(answers, forms_of(answers)), "peers": against(answers, OURS)}
+        return content | {"answers": [dataclasses.asdict(answer) for answer in answers]}
 
 
 def main() -> int:
@@ -50,30 +82,31 @@ def main() -> int:
     args = parse(sys.argv[1:])
     asked = list(chosen(read(args.questions), args.skip, args.count, args.tasks))
     if args.check:
-        return check(args, asked)
+        return max(check(args, bundle, asked) for bundle in args.bundles)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "speculation.json"
-    kept = json.loads(path.read_text()) if args.append and path.exists() else {"answers": [], "trials": {}}
-    known = {(a["beside"], a["form"], a["question"]): Answer(**a) for a in kept["answers"]}
+    cases = [Case(bundle, temperature) for bundle in args.bundles for temperature in args.temperatures]
+    if args.append and path.exists():
+        kept = {(each["bundle"], each["temperature"]): each for each in json.loads(path.read_text())["cases"]}
+        for case in cases:
+            if (case.bundle.name, case.temperature) in kept:
+                case.take(kept[case.bundle.name, case.temperature])
     with (args.out / "speculation.log").open("a") as log:
-        run, written = Run(args, asked, log), time.monotonic()
-        for answer in run.measured():
-            known[answer.beside, answer.form, answer.question] = answer
-            if time.monotonic() - written > WRITTEN_S:  # what was measured stays, should the run be ended
-                write(path, args, list(known.values()), kept["trials"] | run.trials)
-                written = time.monotonic()
-    answers = list(known.values())
-    write(path, args, answers, kept["trials"] | run.trials)
-    show(answers, args)
+        for case in cases:
+            run, written = Run(args, case, asked, log), time.monotonic()
+            for answer in run.measured(peers=args.peers if case is cases[0] else []):
+                case.add(answer)
+                if time.monotonic() - written > WRITTEN_S:  # what was measured stays, should the run be ended
+                    write(path, args, cases)
+                    written = time.monotonic()
+            write(path, args, cases)
+            show(case, args)
     return 0
 
 
-def write(path: Path, args: argparse.Namespace, answers: list[Answer], trials: dict[str, dict[str, float]]) -> None:
-    """All that was measured, for later runs and for other programs."""
-    head = {"bundle": args.bundle.name, "temperature": args.temperature, "tokens": args.tokens, "trials": trials}
-    content = head | {"rows": summary(answers, forms_of(answers)), "peers": against(answers, OURS)}
-    content["answers"] = [dataclasses.asdict(answer) for answer in answers]
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def write(path: Path, args: argparse.Namespace, cases: Iterable[Case]) -> None:
+    """All that was measured."""
+    path.write_text(json.dumps({"tokens": args.tokens, "cases": [case.written() for case in cases]}, indent=1) + "\n")
 
 
 def forms_of(answers: Iterable[Answer]) -> list[str]:
@@ -84,7 +117,7 @@ def forms_of(answers: Iterable[Answer]) -> list[str]:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--bundle", type=Path, action="append", required=True, dest="bundles", help="may be repeated")
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     forms = "compared with plain decoding: auto, drafters, lookup:K for always K tokens, lookup:K/N where N matched, "
     forms += "auto@W for narrower steps"
@@ -98,8 +131,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=0, help="questions of each task to leave out first")
     parser.add_argument("--tokens", type=int, help="most tokens of an answer; default: 200, with --quick 80")
     parser.add_argument("--context", type=int, default=2048, help="longer prompts are left out")
-    parser.add_argument("--repeats", type=int, default=1, help="answers of each form to a question; the fastest counts")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    repeats = "answers of each form to a question, of which the fastest counts, and for single questions the median; "
+    repeats += f"2 or more: short answers are given more often, until they took {LONG_S:g} s"
+    parser.add_argument("--repeats", type=int, default=1, help=repeats)
+    parser.add_argument("--temperature", type=float, action="append", dest="temperatures", metavar="T",
+                        help="may be repeated; default: 0, which is greedy")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--genai", type=Path, help="the model as onnxruntime-genai's builder writes it by default")
     parser.add_argument("--gguf", type=Path, help="the model as llama.cpp reads it")
@@ -110,13 +146,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.count = args.count or (3 if args.quick else 20)
     args.tokens = args.tokens or (80 if args.quick else 200)
+    args.temperatures = args.temperatures or [0.0]
     args.forms = [OFF, *args.forms.split()]
     args.models = {"genai": args.genai, "llamacpp": args.gguf}
     for peer, _ in args.peers:
         if args.models[peer] is None:
             parser.error(f"--peer {peer} needs --{'genai' if peer == 'genai' else 'gguf'}")
-        if args.temperature:
-            parser.error("peers are compared greedily alone; leave out --temperature or --peer")
+        if args.temperatures[0]:
+            parser.error("peers are compared greedily alone, beside the first bundle: name --temperature 0 first")
     return args
 
 
@@ -160,29 +197,29 @@ class Prompted:
 class Run:
     """The models in memory, and the questions that fit."""
 
-    def __init__(self, args: argparse.Namespace, asked: list[tuple[str, Question]], log: IO[str]) -> None:
+    def __init__(self, args: argparse.Namespace, case: Case, asked: list[tuple[str, Question]], log: IO[str]) -> None:
         import edge
 
-        self._args, self._log = args, log
-        self.trials: dict[str, dict[str, float]] = {}
-        self._models = models(args, [*args.forms, *([OURS] if args.peers and OURS not in args.forms else [])])
+        self._args, self._case, self._log = args, case, log
+        forms = [*args.forms, *([OURS] if args.peers and OURS not in args.forms else [])]
+        self._models = models(args, case.bundle, forms)
         for model in self._models.values():
             model.generate("Say hello, and hello again.", edge.GenerateOptions(max_tokens=24))
         self._plain = self._models[OFF]
         self._asked = fitting(args, self._plain, asked)
 
-    def measured(self) -> Iterator[Answer]:
-        """All that the command line asks for."""
+    def measured(self, peers: Iterable[tuple[str, list[str]]]) -> Iterator[Answer]:
+        """The forms' answers, then those beside each of these peers at some of its settings."""
         if len(self._args.forms) > 1:
             yield from self.forms()
-        for peer, settings in self._args.peers:
+        for peer, settings in peers:
             yield from (answer for answer in self.beside(peer, settings) if answer.tokens)
 
     def _answer(self, form: str, number: int, prompted: Prompted, beside: str = "") -> Answer:
         import edge
 
         options = edge.GenerateOptions(
-            max_tokens=self._args.tokens, temperature=self._args.temperature, seed=number
+            max_tokens=self._args.tokens, temperature=self._case.temperature, seed=number
         )
         task, question, _ = self._asked[number]
         result = prompted.answer(self._models[form], options)
@@ -197,13 +234,20 @@ class Run:
         """Every form's answer to every question."""
         forms = self._args.forms
         for number in range(len(self._asked)):
-            prompted, best = self._prompted(number), dict[str, Answer]()
-            for turn in range(number, number + self._args.repeats):
-                for form in forms if turn % 2 else forms[::-1]:
+            prompted, best, turns = self._prompted(number), dict[str, Answer](), defaultdict[str, list[float]](list)
+            took = dict.fromkeys(forms, 0.0)
+            for turn in range(self._args.repeats if self._args.repeats == 1 else TURNS):
+                for form in forms if (number + turn) % 2 else forms[::-1]:
                     answer = self._answer(form, number, prompted)
-                    if answer.tokens and (form not in best or rate([answer]) > rate([best[form]])):
+                    took[form] += answer.seconds
+                    if not answer.tokens:
+                        continue
+                    turns[form].append(rate([answer]))
+                    if form not in best or rate([answer]) > rate([best[form]]):
                         best[form] = answer
-            yield from best.values()
+                if turn + 1 >= self._args.repeats and min(took.values()) > LONG_S:
+                    break
+            yield from (dataclasses.replace(answer, turns=turns[form]) for form, answer in best.items())
 
     def beside(self, peer: str, settings: list[str]) -> Iterator[Answer]:
         """A peer's answers, and those of ours in turns with them; no other peer is loaded meanwhile. Where no setting
@@ -247,30 +291,33 @@ class Run:
             self._theirs(worker, peer, name, 0)
             rates[name] = rate([self._theirs(worker, peer, name, number) for number in numbers])
             worker.close()
-        self.trials[peer] = rates
+        self._case.trials[peer] = rates
         print(f"{PEERS[peer]}, tokens/s: " + "; ".join(f"{name} {each:.1f}" for name, each in rates.items()))
         best = max((name for name in rates if name != PLAIN), key=lambda name: rates[name])
         return [best, *([PLAIN] if rates[PLAIN] > rates[best] else [])]
 
 
-def models(args: argparse.Namespace, forms: Iterable[str], reproducible: bool = False) -> dict[str, Model]:
+def models(
+    args: argparse.Namespace, path: Path, forms: Iterable[str], reproducible: bool = False
+) -> dict[str, Model]:
     """A model for each form, all over one engine."""
     import edge
-    from edge.runtime.engine import Engine
+    from edge.runtime.loading import open_engine
     from edge.runtime.model import Model
     from edge.runtime.text import Text
 
-    bundle = edge.open_bundle(args.bundle)
-    engine = Engine(bundle, context=args.context, threads=args.threads, reproducible=reproducible)
+    bundle = edge.open_bundle(path)
+    parts = {form: FORM.fullmatch(form) for form in forms}
+    # Segments run in the place of the whole graph where a model drafts with some of its layers.
+    own = next((found[1] for found in parts.values() if found and found[1].split("=")[0] == "self"), OFF)
+    engine = open_engine(bundle, context=args.context, threads=args.threads, reproducible=reproducible, speculate=own)
     text, made = Text(bundle), {}
-    for form in forms:
-        parts = re.fullmatch(r"(.+?)(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?", form)
-        assert parts is not None
-        name, length, match, width = parts.groups()
+    for form, found in parts.items():
+        assert found is not None
+        name, length, match, width = found.groups()
         made[form] = Model(bundle, engine, text, speculate=name)
         if length:
-            setting = Setting(name, int(length), int(match or 1))
-            made[form].speculation.planner.cut = setting.cut  # type: ignore[union-attr, method-assign]
+            Setting(name, int(length), int(match or 1)).decide(made[form].speculation.planner)  # type: ignore[union-attr]
         if width:
             narrow(made[form].speculation, int(width))
     return made
@@ -291,10 +338,11 @@ def fitting(args: argparse.Namespace, model: Model, asked: Iterable[tuple[str, Q
     return [each for each in found if len(model.prompt_ids(each[2])) + args.tokens <= args.context]
 
 
-def show(answers: list[Answer], args: argparse.Namespace) -> None:
+def show(case: Case, args: argparse.Namespace) -> None:
     """The tables, and whether the goals are met."""
-    what = "greedy" if args.temperature == 0 else f"temperature {args.temperature}"
-    print(f"{args.bundle.name}, {what}, up to {args.tokens} tokens\n")
+    what = "greedy" if case.temperature == 0 else f"temperature {case.temperature:g}"
+    print(f"{case.bundle.name}, {what}, up to {args.tokens} tokens\n")
+    answers = list(case.answers.values())
     forms, peers, goals = forms_of(answers), against(answers, OURS), list[Goal]()
     if forms:
         rows = summary(answers, forms)
@@ -303,14 +351,14 @@ def show(answers: list[Answer], args: argparse.Namespace) -> None:
     if peers:
         print(peers_table(peers, OURS) + "\n")
         goals += peer_goals(peers)
-    print("\n".join(map(str, goals)))
+    print("\n".join(map(str, goals)) + "\n", flush=True)
 
 
-def check(args: argparse.Namespace, asked: list[tuple[str, Question]]) -> int:
+def check(args: argparse.Namespace, bundle: Path, asked: list[tuple[str, Question]]) -> int:
     """Compare reproducible answers with those without drafts, token for token; the status is 1 where one differs."""
     import edge
 
-    forms = models(args, args.forms, reproducible=True)
+    forms = models(args, bundle, args.forms, reproducible=True)
     options, began = edge.GenerateOptions(max_tokens=args.tokens), time.monotonic()
     compared, accepted, differing = 0, dict.fromkeys(args.forms[1:], 0), []
     fits = fitting(args, forms[OFF], asked)

@@ -56,6 +56,13 @@ def test_forms_are_compared_question_by_question() -> None:
     assert goals == {"auto, overall": False, "auto, least task (rag)": False, "auto, worst question (2)": False}
 
 
+def test_single_questions_are_compared_turn_by_turn() -> None:
+    plain = Answer("qa", 1, "off", 100, 0.5, 50.0, turns=[100, 200, 90])  # one turn on a machine twice as fast
+    drafted = Answer("qa", 1, "auto", 100, 0.9, 52.0, DID, turns=[110, 105, 99])
+    overall = summary([plain, drafted], ["off", "auto"])[2]
+    assert overall["worst"] == pytest.approx(1.1) and overall["ratio"] == pytest.approx(0.5 / 0.9)
+
+
 def test_a_form_is_compared_over_the_questions_that_it_answered() -> None:
     answers = [Answer("qa", 1, "off", 100, 1.0, 50.0), Answer("qa", 2, "off", 100, 9.0, 50.0)]
     rows = summary([*answers, Answer("qa", 1, "lookup:2", 100, 0.5, 52.0, DID)], ["off", "lookup:2"])
@@ -82,7 +89,7 @@ def test_peers_are_compared_with_what_was_measured_beside_them() -> None:
         (["--peer", "vllm"], "there is no peer 'vllm'; there is: genai, llamacpp"),
         (["--peer", "genai=5-grams"], "genai has no setting '5-grams'; it has: 2-grams, 2 tokens"),
         (["--peer", "genai"], "--peer genai needs --genai"),
-        (["--peer", "genai", "--genai", "m", "--temperature", "0.7"], "peers are compared greedily alone"),
+        (["--peer", "genai", "--genai", "m", "--temperature", "0.7"], "greedily alone, beside the first bundle: name"),
         (["--tasks", "qa,poems"], "poems"),
     ],
 )
@@ -101,10 +108,24 @@ def test_parts_of_a_run_are_joined(
     command += ["--context", 120, "--count", 1, "--append", "--forms", "auto lookup:2/2 auto@4"]
     assert run(speculation.main, monkeypatch, *command, "--tasks", "chat,qa") == 0
     assert run(speculation.main, monkeypatch, *command, "--tasks", "rag") == 0
-    written = json.loads((tmp_path / "speculation.json").read_text())
+    (written,) = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert {row["task"] for row in written["rows"]} == {"overall", "chat", "qa", "rag"}
     assert len(written["answers"]) == 4 * 3
     assert written["rows"][0]["form"] == "off" and written["rows"][0]["questions"] == 3
+
+
+def test_bundles_and_temperatures_are_measured_in_one_run(
+    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]
+    command += ["--context", 120, "--count", 1, "--repeats", 2, "--temperature", 0, "--temperature", 0.7]
+    assert run(speculation.main, monkeypatch, *command) == 0
+    cases = json.loads((tmp_path / "speculation.json").read_text())["cases"]
+    assert [case["temperature"] for case in cases] == [0, 0.7]
+    assert all(len(answer["turns"]) == speculation.TURNS for case in cases for answer in case["answers"])
+    said = capsys.readouterr().out
+    assert ", greedy, up to 20 tokens" in said and ", temperature 0.7, up to 20 tokens" in said
 
 
 def test_texts_are_checked_from_prompts_that_are_read_once(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,8 @@ FEWEST = 16  # tokens of an answer whose rate is worth comparing by itself
 @dataclass(frozen=True)
 class Answer:
     """One answer. form: of this runtime, or a peer's setting. beside: the peer that was measured in turns with it, or
-    nothing where forms of this runtime were. tokens: after the first, which the seconds are for."""
+    nothing where forms of this runtime were. tokens: after the first, which the seconds are for. turns: tokens per
+    second each time that the question was answered, of which this answer was the fastest."""
 
     task: str
     question: int
@@ -30,6 +31,7 @@ class Answer:
     ttft_ms: float
     speculation: dict[str, Any] | None = None
     beside: str = ""
+    turns: list[float] = field(default_factory=list)
 
 
 def rate(answers: Sequence[Answer]) -> float:
@@ -42,8 +44,17 @@ def of(answers: Sequence[Answer], form: str, task: str = OVERALL, beside: str = 
     return [a for a in answers if a.form == form and a.beside == beside and task in (a.task, OVERALL)]
 
 
+def times_as_fast(own: Answer, plain: Answer) -> float:
+    """How many times as fast a question was answered, in the median of the turns: the answers of a turn are given one
+    right after the other, so that they see the same state of the machine."""
+    if not own.turns or len(own.turns) != len(plain.turns):
+        return rate([own]) / rate([plain])
+    return median(ours / theirs for ours, theirs in zip(own.turns, plain.turns, strict=True))
+
+
 def summary(answers: Sequence[Answer], forms: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each form and task, and for all tasks together; ratios are to the first form, over its questions."""
+    """A row for each form and task, and for all tasks together; ratios are to the first form, over its questions. Rates
+    are those of each question's fastest answer, single questions are compared by turns (`times_as_fast`)."""
     rows = []
     for form in forms:
         for task in [OVERALL, *TASKS]:
@@ -52,9 +63,9 @@ def summary(answers: Sequence[Answer], forms: Sequence[str]) -> list[dict[str, A
             plain = [a for a in of(answers, forms[0], task) if a.question in asked]
             if not plain:
                 continue
-            by = {a.question: a.tokens / a.seconds for a in plain if a.tokens >= FEWEST}
+            by = {a.question: a for a in plain if a.tokens >= FEWEST}
             compared = [a for a in own if a.tokens >= FEWEST and a.question in by]
-            each = {a.question: a.tokens / a.seconds / by[a.question] for a in compared}
+            each = {a.question: times_as_fast(a, by[a.question]) for a in compared}
             worst = min(each, key=lambda question: each[question], default=None)
             row: dict[str, Any] = {"form": form, "task": task, "questions": len(own), "tokens_per_s": rate(own)}
             row |= {"ratio": rate(own) / rate(plain), "worst": None if worst is None else each[worst]}

@@ -79,13 +79,23 @@ class Setting:
             return NOTHING
         return dataclasses.replace(draft, tokens=draft.tokens[: self.length], grades=draft.grades[: self.length])
 
+    def budget(self, most: int, context: int) -> Any:
+        """What the setting asks a drafter for."""
+        from edge.runtime.speculate.base import Budget
+
+        return Budget(min(most, self.length or most), 0.0, False)
+
+    def decide(self, planner: Any) -> None:
+        """Let the setting say what is drafted and run, in the place of what the planner expects to pay."""
+        planner.budget, planner.cut = self.budget, self.cut
+
     def planner(self, made: Any, costs: Any) -> Any:
-        """The runtime's own, or one that cuts by the setting alone."""
+        """The runtime's own, or one that goes by the setting alone."""
         from edge.runtime.speculate.planner import Planner, StepCosts
 
         planner = Planner(made.priors, StepCosts(lambda: costs, WIDTH), WIDTH)
         if self.length is not None:
-            planner.cut = self.cut  # type: ignore[method-assign]
+            self.decide(planner)
         return planner
 
 
