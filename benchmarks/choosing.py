@@ -3,7 +3,8 @@
     python benchmarks/choosing.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl
 
 Greedy answers are recorded once, in --out; then each drafter with each fixed length of drafts, and those that plan, are
-replayed over them: what a step costs is what `edge profile` measured on this device, or a straight line (`--slope`).
+replayed over them: what a step costs is what `edge profile` measured on this device, of this bundle or another one
+(`--curve`), or a straight line (`--slope`).
 docs/speculation.md says more. `benchmarks/speculation.py --forms` runs the best of them for real.
 """
 
@@ -46,9 +47,10 @@ def main() -> int:
         fits = [each for each in firsts if len(model.prompt_ids(each[2])) + args.tokens <= args.context]
         write(path, record(model, fits, args.tokens, lambda line: print(line, flush=True)))
     recorded = read(path)
-    costs = Line(args.slope) if args.slope is not None else load(bundle, provider="cpu", threads=default_threads())
+    measured = bundle if args.curve is None else edge.open_bundle(args.curve)
+    costs = Line(args.slope) if args.slope is not None else load(measured, provider="cpu", threads=default_threads())
     if costs is None:
-        print("choosing: there is no cost curve of this bundle here; run `edge profile`, or name a --slope.",
+        print(f"choosing: there is no cost curve of {measured.root} here; run `edge profile`, or name a --slope.",
               file=sys.stderr)
         return 2
     settings = [Setting(drafter) for drafter in PLANNED]
@@ -57,12 +59,14 @@ def main() -> int:
     plain = gains(replay_plain(recorded, costs))
     rows = {str(each): relative(gains(replay(bundle, recorded, each, costs)), plain) for each in settings}
     what = f"each further token {args.slope}" if args.slope is not None else "as measured on this device"
+    what += f" of {args.curve.name}" if args.curve is not None else ""
     print(f"{args.bundle.name}: {len(recorded)} recorded answers; cost of steps: {what}; times plain decoding\n")
     print(shown(rows) + "\n")
     found = goals(rows)
     print("\n".join(map(str, found)))
     written = {"bundle": args.bundle.name, "answers": len(recorded), "slope": args.slope, "rows": rows}
-    name = "choosing.json" if args.slope is None else f"choosing-{args.slope}.json"
+    kind = args.slope if args.curve is None else args.curve.stem
+    name = "choosing.json" if kind is None else f"choosing-{kind}.json"
     (args.out / name).write_text(json.dumps(written | {"goals": [vars(goal) for goal in found]}, indent=1) + "\n")
     return 0
 
@@ -72,7 +76,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
-    parser.add_argument("--slope", type=float, help="of each further token of a step, in plain steps")
+    cost = parser.add_mutually_exclusive_group()
+    cost.add_argument("--slope", type=float, help="of each further token of a step, in plain steps")
+    cost.add_argument("--curve", type=Path, metavar="BUNDLE", help="whose steps' measured cost counts")
     parser.add_argument("--count", type=int, default=20, help="questions of each task to record")
     parser.add_argument("--skip", type=int, default=20, help="questions of each task to leave out first")
     parser.add_argument("--tokens", type=int, default=110, help="most tokens of an answer")
