@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -144,7 +145,7 @@ class _Task:
 
 
 class Text2Text:
-    """An encoder-decoder for text in memory. `edge.load` makes one.
+    """An encoder-decoder for text in memory. `edge.load` makes one. Several threads may ask it at a time.
 
     Args:
         bundle: the opened bundle.
@@ -293,11 +294,12 @@ class Text2Text:
     def _cache(self, engine: Engine, task: _Task, cross: Cross) -> KVCache:
         """A cache for one input: one whose input is done, with its bound buffers, where it is large enough."""
         rows = len(task.prompt) + task.beam.beams * min(task.ends.max_tokens, task.ends.room)
-        while self._spare:
-            cache = self._spare.pop()
-            if cache.capacity >= rows:
-                cache.reset(cross)
-                return cache
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            while self._spare:
+                cache = self._spare.pop()
+                if cache.capacity >= rows:
+                    cache.reset(cross)
+                    return cache
         return beam.new_cache(engine, len(task.prompt), task.beam, cross)
 
     def _sampler(self, task: _Task) -> Sampler:

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,9 @@ import pytest
 from fake_text2text import LANGUAGES, FakeText2TextEngine, fake_text2text
 
 from edge.bundle import Bundle
+from edge.cli.lines import side_by_side
 from edge.cli.main import main
+from edge.cli.text2text import Answer
 from edge.manifest import Generation, TextFormat
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,7 +39,8 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeText2TextEngine]:
-    """Puts a model that changes texts by a function in the place of every bundle."""
+    """Puts a model that changes texts by a function in the place of every bundle; lines are answered one by one."""
+    monkeypatch.setattr("edge.runtime.providers.cpu.default_threads", lambda: 1)
 
     def fake(output: Callable[[str], str] = str.upper, **options: object) -> FakeText2TextEngine:
         model, engine = fake_text2text(tmp_path / "fake.edge", output, **options)  # type: ignore[arg-type]
@@ -164,6 +169,56 @@ def test_a_failure_keeps_finished_lines(run: Run, fake: Callable, sentences: Pat
     engine.encoded.clear()
     assert run(*command)[0] == 0 and out.read_text() == ANSWERS
     assert len(engine.encoded) == 2
+
+
+def test_lines_are_answered_side_by_side_in_their_order() -> None:
+    met = threading.Barrier(3, timeout=10)  # three threads at a time
+
+    def make(place: int) -> Answer:
+        met.wait()
+        time.sleep(0.001 * (9 - place))  # those begun first are done last
+        return Answer(str(place))
+
+    made = list(side_by_side(make, range(9), 3))
+    assert [(place, one.shown) for place, one in made] == [(place, str(place)) for place in range(9)]
+
+
+def test_a_failure_side_by_side_ends_what_was_not_begun() -> None:
+    begun = list[int]()
+
+    def make(place: int) -> Answer:
+        begun.append(place)
+        return Answer(str(1 // (place - 2)))
+
+    got = list[int]()
+    with pytest.raises(ZeroDivisionError):
+        for place, _ in side_by_side(make, range(1000), 2):
+            got.append(place)
+    assert got == [0, 1] and len(begun) < 20
+
+
+@pytest.mark.parametrize(
+    ("options", "threads"),
+    [((), 3), (("--threads", 2), 2), (("--threads", 100), None), (("--memory", "1GB"), 1)],
+)
+def test_as_many_lines_at_a_time_as_threads(
+    run: Run, fake: Callable, sentences: Path, monkeypatch: pytest.MonkeyPatch, options: tuple, threads: int | None
+) -> None:
+    """But not more than there are, and one after the other where memory is bound."""
+    fake()
+    monkeypatch.setattr("edge.runtime.providers.cpu.default_threads", lambda: 3)
+    seen = list[int]()
+
+    def note(make: Callable, places: object, at_a_time: int) -> object:
+        seen.append(at_a_time)
+        return side_by_side(make, places, 1)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("edge.cli.lines.side_by_side", note)
+    status, out, err = run("x.edge", "-f", sentences, *options)
+    if threads is None:
+        assert status == 2 and "threads must be at most" in err
+    else:
+        assert (status, out, seen) == (0, ANSWERS, [threads])
 
 
 def test_lines_that_changed_are_answered_again(run: Run, fake: Callable, sentences: Path) -> None:

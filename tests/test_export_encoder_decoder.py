@@ -9,6 +9,7 @@ import pytest
 
 import edge
 from edge.bundle import Bundle, open_bundle
+from edge.cli.main import main
 from edge.errors import ExportError, InputError
 from edge.runtime.engine import Engine
 from edge.runtime.verify import noise, read_golden, replay_golden
@@ -104,6 +105,21 @@ def test_the_bundle_proves_itself_and_another_model_does_not(bundle: Bundle) -> 
     assert all(case.source_ids[-1] == 1 for case in golden.cases)
     golden.cases[0].source_ids[:] = golden.cases[1].source_ids  # another input than was recorded
     assert not replay_golden(engine, golden).ok
+
+
+@pytest.mark.parametrize("options", [(), ("--beams", "3"), ("--temperature", "1", "--seed", "5")])
+def test_lines_side_by_side_have_the_answers_of_lines_one_by_one(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join(f"{sentence} {sentence[:n]}" for n in range(8) for sentence in SENTENCES))
+    command = ["run", str(bundle.root), "-f", str(source), "--max-tokens", "12", *options]
+    assert main([*command, "--threads", "1"]) == 0
+    wanted = capsys.readouterr().out
+    assert main([*command, "--threads", "4"]) == 0
+    assert capsys.readouterr().out == wanted and len(set(wanted.split("\n"))) > 8
+    assert main([*command, "--threads", "4", "--output", str(tmp_path / "out.txt")]) == 0
+    assert (tmp_path / "out.txt").read_text() == wanted
 
 
 def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:

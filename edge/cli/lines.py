@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
@@ -23,14 +25,21 @@ from edge.errors import InputError
 if TYPE_CHECKING:
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
+AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
+
 
 def run_lines(
-    model: Text2Text, lines: Sequence[str], options: Text2TextOptions, args: argparse.Namespace, interrupted: CtrlC
+    model: Text2Text,
+    lines: Sequence[str],
+    options: Text2TextOptions,
+    args: argparse.Namespace,
+    interrupted: CtrlC,
+    at_a_time: int,
 ) -> int:
-    """Answer each line; blank ones stay blank. Returns the exit status.
+    """Answer each line, so many at a time; blank ones stay blank. Returns the exit status.
 
     Into a file the longest go first, and their answers come into their places in the end; otherwise each is printed
-    as it comes.
+    as soon as those before it are.
 
     Raises:
         InputError: a line that the model cannot take, before anything is done; or the output file cannot be written.
@@ -46,13 +55,14 @@ def run_lines(
             tell_taken_up(kept)
         quiet = args.output is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         with contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting)) as advance:
-            for i in waiting:
-                one = _answer(model, i, lines[i], options, args.json)
-                if interrupted():
-                    break
-                kept.add(i, one.shown)
-                advance(1)
-                done += [one] if i in lengths else []
+            made = side_by_side(lambda i: _answer(model, i, lines[i], options, args.json), waiting, at_a_time)
+            with contextlib.closing(made):
+                for i, one in made:
+                    if interrupted():
+                        break
+                    kept.add(i, one.shown)
+                    advance(1)
+                    done += [one] if i in lengths else []
         seconds = time.monotonic() - begun
         if not interrupted():
             kept.finish()
@@ -62,6 +72,27 @@ def run_lines(
     if args.output is not None:
         tell_stopped(kept, len(lengths))
     return INTERRUPTED
+
+
+def side_by_side(
+    make: Callable[[int], Answer], places: Iterable[int], at_a_time: int
+) -> Generator[tuple[int, Answer], None, None]:
+    """What `make` makes of each place, in their order, in so many threads."""
+    if at_a_time == 1:
+        yield from ((place, make(place)) for place in places)
+        return
+    pending = deque[tuple[int, Future[Answer]]]()
+    with ThreadPoolExecutor(at_a_time) as pool:
+        try:
+            for place in places:
+                pending.append((place, pool.submit(make, place)))
+                if len(pending) > AHEAD * at_a_time:
+                    first, future = pending.popleft()
+                    yield first, future.result()
+            for place, future in pending:
+                yield place, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def tell_taken_up(kept: Kept) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,13 +72,14 @@ def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
             raise InputError(f"{args.bundle} turns one text into another; {option} means nothing to it.")
     with CtrlC() as interrupted:
         asked = _asked(args)
-        model, options = _load(args, bundle, interrupted)
+        at_a_time = 1 if asked is None or isinstance(asked, str) else _at_a_time(args, asked)
+        model, options = _load(args, bundle, interrupted, args.threads if at_a_time == 1 else 1)
         if isinstance(asked, str):
             _one(model, asked, options, args)
         elif asked is not None:
             from edge.cli.lines import run_lines
 
-            return run_lines(model, asked, options, args, interrupted)
+            return run_lines(model, asked, options, args, interrupted, at_a_time)
         elif not sys.stdin.isatty():
             _pipe(model, options, args, interrupted)
     if asked is None and sys.stdin.isatty():
@@ -98,13 +100,28 @@ def _asked(args: argparse.Namespace) -> str | list[str] | None:
     return None if args.prompt is None else read_prompt(args.prompt, None)
 
 
-def _load(args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC) -> tuple[Text2Text, Text2TextOptions]:
+def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
+    """How many of a file's lines are answered at a time, each by a thread of its own: they wait for each other far less
+    than threads that share a step's products do. Under a memory limit and with layers left out one after the other, by
+    all threads: the one has room for one line, the other decides line by line what the engine runs."""
+    from edge.runtime.providers.cpu import check_threads, default_threads
+    from edge.runtime.skip import OFF
+
+    check_threads(args.threads)
+    if args.memory is not None or args.skip != OFF:
+        return 1
+    return max(1, min(args.threads or default_threads(), sum(map(bool, map(str.strip, lines)))))
+
+
+def _load(
+    args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC, threads: int | None
+) -> tuple[Text2Text, Text2TextOptions]:
     from edge.runtime.loading import start
 
     loading = start(
         bundle,
         context=args.context,
-        threads=args.threads,
+        threads=threads,
         memory=args.memory,
         beams=args.beams,
         reproducible=args.reproducible,

@@ -32,16 +32,21 @@ def share_thread_pool(threads: int | None, arena: int = -1) -> int:
         The threads of the pool: `threads`, or `default_threads` where it is None.
     """
     global _pool_threads
-    if threads is not None and threads < 1:
-        raise InputError(f"The number of threads must be at least 1, not {threads}.")
-    most = max(MOST_THREADS, 2 * (os.cpu_count() or 1))
-    if threads is not None and threads > most:
-        raise InputError(f"The number of threads must be at most {most} on this machine, not {threads}.")
+    check_threads(threads)
     if _pool_threads is None:
         _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
         _share_arena(arena)
     return _pool_threads
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError where a pool cannot have so many threads."""
+    if threads is not None and threads < 1:
+        raise InputError(f"The number of threads must be at least 1, not {threads}.")
+    most = max(MOST_THREADS, 2 * (os.cpu_count() or 1))
+    if threads is not None and threads > most:
+        raise InputError(f"The number of threads must be at most {most} on this machine, not {threads}.")
 
 
 def _share_arena(first: int) -> None:
