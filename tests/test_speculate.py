@@ -24,7 +24,7 @@ from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
 from edge.runtime.speculate.decode import Figures, Speculation
-from edge.runtime.speculate.planner import RISK, STAKE, Acceptance, Planner, StepCosts
+from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, Acceptance, Planner, StepCosts
 from edge.runtime.text import Text
 
 VOCAB = 12
@@ -309,19 +309,21 @@ def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
     assert 10 not in kept.tokens and 14 not in kept.tokens
 
 
+@pytest.mark.parametrize(("drawn", "risk"), [(False, RISK), (True, DRAWN_RISK)])
 @pytest.mark.parametrize("tokens", [4, 35, 110])
-def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: int) -> None:
+def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: int, drawn: bool, risk: float) -> None:
     """However sure the drafter is, and however little it has learnt: each draft has a grade of its own."""
     costs = StepCosts(lambda: None, 16, slope=0.2)
     costs.begin()
     planner, taken, drafted = Planner([0.99] * tokens, costs, 16), 0.0, 0
+    planner.begin(drawn)
     for at in range(tokens):
         planner.budget(15, 100)
         draft = planner.cut(Draft([7] * 15, [at] * 15))
         planner.observe(draft, [1])
         taken += costs.ratios[1 + len(draft.tokens)]
         drafted += len(draft.tokens)
-    assert drafted > 0 and taken <= tokens * (1 + RISK) + STAKE
+    assert drafted > 0 and taken <= tokens * (1 + risk) + STAKE
 
 
 def test_what_steps_take_counts_from_the_next_answer_on() -> None:
