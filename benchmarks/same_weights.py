@@ -63,11 +63,10 @@ def replace(ours: Any, theirs: Any) -> None:
             while len(target.input) < 4:
                 target.input.append("")
             for place in places:
-                made = own[mine.input[place]]
-                if made.name not in other:
-                    other[made.name] = made
-                    theirs.initializer.append(made)
-                target.input[place] = made.name
+                target.input[place] = name = mine.input[place] if place < len(mine.input) else ""
+                if name and name not in other:
+                    other[name] = own[name]
+                    theirs.initializer.append(own[name])
             for name in INTS:
                 value = next(a.i for a in mine.attribute if a.name == name)
                 next(a for a in target.attribute if a.name == name).i = value

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import re
 import sys
 import time
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import quantiles
 from typing import IO, TYPE_CHECKING, Any
 
 from decoder_vs_peers import names_of
@@ -46,6 +48,7 @@ BLOCK = 4  # questions between two rests
 TRIALS = 6  # questions that a peer's settings are tried with
 SAID = 10  # questions between two lines of a check
 TURNS, LONG_S = 12, 1.0  # of a question that is asked again: so many at most, at least so many seconds of each form
+CERTAIN = 0.015  # half the interquartile range of the turns' ratios over the root of their number, to end with
 WRITTEN_S = 10  # seconds between two times that figures are written
 Asked = tuple[str, int, str]  # task, number and first turn
 
@@ -81,32 +84,36 @@ def main() -> int:
     """Measure, print, write. Returns the exit status."""
     args = parse(sys.argv[1:])
     asked = list(chosen(read(args.questions), args.skip, args.count, args.tasks))
+    if args.only:
+        asked = [each for each in asked if each[1]["question_id"] in args.only]
     if args.check:
         return max(check(args, bundle, asked) for bundle in args.bundles)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "speculation.json"
     cases = [Case(bundle, temperature) for bundle in args.bundles for temperature in args.temperatures]
+    kept: dict[tuple[str, float], dict[str, Any]] = {}
     if args.append and path.exists():
         kept = {(each["bundle"], each["temperature"]): each for each in json.loads(path.read_text())["cases"]}
         for case in cases:
             if (case.bundle.name, case.temperature) in kept:
-                case.take(kept[case.bundle.name, case.temperature])
+                case.take(kept.pop((case.bundle.name, case.temperature)))
     with (args.out / "speculation.log").open("a") as log:
         for case in cases:
             run, written = Run(args, case, asked, log), time.monotonic()
             for answer in run.measured(peers=args.peers if case is cases[0] else []):
                 case.add(answer)
                 if time.monotonic() - written > WRITTEN_S:  # what was measured stays, should the run be ended
-                    write(path, args, cases)
+                    write(path, args, kept.values(), cases)
                     written = time.monotonic()
-            write(path, args, cases)
+            write(path, args, kept.values(), cases)
             show(case, args)
     return 0
 
 
-def write(path: Path, args: argparse.Namespace, cases: Iterable[Case]) -> None:
-    """All that was measured."""
-    path.write_text(json.dumps({"tokens": args.tokens, "cases": [case.written() for case in cases]}, indent=1) + "\n")
+def write(path: Path, args: argparse.Namespace, kept: Iterable[dict[str, Any]], cases: Iterable[Case]) -> None:
+    """All that was measured, earlier runs' other cases first."""
+    found = [*kept, *(case.written() for case in cases)]
+    path.write_text(json.dumps({"tokens": args.tokens, "cases": found}, indent=1) + "\n")
 
 
 def forms_of(answers: Iterable[Answer]) -> list[str]:
@@ -126,13 +133,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help=f"a peer with drafts of its own: {', '.join(PEERS)}; default of its setting: the fastest")
     parser.add_argument("--tasks", type=partial(names_of, TASKS), default=list(TASKS), metavar="NAME,...",
                         help="default: all of " + ",".join(TASKS))
+    parser.add_argument("--only", type=lambda text: {int(each) for each in text.split(",")}, metavar="NUMBER,...",
+                        help="of those, the questions with these numbers; with --append to ask some again")
     parser.add_argument("--append", action="store_true", help="keep what --out has of earlier runs, and show all of it")
     parser.add_argument("--count", type=int, help="questions of each task; default: 20, with --quick 3")
     parser.add_argument("--skip", type=int, default=0, help="questions of each task to leave out first")
     parser.add_argument("--tokens", type=int, help="most tokens of an answer; default: 200, with --quick 80")
     parser.add_argument("--context", type=int, default=2048, help="longer prompts are left out")
     repeats = "answers of each form to a question, of which the fastest counts, and for single questions the median; "
-    repeats += f"2 or more: short answers are given more often, until they took {LONG_S:g} s"
+    repeats += f"2 or more: up to {TURNS}, until answers took {LONG_S:g} s and the median is known to about {CERTAIN:g}"
     parser.add_argument("--repeats", type=int, default=1, help=repeats)
     parser.add_argument("--temperature", type=float, action="append", dest="temperatures", metavar="T",
                         help="may be repeated; default: 0, which is greedy")
@@ -245,7 +254,7 @@ class Run:
                     turns[form].append(rate([answer]))
                     if form not in best or rate([answer]) > rate([best[form]]):
                         best[form] = answer
-                if turn + 1 >= self._args.repeats and min(took.values()) > LONG_S:
+                if turn + 1 >= self._args.repeats and min(took.values()) > LONG_S and certain(turns):
                     break
             yield from (dataclasses.replace(answer, turns=turns[form]) for form, answer in best.items())
 
@@ -295,6 +304,17 @@ class Run:
         print(f"{PEERS[peer]}, tokens/s: " + "; ".join(f"{name} {each:.1f}" for name, each in rates.items()))
         best = max((name for name in rates if name != PLAIN), key=lambda name: rates[name])
         return [best, *([PLAIN] if rates[PLAIN] > rates[best] else [])]
+
+
+def certain(turns: dict[str, list[float]]) -> bool:
+    """Whether the turns say how each form's rate compares with plain decoding's: tokens per second, by form."""
+    for form, rates in turns.items():
+        if form == OFF or not 1 < len(rates) == len(turns[OFF]):
+            continue
+        low, _, high = quantiles((ours / plain for ours, plain in zip(rates, turns[OFF], strict=True)), n=4)
+        if (high - low) / 2 / math.sqrt(len(rates)) > CERTAIN:
+            return False
+    return True
 
 
 def models(

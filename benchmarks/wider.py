@@ -5,9 +5,9 @@
     edge profile wide.edge
     python benchmarks/choosing.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl --curve wide.edge
 
-Matrices are in Q4_0, the vocabulary's in Q8_0, which `keep` takes as they are; tokens are those of the GGUF file that is
-named. The default has the shape of Llama 3.2 1B. What it says is noise: `choosing.py --curve` replays another model's
-answers at what this one's steps cost.
+Matrices are in Q4_0, the vocabulary's in Q8_0, which `keep` takes as they are; tokens are those of the GGUF file. The
+default has the shape of Llama 3.2 1B. What it says is noise: `choosing.py --curve` replays another model's answers at
+what this one's steps cost.
 """
 
 from __future__ import annotations

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from gguf_files import VOCABULARY, tiny_model, write_gguf
 
+import edge
 from edge.bundle import Bundle
 from edge.runtime import memory_model
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import choosing
+import same_weights
 import specmemo
 import speculation
+import wider
 from drafting.answers import Answer, against, form_goals, peer_goals, summary
 from drafting.budgeted import Planned, Talked
 from drafting.replay import Line, Recorded, Setting, replay
@@ -61,6 +66,13 @@ def test_single_questions_are_compared_turn_by_turn() -> None:
     drafted = Answer("qa", 1, "auto", 100, 0.9, 52.0, DID, turns=[110, 105, 99])
     overall = summary([plain, drafted], ["off", "auto"])[2]
     assert overall["worst"] == pytest.approx(1.1) and overall["ratio"] == pytest.approx(0.5 / 0.9)
+
+
+def test_a_question_is_asked_again_until_its_ratio_is_known() -> None:
+    plain = [100.0, 50.0, 100.0, 100.0]  # once on a busy machine, which both answers of that turn saw
+    assert speculation.certain({"off": plain, "auto": [120.0, 60.0, 121.0, 120.0]})
+    assert not speculation.certain({"off": plain, "auto": [120.0, 120.0, 90.0, 120.0]})
+    assert speculation.certain({"off": plain, "auto": []}), "an answer without tokens says nothing"
 
 
 def test_a_form_is_compared_over_the_questions_that_it_answered() -> None:
@@ -124,6 +136,12 @@ def test_bundles_and_temperatures_are_measured_in_one_run(
     cases = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert [case["temperature"] for case in cases] == [0, 0.7]
     assert all(len(answer["turns"]) == speculation.TURNS for case in cases for answer in case["answers"])
+    assert run(speculation.main, monkeypatch, *command[:-2], "--append", "--only", 1) == 0  # the greedy case alone
+    again = json.loads((tmp_path / "speculation.json").read_text())["cases"]
+    assert [(case["temperature"], len(case["answers"])) for case in again] == [(0.7, 6), (0, 6)]
+    assert again[0] == cases[1]
+    changed = [a["question"] for a, b in zip(again[1]["answers"], cases[0]["answers"], strict=True) if a != b]
+    assert set(changed) == {1}
     said = capsys.readouterr().out
     assert ", greedy, up to 20 tokens" in said and ", temperature 0.7, up to 20 tokens" in said
 
@@ -240,3 +258,42 @@ def test_budgets_fall_with_the_width_of_steps(tiny_bundle: Bundle, monkeypatch: 
     assert [each.name.split()[0] for each in made] == ["16", "8", "4", "1"]
     budgets = [each.memory for each in made]
     assert budgets == sorted(set(budgets), reverse=True)
+
+
+def test_a_wider_model_of_random_weights_becomes_a_bundle(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And answers are replayed at what its steps cost, as soon as somebody measured that."""
+    source = write_gguf(tmp_path / "tokens.gguf", tiny_model("llama"))
+    command = ["--gguf", source, "-o", tmp_path / "wide.gguf", "--width", 128, "--feed-forward", 160]
+    assert run(wider.main, monkeypatch, *command, "--layers", 2, "--heads", 4, "--kv-heads", 2) == 0
+    bundle = edge.export(tmp_path / "wide.gguf", tmp_path / "wide.edge", weights="keep", check=False, draft_text=0)
+    manifest = bundle.manifest
+    assert (manifest.dims.hidden_size, len(manifest.kv.layers), manifest.dims.vocab_size) == (128, 2, VOCABULARY)
+    assert edge.load(bundle.root).generate("hello", edge.GenerateOptions(max_tokens=3)).generated_tokens
+    choose = ["--bundle", bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 8, "--context", 120]
+    assert run(choosing.main, monkeypatch, *choose, "--skip", 0, "--curve", bundle.root) == 2
+    assert "there is no cost curve of " in capsys.readouterr().err
+
+
+def test_a_copy_of_another_graph_has_the_bundles_weights(tiny_bundle: Bundle) -> None:
+    path = tiny_bundle.path(tiny_bundle.manifest.graph("decoder").path)
+    ours, theirs = (onnx.load(str(path), load_external_data=False) for _ in range(2))
+    onnx.external_data_helper.load_external_data_for_model(ours, str(tiny_bundle.root))
+    wanted = {i.name: i.raw_data for i in ours.graph.initializer}
+    for node in theirs.graph.node:
+        if node.op_type == "MatMulNBits":
+            del node.input[3:]  # symmetric, in other blocks, under other names
+            node.input[1], node.input[2] = f"their.{node.input[1]}", f"their.{node.input[2]}"
+            next(a for a in node.attribute if a.name == "block_size").i = 16
+    for i in theirs.graph.initializer:
+        i.name, i.raw_data = f"their.{i.name}", b"0"
+    same_weights.replace(ours.graph, theirs.graph)
+    pairs = zip(*(same_weights.of(model.graph, "MatMulNBits") for model in (ours, theirs)), strict=True)
+    assert all([*mine.input][1:4] == [*copy.input][1:4] and mine.attribute == copy.attribute for mine, copy in pairs)
+    made = {i.name: i.raw_data for i in theirs.graph.initializer if not i.name.startswith("their.")}
+    assert made and all(wanted[name] == data for name, data in made.items())
+    next(node for node in theirs.graph.node if node.op_type == "MatMulNBits").attribute[0].i += 1
+    del theirs.graph.node[-3:]
+    with pytest.raises(ValueError, match="do not have the same MatMulNBits operators"):
+        same_weights.replace(ours.graph, theirs.graph)
