@@ -3,9 +3,9 @@
     python benchmarks/same_weights.py --bundle smollm2-135m-instruct.edge --genai GENAI_MODEL -o GENAI_SAME
     python benchmarks/speculation.py --bundle smollm2-135m-instruct.edge --genai GENAI_SAME --peer genai ...
 
-How much drafts gain depends on the text, and a model that was rounded another way says another one: one that goes in
-circles sooner is faster with drafts. The model comes from the peer's own builder, in 4 bits, with
-`--extra_options fuse_mlp_gate_up=true`, so that its products are the bundle's, one by one.
+How much drafts gain depends on the text, and a model that was rounded another way says another one; how fast steps are
+depends on the bytes of its weights. The model comes from the peer's own builder, in 4 bits, with `--extra_options
+fuse_mlp_gate_up=true`, so that its products are the bundle's, one by one.
 """
 
 from __future__ import annotations
