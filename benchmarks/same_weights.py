@@ -28,6 +28,8 @@ def main() -> int:
     parser.add_argument("--genai", type=Path, required=True, help="the model as its builder wrote it")
     parser.add_argument("--out", "-o", type=Path, required=True, help="folder that does not exist yet")
     args = parser.parse_args()
+    if args.out.exists():
+        parser.error(f"{args.out} exists already; name another --out, or remove it")
     import onnx
 
     import edge
@@ -53,7 +55,7 @@ def replace(ours: Any, theirs: Any) -> None:
     Raises:
         ValueError: the two do not have the same products.
     """
-    own, other = {i.name: i for i in ours.initializer}, {i.name: i for i in theirs.initializer}
+    own, there = {i.name: i for i in ours.initializer}, {i.name for i in theirs.initializer}
     for kind in (PRODUCT, GATHER):
         pairs = of(ours, kind), of(theirs, kind)
         if [shape(node) for node in pairs[0]] != [shape(node) for node in pairs[1]]:
@@ -64,8 +66,8 @@ def replace(ours: Any, theirs: Any) -> None:
                 target.input.append("")
             for place in places:
                 target.input[place] = name = mine.input[place] if place < len(mine.input) else ""
-                if name and name not in other:
-                    other[name] = own[name]
+                if name and name not in there:
+                    there.add(name)
                     theirs.initializer.append(own[name])
             for name in INTS:
                 value = next(a.i for a in mine.attribute if a.name == name)

@@ -51,6 +51,7 @@ TURNS, LONG_S = 12, 1.0  # of a question that is asked again: so many at most, a
 CERTAIN = 0.015  # half the interquartile range of the turns' ratios over the root of their number, to end with
 WRITTEN_S = 10  # seconds between two times that figures are written
 Asked = tuple[str, int, str]  # task, number and first turn
+Peers = list[tuple[str, list[str]]]  # names and settings; no settings: the fastest
 
 
 @dataclass
@@ -99,8 +100,8 @@ def main() -> int:
                 case.take(kept.pop((case.bundle.name, case.temperature)))
     with (args.out / "speculation.log").open("a") as log:
         for case in cases:
-            run, written = Run(args, case, asked, log), time.monotonic()
-            for answer in run.measured(peers=args.peers if case is cases[0] else []):
+            run, written = Run(args, case, args.peers if case is cases[0] else [], asked, log), time.monotonic()
+            for answer in run.measured():
                 case.add(answer)
                 if time.monotonic() - written > WRITTEN_S:  # what was measured stays, should the run be ended
                     write(path, args, kept.values(), cases)
@@ -206,22 +207,24 @@ class Prompted:
 class Run:
     """The models in memory, and the questions that fit."""
 
-    def __init__(self, args: argparse.Namespace, case: Case, asked: list[tuple[str, Question]], log: IO[str]) -> None:
+    def __init__(
+        self, args: argparse.Namespace, case: Case, peers: Peers, asked: list[tuple[str, Question]], log: IO[str]
+    ) -> None:
         import edge
 
-        self._args, self._case, self._log = args, case, log
-        forms = [*args.forms, *([OURS] if args.peers and OURS not in args.forms else [])]
+        self._args, self._case, self._peers, self._log = args, case, peers, log
+        forms = [*args.forms, *([OURS] if peers and OURS not in args.forms else [])]
         self._models = models(args, case.bundle, forms)
         for model in self._models.values():
             model.generate("Say hello, and hello again.", edge.GenerateOptions(max_tokens=24))
         self._plain = self._models[OFF]
         self._asked = fitting(args, self._plain, asked)
 
-    def measured(self, peers: Iterable[tuple[str, list[str]]]) -> Iterator[Answer]:
-        """The forms' answers, then those beside each of these peers at some of its settings."""
+    def measured(self) -> Iterator[Answer]:
+        """The forms' answers, then those beside each of the peers at some of its settings."""
         if len(self._args.forms) > 1:
             yield from self.forms()
-        for peer, settings in peers:
+        for peer, settings in self._peers:
             yield from (answer for answer in self.beside(peer, settings) if answer.tokens)
 
     def _answer(self, form: str, number: int, prompted: Prompted, beside: str = "") -> Answer:
@@ -245,7 +248,7 @@ class Run:
         for number in range(len(self._asked)):
             prompted, best, turns = self._prompted(number), dict[str, Answer](), defaultdict[str, list[float]](list)
             took = dict.fromkeys(forms, 0.0)
-            for turn in range(self._args.repeats if self._args.repeats == 1 else TURNS):
+            for turn in range(1 if self._args.repeats == 1 else max(TURNS, self._args.repeats)):
                 for form in forms if (number + turn) % 2 else forms[::-1]:
                     answer = self._answer(form, number, prompted)
                     took[form] += answer.seconds
