@@ -21,7 +21,7 @@ from edge.runtime.cache import KVCache, untouched
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import Step, StepBuffers, paired
+from edge.runtime.step import KEPT_STEP, Bound, Step, StepBuffers, paired
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 LAST_ROW = np.array([-1], np.int64)
-KEPT_STEP = 16  # steps up to this size keep their bound buffers; larger ones (prompt chunks) are bound when they come
 
 
 @dataclass(frozen=True)
@@ -104,6 +103,7 @@ class Engine:
         if frugal:
             cpu.release_unused()
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[KVCache, dict[str, Bound]] = WeakKeyDictionary()  # by the output's type
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def _open_decoder(self) -> set[str]:
@@ -231,15 +231,17 @@ class Engine:
             step = self._make_step(cache, size, made)
             if size <= KEPT_STEP:
                 steps[shape] = step
-        if step.cross is not cache.cross:
-            step.read(cache.cross)
         step.fill(tokens, cache.length, wanted, tree)
         self._compute(cache, step, tree)
         rows: NDArray[Any] = step.made[0]
         return rows
 
     def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> StepBuffers:
-        return Step(self._session, self._inputs, cache, size, made)
+        outputs = self._bound.setdefault(cache, {})
+        bound = outputs.get(made.dtype.char)
+        if bound is None:
+            bound = outputs[made.dtype.char] = Bound(self._session, self._inputs, cache)
+        return Step(bound, size, made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         """Run a step that was filled, and take its tokens into the cache."""

@@ -33,10 +33,11 @@ from decimal import Decimal
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
-from edge.runtime.engine import DEFAULT_CONTEXT, KEPT_STEP
+from edge.runtime.engine import DEFAULT_CONTEXT
 from edge.runtime.memory_model import SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
 from edge.runtime.speculate.base import OFF, WIDTHS, table_bytes, widest_draft
+from edge.runtime.step import KEPT_STEP
 
 GOAL = 1024  # tokens of context
 LEAST_CONTEXT = 128  # a question and a short answer

@@ -22,7 +22,7 @@ from edge.runtime.cache import KVCache
 from edge.runtime.engine import LAST_ROW
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import Step, paired
+from edge.runtime.step import Bound, Step, paired
 
 if TYPE_CHECKING:
     from edge.runtime.engine import Engine
@@ -108,7 +108,8 @@ class Wide:
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
         tokens, rows = paired(tokens, rows, self._bundle.manifest.context - cache.length)
-        step = Step(self.session, set(), cache, tokens.shape[0], np.empty((1, rows.shape[0], vocab), np.float32))
+        made = np.empty((1, rows.shape[0], vocab), np.float32)
+        step = Step(Bound(self.session, set(), cache), tokens.shape[0], made)
         step.fill(tokens, cache.length, rows, None)
         step.run(cache, None)
         cache.length -= tokens.shape[0] - size

@@ -43,6 +43,21 @@ def test_chunks_of_two_or_more_give_bitwise_the_same_logits(engine: Engine) -> N
             np.testing.assert_array_equal(got, whole[start : start + size])
 
 
+def test_steps_of_many_sizes_take_turns_on_one_cache(engine: Engine) -> None:
+    """Whichever output they ask for, each reads the cache and gets what it would have alone."""
+    cache, whole = engine.new_cache(), engine.step(engine.new_cache(), IDS, all_rows(len(IDS))).copy()
+    for size in (2, 6, 4, 1, 6, 2, 8):
+        tokens, rows = IDS[4 : 4 + size], all_rows(size)
+        for _ in range(2):
+            cache.truncate(0)
+            engine.step(cache, IDS[:4], all_rows(4))
+            got = engine.step(cache, tokens, rows)
+            if size > 1:
+                np.testing.assert_array_equal(got, whole[4 : 4 + size])
+            cache.truncate(4)
+            np.testing.assert_array_equal(engine.choose(cache, tokens, rows), got.argmax(axis=1))
+
+
 def test_single_steps_agree_with_the_whole_prompt(engine: Engine) -> None:
     cache = engine.new_cache()
     whole = engine.step(cache, IDS, all_rows(len(IDS))).copy()

@@ -223,6 +223,8 @@ def test_a_cache_serves_one_input_after_another(pair: Pair) -> None:
     cache = pair.encode(first)
     pair.engine.step(cache, target)
     assert pair.engine.encoder is not None
-    cache.reset(pair.engine.encoder.encode_text(second))
-    logits = pair.engine.step(cache, target)
-    assert relative_error(logits[-1], pair.torch_logits(second, target)[-1]) < 1e-4
+    inputs = {text: pair.engine.encoder.encode_text(ids) for text, ids in (("first", first), ("second", second))}
+    for text, ids, rows in (("second", second, 1), ("first", first, 2), ("second", second, 2), ("first", first, 1)):
+        cache.reset(inputs[text])
+        logits = pair.engine.step(cache, target, np.arange(len(target) - rows, len(target)))
+        assert relative_error(logits, pair.torch_logits(ids, target)[-rows:]) < 1e-4

@@ -24,7 +24,7 @@ from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
 from edge.runtime.speculate.decode import Figures, Speculation
-from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, Acceptance, Planner, StepCosts
+from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, SURE, Acceptance, Planner, StepCosts
 from edge.runtime.text import Text
 
 VOCAB = 12
@@ -289,7 +289,7 @@ def test_a_draft_is_as_long_as_pays() -> None:
     planner = Planner((0.1, 0.6, 0.95), costs, 9)
     plain_tokens(planner, 50)
     draft = Draft([7] * 8, [2] * 8)
-    assert len(planner.cut(draft).tokens) == 7, "likely tokens are worth their time, and steps have few sizes"
+    assert len(planner.cut(draft).tokens) == 8, "likely tokens are worth their time"
     assert planner.cut(Draft([7] * 8, [0] * 8)) == NOTHING, "unlikely ones are not"
     middle = planner.cut(Draft([7] * 8, [1] * 8))
     assert 1 <= len(middle.tokens) <= 3, "and of chances in between the first ones are"
@@ -311,11 +311,15 @@ def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
 
 @pytest.mark.parametrize(("drawn", "risk"), [(False, RISK), (True, DRAWN_RISK)])
 @pytest.mark.parametrize("tokens", [4, 35, 110])
-def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: int, drawn: bool, risk: float) -> None:
-    """However sure the drafter is, and however little it has learnt: each draft has a grade of its own."""
+@pytest.mark.parametrize("chance", [0.85, 0.99])
+def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(
+    tokens: int, drawn: bool, risk: float, chance: float
+) -> None:
+    """However sure the drafter is, and however little it has learnt: each draft has a grade of its own. Where drafts
+    are nearly sure to hold, it is a step more, once."""
     costs = StepCosts(lambda: None, 16, slope=0.2)
     costs.begin()
-    planner, taken, drafted = Planner([0.99] * tokens, costs, 16), 0.0, 0
+    planner, taken, drafted = Planner([chance] * tokens, costs, 16), 0.0, 0
     planner.begin(drawn)
     for at in range(tokens):
         planner.budget(15, 100)
@@ -323,7 +327,7 @@ def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: i
         planner.observe(draft, [1])
         taken += costs.ratios[1 + len(draft.tokens)]
         drafted += len(draft.tokens)
-    assert drafted > 0 and taken <= tokens * (1 + risk) + STAKE
+    assert drafted > 0 and taken <= tokens * (1 + risk) + STAKE + (chance >= SURE)
 
 
 def test_what_steps_take_counts_from_the_next_answer_on() -> None:
@@ -336,7 +340,6 @@ def test_what_steps_take_counts_from_the_next_answer_on() -> None:
     assert costs.ratios == before, "the first answer of a process does not depend on the clock"
     costs.begin()
     assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
-    assert costs.ratios[3] == math.inf, "steps have few sizes"
 
 
 def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:

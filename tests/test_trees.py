@@ -73,6 +73,24 @@ def test_every_node_has_the_logits_of_its_own_path(with_trees: Bundle, seed: int
     np.testing.assert_allclose(trees.step(cache, after), whole.step(other, after), atol=2e-4)
 
 
+def test_a_chain_sees_all_of_the_text_after_trees_of_other_sizes(with_trees: Bundle) -> None:
+    """Steps of all sizes share what says who attends to what."""
+    trees, rng = Engine(with_trees, context=200, trees=True), random.Random(0)
+    text = np.array([rng.randrange(3, 200) for _ in range(40)], np.int64)
+    fresh, cache = trees.new_cache(), trees.new_cache()
+    expected = trees.step(fresh, text, np.arange(40)).copy()
+    trees.step(cache, text[:20])
+    for size in (9, 3, 6):
+        start, draft = cache.length, random_tree(rng, size - 1)
+        trees.step(cache, np.array([5, *draft.tokens], np.int64), np.arange(size), tree=tree_step(draft, start))
+        cache.truncate(start)
+        for count in (1, 4):  # fewer rows than the tree had, then some that it had and the first chain had not
+            got = trees.step(cache, text[start : start + count], np.arange(count)).copy()
+            np.testing.assert_allclose(got, expected[start : start + count], atol=2e-4)
+            cache.truncate(start)
+        trees.step(cache, text[start : start + 2])
+
+
 class Branches:
     """A drafter that knows the answer, and hides each token of it among wrong ones, at a random place."""
 

@@ -8,7 +8,6 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import Graph, WideForm
 from edge.runtime import memory_model
-from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 from edge.runtime.form_costs import FormCosts, form_costs
 from edge.runtime.generate import LONGER, prefill
@@ -29,7 +27,7 @@ from edge.runtime.plan import make_plan, needed
 from edge.runtime.profile import ops
 from edge.runtime.speculate.base import NOTHING, Budget, Draft
 from edge.runtime.speculate.decode import Speculation
-from edge.runtime.step import Step
+from edge.runtime.step import Bound, Step
 from edge.runtime.wide import LEAST, Wide
 
 SLOWER_BELOW_11 = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 3.0, 6.0], 25.0)
@@ -114,9 +112,9 @@ def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
     wide, text, shapes = wide_of(engine), tokens(256), []
 
     class Seen(Step):
-        def __init__(self, session: Any, names: set[str], cache: KVCache, size: int, made: np.ndarray) -> None:
+        def __init__(self, bound: Bound, size: int, made: np.ndarray) -> None:
             shapes.append((size, made.shape[1]))
-            super().__init__(session, names, cache, size, made)
+            super().__init__(bound, size, made)
 
     monkeypatch.setattr("edge.runtime.wide.Step", Seen)
     ends = np.array([126, 127, 254, 255])

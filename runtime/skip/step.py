@@ -44,21 +44,21 @@ class SegmentStep(StepBuffers):
         self._seqlens_k = np.zeros((len(sessions), 1), np.int32)
         self._total = np.zeros(len(sessions), np.int32)
         self._bias: dict[int, NDArray[np.float32]] = {}  # by group, [1, 1, S, rows]
+        self._masked = False  # whether a bias was written
+        self._cross: Cross | None = None
         self._bound: list[list[ort.IOBinding | None]] = [[None, None] for _ in sessions]
         self._caches: dict[str, NDArray[Any]] = {}
         for i, (key, value) in enumerate(cache.buffers):
             for name in ("past", "present"):
                 self._caches |= {f"{name}.{i}.key": key, f"{name}.{i}.value": value}
 
-    def read(self, cross: Cross | None) -> None:
-        super().read(cross)
-        for pair in self._bound:
-            pair[:] = [None, None]
-
     def run(self, cache: SegmentedCache, route: Route, tree: Tree | None, observe: Observer | None = None) -> None:
         """Run the groups of `route` over tokens that the cache has taken up already. `observe` gets each group's index
         and the residual stream [S, H] that it is about to read."""
-        if tree is not None or self.masked:
+        if cache.cross is not self._cross:
+            self._cross = cache.cross
+            self._bound = [[None, None] for _ in self._sessions]
+        if tree is not None or self._masked:
             self._attend(cache, route, tree)
         self._total[:] = cache.held
         self._seqlens_k[:, 0] = cache.held
@@ -89,8 +89,8 @@ class SegmentStep(StepBuffers):
         if "attention_bias" in self._names[group]:
             shape = 1, 1, self.tokens.shape[1], cache.rows
             given["attention_bias"] = self._bias.setdefault(group, np.zeros(shape, np.float32))
-        if self.cross is not None:
-            for i, pair in enumerate(self.cross.buffers):
+        if self._cross is not None:
+            for i, pair in enumerate(self._cross.buffers):
                 given |= {f"cross.{i}.{part}": buffer for part, buffer in zip(("key", "value"), pair, strict=True)}
 
         def array(name: str, turn: int) -> NDArray[Any]:
@@ -115,4 +115,4 @@ class SegmentStep(StepBuffers):
                 bias[:] = 0
             else:
                 bias[0, 0, :, : cache.held[group]] = tree.bias[:, cache.ran[group, : cache.length]]
-        self.masked = tree is not None
+        self._masked = tree is not None

@@ -47,8 +47,7 @@ DRAFTERS: dict[str, str] = {
 BRANCHING = ("recycle", "cascade")  # those that draft trees where a step takes them
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
 CHOSEN = "blend"  # what auto stands for
-# Tokens of a step, the one before the draft included. Each size binds buffers of its own, and these few lose 0.3% of
-# what all sizes up to 16 bring (greedy answers to Spec-Bench's questions, replayed).
+# Most tokens of a step, the one before the draft included: what a memory budget chooses from.
 WIDTHS = (16, 8, 4, 2)
 LOGITS = 8 * 2**20  # bytes of the rows of logits of one step, at most
 
@@ -94,8 +93,8 @@ NOTHING = Draft((), ())
 class Budget:
     """What one draft may hold.
 
-    tokens: at most. least: the chance that all of a token's path holds below which it cannot pay; a drafter whose
-    tokens cost time stops there, others need not look. trees: whether the step takes trees; if not, it must be a chain.
+    tokens: at most. least: the chance that all of a token's path holds below which it cannot pay; a drafter may stop
+    there, and one whose tokens cost time does. trees: whether the step takes trees; if not, it must be a chain.
     """
 
     tokens: int

@@ -47,7 +47,6 @@ CHANCES = tuple(1 / (1 + math.exp(-(LEAST + STEP * (score + 0.5)))) for score in
 PRIORS = CHANCES * 5
 
 NEVER = -math.inf
-WORTHLESS = 0.02  # chance that all of a draft holds below which it is not continued
 FOLLOWED = 7  # tokens of a draft from the table at most
 TABLE_BELOW = 5  # the length of a match from which on the table says nothing of it
 
@@ -133,15 +132,16 @@ class Blend:
                 odds = TWO_BESIDE if match > 1 else ONE_BESIDE[self._after_one(last, copied.tokens[0])]
             odds += LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
         if match:
-            draft = self._copied(copied.tokens, match, third, said, odds)
+            draft = self._copied(copied.tokens, match, third, said, odds, budget.least)
             if draft.tokens:
                 return draft
-        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED))
+        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.least)
 
     def _copied(
-        self, tokens: Sequence[int], match: int, third: int, said: tuple[int, int] | None, least: float
+        self, tokens: Sequence[int], match: int, third: int, said: tuple[int, int] | None, rival: float, least: float
     ) -> Draft:
-        """`lookup`'s tokens and their grades; nothing where the log-odds of the first one are below `least`."""
+        """`lookup`'s tokens and their grades, up to where the chance that all hold falls below `least`; nothing where
+        the log-odds of the first one are below the `rival`'s."""
         second, last, table, followed = self._second, self._last, self._table, 1
         grades, holds = list[int](), 1.0
         for length, token in enumerate(tokens, match):
@@ -149,20 +149,21 @@ class Blend:
             odds += AFTER_TWO[self._after_two(second, last, token, followed)]
             if length < TABLE_BELOW and table is not None:
                 odds += AGAINST[length > 1][_against(said, token)]
-            if not grades and odds < least:
+            if not grades and odds < rival:
                 break
             score = _score(odds)
             grades.append((ONE if length == 1 else SHORT if length < 5 else LONG) * SCORES + score)
             holds *= CHANCES[score]
-            if holds < WORTHLESS:
+            if holds < least:
                 break
             third, second, last, followed = second, last, token, 0
             if length + 1 < TABLE_BELOW and table is not None:
                 said = table.after(third, second, last)
         return Draft(tokens[: len(grades)], grades)
 
-    def _said(self, said: tuple[int, int] | None, odds: float, most: int) -> Draft:
-        """The chain that the table follows, from what it says behind the text, which has these log-odds."""
+    def _said(self, said: tuple[int, int] | None, odds: float, most: int, least: float) -> Draft:
+        """The chain that the table follows, from what it says behind the text, which has these log-odds, up to where
+        the chance that all of it holds falls below `least`."""
         second, last, table = self._second, self._last, self._table
         tokens, grades, kind, holds = list[int](), list[int](), SAID, 1.0
         while said is not None and len(tokens) < most and table is not None:
@@ -170,7 +171,7 @@ class Blend:
             tokens.append(said[0])
             grades.append(kind * SCORES + score)
             holds *= CHANCES[score]
-            if holds < WORTHLESS:
+            if holds < least:
                 break
             third, second, last = second, last, said[0]
             said = table.after(third, second, last)

@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft
+from edge.runtime.speculate.base import NOTHING, Budget, Draft
 
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
 
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
-GAIN = 1.03  # by how much a draft must be expected to beat a plain step
+GAIN = 1.1  # by how much a draft must be expected to beat a plain step: of many guesses the best ones are too high
 REFRESH = 64  # tokens after which the curve is read anew: it changes slowly with the context
 
 # What is believed of a grade at the start of an answer counts as so many observations of it; older ones fade.
@@ -37,12 +37,14 @@ COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is 
 EXPLORE = 48  # plain rounds after which a costly drafter is tried again
 
 # What an answer may have lost against plain decoding after a draft of which nothing holds: a share of its tokens, and a
-# first draft of one token. So no answer is much slower than plain, as far as steps cost what is believed: of 324
-# recorded ones the worst came to 0.93 in the place of 0.87, and all together were 0.2% slower. Less is put at risk
-# where tokens are drawn at random: drafts have less to gain there.
-RISK = 0.07
+# first draft of one token; a first token that is nearly sure to hold is not at risk. So no answer is much slower than
+# plain, as far as steps cost what is believed: of 240 recorded ones, with drafting's own time, the worst came to 0.94
+# (0.93 with 0.07 and 0.4), and all together were 0.3% slower. Less is put at risk where tokens are drawn at random:
+# drafts have less to gain there.
+RISK = 0.03
 DRAWN_RISK = 0.02
-STAKE = 0.4  # plain steps
+STAKE = 0.3  # plain steps
+SURE = 0.9  # chance that a first token holds from which on it counts as brought
 
 
 class Acceptance:
@@ -117,8 +119,7 @@ class StepCosts:
         for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
             ratios[i - 1] = min(ratios[i - 1], ratios[i])
         self.slope = (ratios[-1] - 1) / (len(ratios) - 1)  # of each further token
-        taken = {1, *WIDTHS}
-        self.ratios = [0.0, *(r if size in taken else math.inf for size, r in enumerate(ratios, 1))]  # by size
+        self.ratios = [0.0, *ratios]  # by size
 
     def took(self, size: int, seconds: float) -> None:
         """A step of `size` tokens took so long."""
@@ -181,7 +182,7 @@ class Planner:
         tokens = min(most, self._width - 1)
         ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
         if cost <= COSTLY:
-            return Budget(tokens, 0.0, self._trees)
+            return Budget(tokens, slope / 2, self._trees)  # by half: what is learnt may be more than the drafter knows
         self._plain_rounds += 1
         if self._plain_rounds > EXPLORE:
             self._plain_rounds = 0
@@ -202,14 +203,16 @@ class Planner:
             return NOTHING
         chances, ratios = self.acceptance.chances, self.costs.ratios
         if draft.parents is None:
-            length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
-            self._ran = self._affordable(length)
+            of_each = [chances[grade] for grade in draft.grades[: self._width - 1]]
+            length = _best_length(of_each, ratios)
+            self._ran = self._affordable(length, of_each[0])
             return Draft(draft.tokens[: self._ran], draft.grades[: self._ran]) if self._ran else NOTHING
         return self._pruned(draft)
 
-    def _affordable(self, length: int) -> int:
-        """As many tokens of a draft as an answer can lose without becoming too slow."""
-        most = 1 + self._ahead + STAKE + self._risk * self._said
+    def _affordable(self, length: int, first: float) -> int:
+        """As many of a draft's `length` tokens as an answer can lose without becoming too slow. first: the chance that
+        the likeliest one holds."""
+        most = 1 + self._ahead + STAKE + self._risk * self._said + (first >= SURE)
         while length and not self.costs.ratios[length + 1] <= most:
             length -= 1
         return length
@@ -223,7 +226,7 @@ class Planner:
             rate = expected / ratios[count + 1]
             if rate > best_rate:
                 best, best_rate = count, rate
-        self._ran = self._affordable(best)
+        self._ran = self._affordable(best, holds[order[0]])
         return draft.part(order[: self._ran]) if self._ran else NOTHING
 
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:

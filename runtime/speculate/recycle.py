@@ -79,7 +79,7 @@ def _candidates(setting: Setting) -> int:
 
 def _bytes(setting: Setting, candidates: int) -> int:
     vocab = setting.bundle.manifest.dims.vocab_size
-    attended = (sum((1, *WIDTHS)) + 2 * CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
+    attended = 2 * (WIDTHS[0] + CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
     return vocab * (candidates * _dtype(vocab).itemsize + 1) + attended
 
 

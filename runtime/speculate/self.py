@@ -40,7 +40,7 @@ def nbytes(setting: Setting) -> int:
     sizes = {file.path: file.size for file in manifest.files}
     files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
     sessions = (len(apart.groups) - 1) * SESSION + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
-    stream = 4 * sum((1, *WIDTHS)) * manifest.dims.hidden_size * FLOAT
+    stream = 4 * sum(range(WIDTHS[0] + 1)) * manifest.dims.hidden_size * FLOAT
     return sessions + stream + WINDOW * manifest.kv.bytes_per_token
 
 
