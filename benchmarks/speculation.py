@@ -262,22 +262,22 @@ class Run:
             yield from (dataclasses.replace(answer, turns=turns[form]) for form, answer in best.items())
 
     def beside(self, peer: str, settings: list[str]) -> Iterator[Answer]:
-        """A peer's answers, and those of ours in turns with them; no other peer is loaded meanwhile. Where no setting
+        """A peer's answers at some settings and ours, all in turns; no other peer is loaded meanwhile. Where no setting
         is named, the fastest with drafts is found, and its plain decoding is measured too where that was faster."""
-        chosen = settings or self._fastest(peer)
-        for each in chosen:
-            worker = self._worker(peer, each)
-            ends = sorted(self._plain.text.eos)
+        workers = {each: self._worker(peer, each) for each in settings or self._fastest(peer)}
+        ends = sorted(self._plain.text.eos)
+        for worker in workers.values():
             worker.ask("answer", ids=self._plain.prompt_ids("Say hello, and hello again."), n=24, ends=ends)
-            blocks = [range(at, min(at + BLOCK, len(self._asked))) for at in range(0, len(self._asked), BLOCK)]
-            for turn, block in enumerate(blocks):
-                for ours in (True, False) if turn % 2 else (False, True):
-                    time.sleep(REST_S)
-                    for number in block:
-                        if ours and each == chosen[0]:
-                            yield self._answer(OURS, number, self._prompted(number), peer)
-                        elif not ours:
-                            yield self._theirs(worker, peer, each, number)
+        blocks = [range(at, min(at + BLOCK, len(self._asked))) for at in range(0, len(self._asked), BLOCK)]
+        for turn, block in enumerate(blocks):
+            for each in [OURS, *workers][:: -1 if turn % 2 else 1]:
+                time.sleep(REST_S)
+                for number in block:
+                    if each == OURS:
+                        yield self._answer(OURS, number, self._prompted(number), peer)
+                    else:
+                        yield self._theirs(workers[each], peer, each, number)
+        for worker in workers.values():
             if worker.idle_share > SPINS:
                 print(f"{peer} used {worker.idle_share:.0%} of a core between its answers.", file=sys.stderr)
             worker.close()
