@@ -19,11 +19,11 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import IO, TYPE_CHECKING, Any
 
 from decoder_vs_peers import names_of
@@ -47,7 +47,8 @@ SPINS = 0.1  # of a core, between two answers
 BLOCK = 4  # questions between two rests
 TRIALS = 6  # questions that a peer's settings are tried with
 SAID = 10  # questions between two lines of a check
-TURNS, LONG_S = 12, 1.0  # of a question that is asked again: so many at most, at least so many seconds of each form
+LOW = 0.97  # times plain decoding below which a question is asked again
+FEWEST_TURNS, TURNS, LONG_S = 3, 12, 1.0  # of such a question: at least, at most, and seconds of each form at least
 CERTAIN = 0.015  # half the interquartile range of the turns' ratios over the root of their number, to end with
 WRITTEN_S = 10  # seconds between two times that figures are written
 Asked = tuple[str, int, str]  # task, number and first turn
@@ -142,7 +143,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="most tokens of an answer; default: 200, with --quick 80")
     parser.add_argument("--context", type=int, default=2048, help="longer prompts are left out")
     repeats = "answers of each form to a question, of which the fastest counts, and for single questions the median; "
-    repeats += f"2 or more: up to {TURNS}, until answers took {LONG_S:g} s and the median is known to about {CERTAIN:g}"
+    repeats += f"where that is below {LOW:g}, up to {TURNS}, until it is known to about {CERTAIN:g}"
     parser.add_argument("--repeats", type=int, default=1, help=repeats)
     parser.add_argument("--temperature", type=float, action="append", dest="temperatures", metavar="T",
                         help="may be repeated; default: 0, which is greedy")
@@ -204,6 +205,52 @@ class Prompted:
         return collect(pieces)
 
 
+class Turns:
+    """The forms' answers to one question, time after time."""
+
+    def __init__(self, forms: Sequence[str]) -> None:
+        self.forms = forms  # plain decoding first
+        self.count = 0
+        self._best: dict[str, Answer] = {}
+        self._rates = defaultdict[str, list[float]](list)
+        self._took = 0.0  # seconds, of the faster form
+
+    def add(self, answers: dict[str, Answer]) -> None:
+        """One turn more."""
+        self.count += 1
+        self._took += min(answer.seconds for answer in answers.values())
+        for form, answer in answers.items():
+            if answer.tokens:
+                self._rates[form].append(rate([answer]))
+                if form not in self._best or rate([answer]) > rate([self._best[form]]):
+                    self._best[form] = answer
+
+    def answers(self) -> Iterator[Answer]:
+        """Of each form the fastest, with the rates of all."""
+        for form, answer in self._best.items():
+            yield dataclasses.replace(answer, turns=list(self._rates[form]))
+
+    def _ratios(self) -> Iterator[list[float]]:
+        """Each form's rates over plain decoding's."""
+        plain = self._rates[self.forms[0]]
+        for form in self.forms[1:]:
+            if len(self._rates[form]) == len(plain) > 0:
+                yield [ours / theirs for ours, theirs in zip(self._rates[form], plain, strict=True)]
+
+    @property
+    def low(self) -> bool:
+        """Whether a form may have been slower than plain decoding."""
+        return any(median(ratios) < LOW for ratios in self._ratios())
+
+    @property
+    def known(self) -> bool:
+        """Whether the turns say how each form compares with plain decoding, or there were enough of them."""
+        if self.count < FEWEST_TURNS or self._took < LONG_S:
+            return self.count >= TURNS
+        quarters = [quantiles(ratios, n=4) for ratios in self._ratios()]
+        return self.count >= TURNS or all(c - a <= 2 * CERTAIN * math.sqrt(self.count) for a, _, c in quarters)
+
+
 class Run:
     """The models in memory, and the questions that fit."""
 
@@ -243,23 +290,21 @@ class Run:
         return Prompted(self._plain, self._plain.prompt_ids(self._asked[number][2]), self._args.tokens)
 
     def forms(self) -> Iterator[Answer]:
-        """Every form's answer to every question."""
-        forms = self._args.forms
-        for number in range(len(self._asked)):
-            prompted, best, turns = self._prompted(number), dict[str, Answer](), defaultdict[str, list[float]](list)
-            took = dict.fromkeys(forms, 0.0)
-            for turn in range(1 if self._args.repeats == 1 else max(TURNS, self._args.repeats)):
-                for form in forms if (number + turn) % 2 else forms[::-1]:
-                    answer = self._answer(form, number, prompted)
-                    took[form] += answer.seconds
-                    if not answer.tokens:
-                        continue
-                    turns[form].append(rate([answer]))
-                    if form not in best or rate([answer]) > rate([best[form]]):
-                        best[form] = answer
-                if turn + 1 >= self._args.repeats and min(took.values()) > LONG_S and certain(turns):
-                    break
-            yield from (dataclasses.replace(answer, turns=turns[form]) for form, answer in best.items())
+        """Every form's answer to every question; then those again that came out low, until their ratio is known."""
+        asked = [Turns(self._args.forms) for _ in self._asked]
+        for number, turns in enumerate(asked):
+            yield from self._ask(number, turns, lambda turns: turns.count >= self._args.repeats)
+        for number, turns in enumerate(asked):
+            if turns.low and not turns.known:
+                yield from self._ask(number, turns, lambda turns: turns.known)
+
+    def _ask(self, number: int, turns: Turns, enough: Callable[[Turns], bool]) -> Iterator[Answer]:
+        """Each form's fastest answer to a question, which is asked in turns until that is enough."""
+        prompted = self._prompted(number)
+        while not enough(turns):
+            order = turns.forms if (number + turns.count) % 2 else turns.forms[::-1]
+            turns.add({form: self._answer(form, number, prompted) for form in order})
+        yield from turns.answers()
 
     def beside(self, peer: str, settings: list[str]) -> Iterator[Answer]:
         """A peer's answers at some settings and ours, all in turns; no other peer is loaded meanwhile. Where no setting
@@ -307,17 +352,6 @@ class Run:
         print(f"{PEERS[peer]}, tokens/s: " + "; ".join(f"{name} {each:.1f}" for name, each in rates.items()))
         best = max((name for name in rates if name != PLAIN), key=lambda name: rates[name])
         return [best, *([PLAIN] if rates[PLAIN] > rates[best] else [])]
-
-
-def certain(turns: dict[str, list[float]]) -> bool:
-    """Whether the turns say how each form's rate compares with plain decoding's: tokens per second, by form."""
-    for form, rates in turns.items():
-        if form == OFF or not 1 < len(rates) == len(turns[OFF]):
-            continue
-        low, _, high = quantiles((ours / plain for ours, plain in zip(rates, turns[OFF], strict=True)), n=4)
-        if (high - low) / 2 / math.sqrt(len(rates)) > CERTAIN:
-            return False
-    return True
 
 
 def models(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import same_weights
 import specmemo
 import speculation
 import wider
-from drafting.answers import Answer, against, form_goals, peer_goals, summary
+from drafting.answers import Answer, against, form_goals, peer_goals, summary, times_as_fast
 from drafting.budgeted import Planned, Talked
 from drafting.replay import Line, Recorded, Setting, replay
 
@@ -68,11 +69,28 @@ def test_single_questions_are_compared_turn_by_turn() -> None:
     assert overall["worst"] == pytest.approx(1.1) and overall["ratio"] == pytest.approx(0.5 / 0.9)
 
 
-def test_a_question_is_asked_again_until_its_ratio_is_known() -> None:
+def turns_of(**rates: list[float]) -> speculation.Turns:
+    """Answers of 100 tokens at these rates, turn by turn."""
+    turns = speculation.Turns(list(rates))
+    for turn in zip(*rates.values(), strict=True):
+        turns.add({
+            form: Answer("qa", 1, form, 100 if each else 0, 100 / each if each else 0.9, 50.0)
+            for form, each in zip(rates, turn, strict=True)
+        })
+    return turns
+
+
+def test_a_question_that_came_out_low_is_asked_until_its_ratio_is_known() -> None:
     plain = [100.0, 50.0, 100.0, 100.0]  # once on a busy machine, which both answers of that turn saw
-    assert speculation.certain({"off": plain, "auto": [120.0, 60.0, 121.0, 120.0]})
-    assert not speculation.certain({"off": plain, "auto": [120.0, 120.0, 90.0, 120.0]})
-    assert speculation.certain({"off": plain, "auto": []}), "an answer without tokens says nothing"
+    assert not turns_of(off=plain, auto=[120.0, 60.0, 121.0, 120.0]).low
+    low = turns_of(off=plain, auto=[91.0, 45.0, 90.0, 90.0])
+    assert low.low and low.known
+    assert [answer.turns for answer in low.answers()] == [plain, pytest.approx([91.0, 45.0, 90.0, 90.0])]
+    assert not turns_of(off=plain, auto=[120.0, 120.0, 90.0, 120.0]).known, "the turns say different things"
+    assert not turns_of(off=[900.0] * 4, auto=[800.0] * 4).known, "half a second says little"
+    assert not turns_of(off=[90.0] * 2, auto=[80.0] * 2).known, "nor do two turns"
+    assert turns_of(off=[900.0] * 12, auto=[800.0] * 12).known, "but some time it is enough"
+    assert not turns_of(off=plain, auto=[0.0] * 4).low, "an answer without tokens says nothing"
 
 
 def test_a_form_is_compared_over_the_questions_that_it_answered() -> None:
@@ -135,7 +153,12 @@ def test_bundles_and_temperatures_are_measured_in_one_run(
     assert run(speculation.main, monkeypatch, *command) == 0
     cases = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert [case["temperature"] for case in cases] == [0, 0.7]
-    assert all(len(answer["turns"]) == speculation.TURNS for case in cases for answer in case["answers"])
+    for answers in (case["answers"] for case in cases):
+        times = {a["question"]: (len(a["turns"]), times_as_fast(Answer(**b), Answer(**a)))
+                 for a, b in itertools.product(answers, answers)
+                 if (a["form"], b["form"]) == ("off", "auto") and a["question"] == b["question"]}
+        assert len(times) == 3 and {turns for turns, _ in times.values()} <= {2, speculation.TURNS}
+        assert all(ratio >= speculation.LOW for turns, ratio in times.values() if turns == 2)
     assert run(speculation.main, monkeypatch, *command[:-2], "--append", "--only", 1) == 0  # the greedy case alone
     again = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert [(case["temperature"], len(case["answers"])) for case in again] == [(0.7, 6), (0, 6)]
