@@ -31,7 +31,7 @@ from drafting import drafting_file
 from drafting.answers import Answer, against, form_goals, forms_table, peer_goals, peers_table, rate, summary
 from drafting.base import PLAIN
 from drafting.replay import Setting
-from processes import REST_S, Worker
+from processes import Worker
 from questions import TASKS, Question, chosen, read
 from report import Goal
 
@@ -43,8 +43,7 @@ OFF, OURS = "off", "auto"
 FORM = re.compile(r"(.+?)(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?")  # a drafter, its tokens, a match and a step's width
 PEERS = {"genai": "onnxruntime-genai", "llamacpp": "llama-cpp-python"}
 DRAFTS = 64  # tokens beyond an answer's end: llama-cpp-python drafts there
-SPINS = 0.1  # of a core, between two answers
-BLOCK = 4  # questions between two rests
+BLOCK = 12  # questions that a process beside a peer's answers
 TRIALS = 6  # questions that a peer's settings are tried with
 SAID = 10  # questions between two lines of a check
 LOW = 0.97  # times plain decoding below which a question is asked again
@@ -143,7 +142,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="most tokens of an answer; default: 200, with --quick 80")
     parser.add_argument("--context", type=int, default=2048, help="longer prompts are left out")
     repeats = "answers of each form to a question, of which the fastest counts, and for single questions the median; "
-    repeats += f"where that is below {LOW:g}, up to {TURNS}, until it is known to about {CERTAIN:g}"
+    repeats += f"where that is below {LOW:g} times plain, up to {TURNS}, until it is known to about {CERTAIN:g}"
     parser.add_argument("--repeats", type=int, default=1, help=repeats)
     parser.add_argument("--temperature", type=float, action="append", dest="temperatures", metavar="T",
                         help="may be repeated; default: 0, which is greedy")
@@ -206,10 +205,13 @@ class Prompted:
 
 
 class Turns:
-    """The forms' answers to one question, time after time."""
+    """The forms' answers to one question, time after time. Only the first `repeats` count in rates over all questions,
+    as only low ones are asked more often; all turns say how the forms compare.
+    """
 
-    def __init__(self, forms: Sequence[str]) -> None:
+    def __init__(self, forms: Sequence[str], repeats: int) -> None:
         self.forms = forms  # plain decoding first
+        self.repeats = repeats
         self.count = 0
         self._best: dict[str, Answer] = {}
         self._rates = defaultdict[str, list[float]](list)
@@ -222,11 +224,12 @@ class Turns:
         for form, answer in answers.items():
             if answer.tokens:
                 self._rates[form].append(rate([answer]))
-                if form not in self._best or rate([answer]) > rate([self._best[form]]):
+                best = self._best.setdefault(form, answer)
+                if self.count <= self.repeats and rate([answer]) > rate([best]):
                     self._best[form] = answer
 
     def answers(self) -> Iterator[Answer]:
-        """Of each form the fastest, with the rates of all."""
+        """Of each form the fastest that counts, with the rates of all."""
         for form, answer in self._best.items():
             yield dataclasses.replace(answer, turns=list(self._rates[form]))
 
@@ -291,10 +294,10 @@ class Run:
 
     def forms(self) -> Iterator[Answer]:
         """Every form's answer to every question; then those again that came out low, until their ratio is known."""
-        asked = [Turns(self._args.forms) for _ in self._asked]
-        for number, turns in enumerate(asked):
-            yield from self._ask(number, turns, lambda turns: turns.count >= self._args.repeats)
-        for number, turns in enumerate(asked):
+        given = [Turns(self._args.forms, self._args.repeats) for _ in self._asked]
+        for number, turns in enumerate(given):
+            yield from self._ask(number, turns, lambda turns: turns.count >= turns.repeats)
+        for number, turns in enumerate(given):
             if turns.low and not turns.known:
                 yield from self._ask(number, turns, lambda turns: turns.known)
 
@@ -307,37 +310,34 @@ class Run:
         yield from turns.answers()
 
     def beside(self, peer: str, settings: list[str]) -> Iterator[Answer]:
-        """A peer's answers at some settings and ours, all in turns; no other peer is loaded meanwhile. Where no setting
-        is named, the fastest with drafts is found, and its plain decoding is measured too where that was faster."""
-        workers = {each: self._worker(peer, each) for each in settings or self._fastest(peer)}
-        ends = sorted(self._plain.text.eos)
-        for worker in workers.values():
-            worker.ask("answer", ids=self._plain.prompt_ids("Say hello, and hello again."), n=24, ends=ends)
-        blocks = [range(at, min(at + BLOCK, len(self._asked))) for at in range(0, len(self._asked), BLOCK)]
-        for turn, block in enumerate(blocks):
-            for each in [OURS, *workers][:: -1 if turn % 2 else 1]:
-                time.sleep(REST_S)
-                for number in block:
-                    if each == OURS:
-                        yield self._answer(OURS, number, self._prompted(number), peer)
-                    else:
-                        yield self._theirs(workers[each], peer, each, number)
-        for worker in workers.values():
-            if worker.idle_share > SPINS:
-                print(f"{peer} used {worker.idle_share:.0%} of a core between its answers.", file=sys.stderr)
-            worker.close()
+        """A peer's answers at some settings and ours, all in turns, one process at a time and each for a few questions:
+        processes of one kind differ by a tenth for as long as they live. Where no setting is named, the fastest with
+        drafts is found, and its plain decoding is measured too where that was faster."""
+        forms = [OURS, *(settings or self._fastest(peer))]
+        for turn, at in enumerate(range(0, len(self._asked), BLOCK)):
+            for form in forms[:: -1 if turn % 2 else 1]:
+                worker = self._worker(peer, form)
+                ends = sorted(self._plain.text.eos)
+                worker.ask("answer", ids=self._plain.prompt_ids("Say hello, and hello again."), n=24, ends=ends)
+                for number in range(at, min(at + BLOCK, len(self._asked))):
+                    yield self._apart(worker, peer, form, number)
+                worker.close()
 
-    def _worker(self, peer: str, setting: str) -> Worker:
-        capacity = self._args.context + DRAFTS
-        request = {"model": str(self._args.models[peer]), "threads": self._plain.engine.threads, "capacity": capacity}
-        request["settings"] = drafting_file(peer).SETTINGS[setting]
-        return Worker(self._args.peer_python, f"drafting.{peer}", self._log, request)
+    def _worker(self, peer: str, form: str) -> Worker:
+        """A process with the peer at a setting, or with this runtime."""
+        python, engine, model = self._args.peer_python, peer, self._args.models[peer]
+        if form == OURS:
+            python, engine, model = sys.executable, "edge_runtime", self._case.bundle
+        request = {"model": str(model), "threads": self._plain.engine.threads}
+        request |= {"capacity": self._args.context + DRAFTS, "settings": drafting_file(engine).SETTINGS[form]}
+        return Worker(python, f"drafting.{engine}", self._log, request)
 
-    def _theirs(self, worker: Worker, peer: str, setting: str, number: int) -> Answer:
+    def _apart(self, worker: Worker, peer: str, form: str, number: int) -> Answer:
+        """A process's answer to a question."""
         task, question, prompt = self._asked[number]
         ids, ends = self._plain.prompt_ids(prompt), sorted(self._plain.text.eos)
         got = worker.ask("answer", ids=ids, n=self._args.tokens, ends=ends)
-        return Answer(task, question, setting, got["tokens"], got["decode_s"], 1e3 * got["prefill_s"], None, peer)
+        return Answer(task, question, form, got["tokens"], got["decode_s"], 1e3 * got["prefill_s"], None, peer)
 
     def _fastest(self, peer: str) -> list[str]:
         """The peer's fastest setting with drafts, and plain decoding where that is faster still."""
@@ -345,8 +345,8 @@ class Run:
         for name in drafting_file(peer).SETTINGS:
             worker = self._worker(peer, name)
             numbers = range(min(TRIALS, len(self._asked)))
-            self._theirs(worker, peer, name, 0)
-            rates[name] = rate([self._theirs(worker, peer, name, number) for number in numbers])
+            self._apart(worker, peer, name, 0)
+            rates[name] = rate([self._apart(worker, peer, name, number) for number in numbers])
             worker.close()
         self._case.trials[peer] = rates
         print(f"{PEERS[peer]}, tokens/s: " + "; ".join(f"{name} {each:.1f}" for name, each in rates.items()))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from edge.runtime.engine import Engine
     from edge.runtime.profile.curve import CostCurve
 
-DRAFTS = (1, 3, 7, 15)  # tokens of a draft: few sizes, because the engine keeps bound buffers for each
+MOST = 15  # tokens of a draft
+SLOPE = 7  # tokens of a draft whose step says what a further token costs
 LONGEST_RUN = 4  # equal tokens in a row after which it no longer matters how many there were
 MEMORY = 0.98  # what older observations weigh with each new one
 GUESSED_COST = 0.2  # of one more token in a step, in steps of one token, before it was measured
@@ -74,16 +75,15 @@ class Experience:
         for length in range(1, most + 1):
             holds *= self.chance(run + length - 1)
             expected += holds
-            if length in DRAFTS or length == most:
-                rate = expected / (1 + self.cost * length)
-                if rate > best_rate:
-                    best, best_rate = length, rate
+            rate = expected / (1 + self.cost * length)
+            if rate > best_rate:
+                best, best_rate = length, rate
         return best
 
 
 def _slope(costs: CostCurve) -> float:
     """What each further token of a step of 8 costs, in steps of one token, early in a text."""
-    return (costs.ms(1 + DRAFTS[2], 0) / costs.ms(1, 0) - 1) / DRAFTS[2]
+    return (costs.ms(1 + SLOPE, 0) / costs.ms(1, 0) - 1) / SLOPE
 
 
 def _follow(known: float, measured: float) -> float:
@@ -159,7 +159,7 @@ def generate_from_draft(
     cache.prompt = cache.length + len(prompt)
     waiting = prompt  # tokens of the answer that are not in the cache
     while not interrupted():
-        drafted = draft.propose(min(DRAFTS[-1], cache.room - len(waiting)))
+        drafted = draft.propose(min(MOST, cache.room - len(waiting)))
         tokens = np.array([*waiting, *drafted], np.int64)
         started = time.perf_counter()
         logits = engine.step(cache, tokens, np.arange(-1 - len(drafted), 0))  # [1 + drafted, V]

@@ -103,7 +103,7 @@ class Engine:
         if frugal:
             cpu.release_unused()
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[KVCache, dict[str, Bound]] = WeakKeyDictionary()  # by the output's type
+        self._bound: WeakKeyDictionary[KVCache, dict[str, Bound]] = WeakKeyDictionary()  # by the type of the output
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def _open_decoder(self) -> set[str]:
@@ -237,10 +237,12 @@ class Engine:
         return rows
 
     def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> StepBuffers:
+        if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
+            return Step(Bound(self._session, self._inputs, cache, size), size, made)
         outputs = self._bound.setdefault(cache, {})
         bound = outputs.get(made.dtype.char)
         if bound is None:
-            bound = outputs[made.dtype.char] = Bound(self._session, self._inputs, cache)
+            bound = outputs[made.dtype.char] = Bound(self._session, self._inputs, cache, KEPT_STEP)
         return Step(bound, size, made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:

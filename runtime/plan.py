@@ -198,7 +198,7 @@ class _Choices:
         widths = [max(KEPT_STEP, self._branches), self._branches] if self._manifest.text is not None else [1]
         if self._speculate != OFF:
             most = widest_draft(self._manifest.dims.vocab_size)
-            widths = [*(width for width in WIDTHS if width <= most), 1]
+            widths = [most, *(width for width in WIDTHS if width < most), 1]
         chunks = [self._chunk]
         if self._manifest.encoder is not None:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]

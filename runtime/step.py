@@ -63,87 +63,98 @@ class Bound:
     """A graph over all layers, bound to one cache: keys and values once, which takes a third of a millisecond for
     thirty layers, and what differs from step to step when another step takes its turn.
 
-    names: of the graph's inputs, for those that not every graph has.
+    names: of the graph's inputs, for those that not every graph has. most: tokens of its largest step.
     """
 
-    def __init__(self, session: ort.InferenceSession, names: set[str], cache: KVCache) -> None:
-        self.session = session
-        self.io = session.io_binding()
-        self.inputs: dict[str, ort.OrtValue] | None = None  # those of the step whose turn it is
-        self.cross: Cross | None = None
-        self.seqlens_k = np.zeros(1, np.int32)
-        self.total = np.zeros((), np.int32)
-        # What each token attends to, [1, 1, S, C]: steps of up to so many tokens share the rows.
-        self.bias = np.zeros((1, 1, KEPT_STEP, cache.rows), np.float32) if "attention_bias" in names else None
-        self.masked = False  # whether a bias was written
-        given: dict[str, NDArray[Any]] = {"seqlens_k": self.seqlens_k, "total_sequence_length": self.total}
+    def __init__(self, session: ort.InferenceSession, names: set[str], cache: KVCache, most: int) -> None:
+        # What each token attends to, [1, 1, S, C]; None where the graph takes no trees. Steps of all sizes share rows.
+        self.bias = np.zeros((1, 1, most, cache.rows), np.float32) if "attention_bias" in names else None
+        self._session = session
+        self._binding = session.io_binding()
+        self._inputs: dict[str, ort.OrtValue] | None = None  # those of the step whose turn it is
+        self._cross: Cross | None = None
+        self._masked = 0, 0  # tokens and rows for which a bias was written
+        self._seqlens_k = np.zeros(1, np.int32)
+        self._total = np.zeros((), np.int32)
+        given: dict[str, NDArray[Any]] = {"seqlens_k": self._seqlens_k, "total_sequence_length": self._total}
         if "key_positions" in names:
             given["key_positions"] = cache.positions
         for name, value in _values(given).items():
-            self.io.bind_ortvalue_input(name, value)
+            self._binding.bind_ortvalue_input(name, value)
         for i, pair in enumerate(cache.values):
             for part, value in zip(("key", "value"), pair, strict=True):
-                self.io.bind_ortvalue_input(f"past.{i}.{part}", value)
-                self.io.bind_ortvalue_output(f"present.{i}.{part}", value)
+                self._binding.bind_ortvalue_input(f"past.{i}.{part}", value)
+                self._binding.bind_ortvalue_output(f"present.{i}.{part}", value)
+
+    def take(self, inputs: dict[str, ort.OrtValue], outputs: dict[str, ort.OrtValue]) -> None:
+        """It is the turn of the step with these."""
+        if inputs is self._inputs:
+            return
+        self._inputs = None  # should it be interrupted on the way
+        for name, value in inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            self._binding.bind_ortvalue_output(name, value)
+        self._inputs = inputs
 
     def read(self, cross: Cross | None) -> None:
         """Take what the encoder made of the input, where that is not bound yet."""
-        if cross is not self.cross:
-            assert cross is not None, "a cache is given another input's keys and values, never none"
-            for name, value in cross.values.items():
-                self.io.bind_ortvalue_input(name, value)
-            self.cross = cross
+        if cross is self._cross:
+            return
+        assert cross is not None, "a cache is given another input's keys and values, never none"
+        self._cross = None
+        for name, value in cross.values.items():
+            self._binding.bind_ortvalue_input(name, value)
+        self._cross = cross
+
+    def attend(self, tree: Tree | None, size: int, length: int) -> None:
+        """Set what each of `size` tokens attends to of the `length` rows there will be: all before it where there is no
+        tree."""
+        if tree is not None:
+            assert self.bias is not None, "this graph takes no trees"
+            self.bias[0, 0, :size, :length] = tree.bias
+            tokens, rows = self._masked
+            self._masked = max(tokens, size), max(rows, length)
+        elif self.bias is not None and self._masked[0]:
+            tokens, rows = self._masked
+            self.bias[0, 0, :tokens, :rows] = 0
+            self._masked = 0, 0
+
+    def run(self, length: int) -> None:
+        """Run the step whose turn it is, behind which the cache has so many rows."""
+        self._seqlens_k[0] = length - 1
+        self._total[...] = length
+        self._session.run_with_iobinding(self._binding)
 
 
 class Step(StepBuffers):
-    """A step of one graph over all layers: one of those that are `bound` to a cache, all with the same output."""
+    """A step of one graph over all layers: one of those that share what is `bound`, all with the same output."""
 
     def __init__(self, bound: Bound, size: int, made: NDArray[Any]) -> None:
         super().__init__(size, made)
-        self._bound = bound
+        self._shared = bound
         given: dict[str, NDArray[Any]] = {
             "input_ids": self.tokens,
             "position_ids": self.positions,
             "logit_rows": self.rows,
         }
-        self._bias: NDArray[np.float32] | None = None  # [1, 1, S, C]
         if bound.bias is not None:
-            own = size > KEPT_STEP
-            self._bias = np.zeros((1, 1, size, bound.bias.shape[3]), np.float32) if own else bound.bias[:, :, :size]
-            given["attention_bias"] = self._bias
+            given["attention_bias"] = bound.bias[:, :, :size]
         self._inputs = _values(given)
         # What is not bound stays in the arena, among the step's activations.
         self._outputs = _values({"logits" if made.dtype == np.float32 else "tokens": made})
 
     def run(self, cache: KVCache, tree: Tree | None) -> None:
         """Run what was filled in, behind the cache's rows, and append its tokens to them."""
-        bound, start = self._bound, cache.length
-        end = start + self.tokens.shape[1]
-        if bound.inputs is not self._inputs:
-            for name, value in self._inputs.items():
-                bound.io.bind_ortvalue_input(name, value)
-            for name, value in self._outputs.items():
-                bound.io.bind_ortvalue_output(name, value)
-            bound.inputs = self._inputs
-        bound.read(cache.cross)
-        if tree is not None or bound.masked:
-            self._attend(tree, end)
-        cache.positions[start:end] = self.positions[0]
-        cache.length = end
-        bound.seqlens_k[0] = end - 1
-        bound.total[...] = end
-        bound.session.run_with_iobinding(bound.io)
-
-    def _attend(self, tree: Tree | None, length: int) -> None:
-        """Set what each token attends to of the `length` rows there will be: all before it where there is no tree."""
-        assert self._bias is not None and self._bound.bias is not None, "this graph takes no trees"
-        if tree is None:
-            self._bound.bias[:] = 0
-        else:
-            self._bias[0, 0, :, :length] = tree.bias
-        self._bound.masked = tree is not None
+        shared, start, size = self._shared, cache.length, self.tokens.shape[1]
+        shared.take(self._inputs, self._outputs)
+        shared.read(cache.cross)
+        shared.attend(tree, size, start + size)
+        cache.positions[start : start + size] = self.positions[0]
+        cache.length = start + size
+        shared.run(cache.length)
 
 
 def _values(arrays: dict[str, NDArray[Any]]) -> dict[str, ort.OrtValue]:
-    """Arrays as onnxruntime takes them. They share the arrays' memory and do not keep it alive: cache and step do."""
+    """Arrays as onnxruntime takes them: they share the arrays' memory."""
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ import same_weights
 import specmemo
 import speculation
 import wider
-from drafting.answers import Answer, against, form_goals, peer_goals, summary, times_as_fast
+from drafting.answers import Answer, against, form_goals, peer_goals, rate, summary
 from drafting.budgeted import Planned, Talked
 from drafting.replay import Line, Recorded, Setting, replay
 
@@ -71,7 +71,7 @@ def test_single_questions_are_compared_turn_by_turn() -> None:
 
 def turns_of(**rates: list[float]) -> speculation.Turns:
     """Answers of 100 tokens at these rates, turn by turn."""
-    turns = speculation.Turns(list(rates))
+    turns = speculation.Turns(list(rates), 2)
     for turn in zip(*rates.values(), strict=True):
         turns.add({
             form: Answer("qa", 1, form, 100 if each else 0, 100 / each if each else 0.9, 50.0)
@@ -86,6 +86,8 @@ def test_a_question_that_came_out_low_is_asked_until_its_ratio_is_known() -> Non
     low = turns_of(off=plain, auto=[91.0, 45.0, 90.0, 90.0])
     assert low.low and low.known
     assert [answer.turns for answer in low.answers()] == [plain, pytest.approx([91.0, 45.0, 90.0, 90.0])]
+    fastest = [rate([answer]) for answer in turns_of(off=[50.0, 60.0, 100.0], auto=[40.0, 30.0, 200.0]).answers()]
+    assert fastest == [60, 40], "turns that only low questions have do not count in rates over all"
     assert not turns_of(off=plain, auto=[120.0, 120.0, 90.0, 120.0]).known, "the turns say different things"
     assert not turns_of(off=[900.0] * 4, auto=[800.0] * 4).known, "half a second says little"
     assert not turns_of(off=[90.0] * 2, auto=[80.0] * 2).known, "nor do two turns"
@@ -150,23 +152,51 @@ def test_bundles_and_temperatures_are_measured_in_one_run(
 ) -> None:
     command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]
     command += ["--context", 120, "--count", 1, "--repeats", 2, "--temperature", 0, "--temperature", 0.7]
+    monkeypatch.setattr(speculation, "LOW", 0.0)
     assert run(speculation.main, monkeypatch, *command) == 0
     cases = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert [case["temperature"] for case in cases] == [0, 0.7]
-    for answers in (case["answers"] for case in cases):
-        times = {a["question"]: (len(a["turns"]), times_as_fast(Answer(**b), Answer(**a)))
-                 for a, b in itertools.product(answers, answers)
-                 if (a["form"], b["form"]) == ("off", "auto") and a["question"] == b["question"]}
-        assert len(times) == 3 and {turns for turns, _ in times.values()} <= {2, speculation.TURNS}
-        assert all(ratio >= speculation.LOW for turns, ratio in times.values() if turns == 2)
+    assert all(len(answer["turns"]) == 2 for case in cases for answer in case["answers"])
+    monkeypatch.setattr(speculation, "LOW", math.inf)
     assert run(speculation.main, monkeypatch, *command[:-2], "--append", "--only", 1) == 0  # the greedy case alone
     again = json.loads((tmp_path / "speculation.json").read_text())["cases"]
     assert [(case["temperature"], len(case["answers"])) for case in again] == [(0.7, 6), (0, 6)]
     assert again[0] == cases[1]
+    assert {a["question"]: len(a["turns"]) for a in again[1]["answers"]} == {0: 2, 1: speculation.TURNS, 2: 2}
     changed = [a["question"] for a, b in zip(again[1]["answers"], cases[0]["answers"], strict=True) if a != b]
     assert set(changed) == {1}
     said = capsys.readouterr().out
     assert ", greedy, up to 20 tokens" in said and ", temperature 0.7, up to 20 tokens" in said
+
+
+def test_all_settings_of_a_peer_take_turns_with_ours(
+    tiny_bundle: Bundle, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Process:
+        def __init__(self, form: str) -> None:
+            self.form = form
+
+        def ask(self, what: str, **given: Any) -> dict[str, float]:
+            asked.append(self.form)
+            return {"tokens": 10, "decode_s": 0.1, "prefill_s": 0.1}
+
+        def close(self) -> None:
+            asked.append("ended")
+
+    monkeypatch.setattr(speculation.Run, "_worker", lambda self, peer, form: Process(form))
+    monkeypatch.setattr(speculation, "BLOCK", 2)
+    first, second = "3-grams, 3 tokens", "4-grams, 4 tokens"
+    command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20, "--forms="]
+    command += ["--context", 120, "--count", 1, "--peer", f"genai={first};{second}", "--genai", tmp_path]
+    run(speculation.main, monkeypatch, *command)
+    processes = [each.split() for each in " ".join(asked).split("ended")[:-1]]
+    assert [each[0][0] for each in processes] == ["a", "3", "4", "4", "3", "a"]
+    assert [each.count("auto") for each in processes] == [3, 0, 0, 0, 0, 2], "one to get warm, and the questions"
+    (case,) = json.loads((tmp_path / "speculation.json").read_text())["cases"]
+    forms = [(answer["form"], answer["beside"]) for answer in case["answers"]]
+    assert {form: forms.count(form) for form in forms} == {(form, "genai"): 3 for form in ("auto", first, second)}
 
 
 def test_texts_are_checked_from_prompts_that_are_read_once(

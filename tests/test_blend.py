@@ -57,6 +57,20 @@ def test_a_table_gives_back_what_was_written_and_of_several_contexts_the_longest
         assert table.after(*filled) == wanted
 
 
+def test_a_draft_goes_on_while_all_of_it_may_hold(tmp_path: Path) -> None:
+    """Behind the first token whose path is less likely than what can pay there is nothing, copied or from the table."""
+    copies = drafter(tmp_path / "copies", {})
+    said = drafter(tmp_path / "said", {(40 + i,): (41 + i, 6) for i in range(20)})
+    for made, text in ((copies, [*range(1, 30), 60, 5]), (said, [90, 91, 40])):
+        made.begin(text)
+        whole = made.propose(text, Budget(7))
+        chances = list(itertools.accumulate((blend.PRIORS[grade] for grade in whole.grades), float.__mul__))
+        assert len(whole.tokens) == 7
+        for count in (1, 2, 4):
+            short = made.propose(text, Budget(7, least=chances[count - 1] + 1e-9))
+            assert short.tokens == whole.tokens[:count] and short.grades == whole.grades[:count]
+
+
 @pytest.mark.parametrize("harm", ["cut", "short", "levels", "token", "full"])
 def test_a_damaged_table_is_refused_in_a_sentence(harm: str, tmp_path: Path) -> None:
     raw = bytearray(write_table({(1,): (2, 3), (4, 5): (258, 11)}))

@@ -24,7 +24,7 @@ from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
 from edge.runtime.speculate.decode import Figures, Speculation
-from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, SURE, Acceptance, Planner, StepCosts
+from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, Acceptance, Planner, StepCosts
 from edge.runtime.text import Text
 
 VOCAB = 12
@@ -298,6 +298,14 @@ def test_a_draft_is_as_long_as_pays() -> None:
     assert planner.cut(draft) == NOTHING, "a grade that fails is not trusted any longer"
 
 
+def test_a_cheap_drafter_may_stop_where_a_token_cannot_pay() -> None:
+    """Well below: what is learnt of a grade may be more than the drafter knows."""
+    costs = StepCosts(lambda: None, 9, slope=0.24)
+    costs.begin()
+    assert Planner((0.5,), costs, 9).budget(8, 100).least == pytest.approx(0.12)
+    assert Planner((0.5,), costs, 9, cost=0.3).budget(8, 100).least == pytest.approx(0.54)
+
+
 def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
     costs = StepCosts(lambda: None, 9)
     costs.begin()
@@ -311,15 +319,11 @@ def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
 
 @pytest.mark.parametrize(("drawn", "risk"), [(False, RISK), (True, DRAWN_RISK)])
 @pytest.mark.parametrize("tokens", [4, 35, 110])
-@pytest.mark.parametrize("chance", [0.85, 0.99])
-def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(
-    tokens: int, drawn: bool, risk: float, chance: float
-) -> None:
-    """However sure the drafter is, and however little it has learnt: each draft has a grade of its own. Where drafts
-    are nearly sure to hold, it is a step more, once."""
+def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(tokens: int, drawn: bool, risk: float) -> None:
+    """However sure the drafter is, and however little it has learnt: each draft has a grade of its own."""
     costs = StepCosts(lambda: None, 16, slope=0.2)
     costs.begin()
-    planner, taken, drafted = Planner([chance] * tokens, costs, 16), 0.0, 0
+    planner, taken, drafted = Planner([0.99] * tokens, costs, 16), 0.0, 0
     planner.begin(drawn)
     for at in range(tokens):
         planner.budget(15, 100)
@@ -327,7 +331,7 @@ def test_an_answer_of_which_no_draft_holds_is_hardly_slower_than_plain(
         planner.observe(draft, [1])
         taken += costs.ratios[1 + len(draft.tokens)]
         drafted += len(draft.tokens)
-    assert drafted > 0 and taken <= tokens * (1 + risk) + STAKE + (chance >= SURE)
+    assert drafted > 0 and taken <= tokens * (1 + risk) + STAKE
 
 
 def test_what_steps_take_counts_from_the_next_answer_on() -> None:
@@ -449,7 +453,7 @@ def test_reproducible_logits_do_not_depend_on_the_size_of_steps(tiny_bundle: Bun
         return np.concatenate(parts)
 
     alone = logits(1)
-    for size in (2, 3, 5, 8, 16):
+    for size in range(2, 17):
         np.testing.assert_array_equal(logits(size), alone)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime as ort
@@ -19,7 +20,7 @@ from edge.runtime.skip.base import Groups, Route, SkipPolicy
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.join import join
 from edge.runtime.skip.step import SegmentStep
-from edge.runtime.step import StepBuffers
+from edge.runtime.step import KEPT_STEP, StepBuffers
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -50,6 +51,8 @@ class SegmentedEngine(Engine):
         ]
         self.everything: Route = tuple(range(len(self.groups)))
         self._forced: Route | None = None
+        # What goes from group to group, which steps of all sizes on a cache share.
+        self._streams: WeakKeyDictionary[KVCache, list[list[NDArray[np.float32]]]] = WeakKeyDictionary()
         super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     def _open_decoder(self) -> set[str]:
@@ -119,7 +122,13 @@ class SegmentedEngine(Engine):
 
     def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return SegmentStep(self._sessions, cache, size, self.bundle.manifest.dims.hidden_size, made)
+        stream = self._streams.get(cache)
+        if stream is None or size > KEPT_STEP:
+            shape = 1, max(size, KEPT_STEP), self.bundle.manifest.dims.hidden_size
+            stream = [[np.zeros(shape, np.float32) for _ in ("x", "added")] for _ in range(2)]
+            if size <= KEPT_STEP:
+                self._streams[cache] = stream
+        return SegmentStep(self._sessions, cache, size, [[part[:, :size] for part in pair] for pair in stream], made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)

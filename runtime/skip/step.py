@@ -24,9 +24,9 @@ Observer = Callable[[int, NDArray[np.float32]], None]
 class SegmentStep(StepBuffers):
     """A step of S tokens with R rows of logits [1, R, V], `made`, on one cache.
 
-    The residual stream goes from group to group through two pairs of buffers in turns, x and what is added to it: a
-    group reads one pair and writes the other. Which one that is depends on how many ran before it, so a group has a
-    binding for each, made when it is first needed.
+    The residual stream goes from group to group through two pairs of buffers [1, S, H] in turns, `stream`: x and what
+    is added to it. A group reads one pair and writes the other. Which one that is depends on how many ran before it, so
+    a group has a binding for each, made when it is first needed.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class SegmentStep(StepBuffers):
         sessions: Sequence[ort.InferenceSession],
         cache: SegmentedCache,
         size: int,
-        width: int,
+        stream: list[list[NDArray[np.float32]]],
         made: NDArray[Any],
     ) -> None:
         super().__init__(size, made)
         self._sessions = sessions
         self._names = [{value.name for value in session.get_inputs()} for session in sessions]
-        self._stream = [[np.zeros((1, size, width), np.float32) for _ in ("x", "added")] for _ in range(2)]
+        self._stream = stream
         self._seqlens_k = np.zeros((len(sessions), 1), np.int32)
         self._total = np.zeros(len(sessions), np.int32)
         self._bias: dict[int, NDArray[np.float32]] = {}  # by group, [1, 1, S, rows]

@@ -180,7 +180,7 @@ class DrafterModule(Protocol):
 
 def widest_draft(vocab: int) -> int:
     """Most tokens of a step with a draft, by the size of the vocabulary: each has a row of logits."""
-    return next((width for width in WIDTHS if width * 4 * vocab <= LOGITS), WIDTHS[-1])
+    return min(WIDTHS[0], max(WIDTHS[-1], LOGITS // (4 * vocab)))
 
 
 def table_bytes(name: str, bundle: Bundle, context: int, *, files: bool = True) -> int:

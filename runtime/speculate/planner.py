@@ -37,14 +37,11 @@ COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is 
 EXPLORE = 48  # plain rounds after which a costly drafter is tried again
 
 # What an answer may have lost against plain decoding after a draft of which nothing holds: a share of its tokens, and a
-# first draft of one token; a first token that is nearly sure to hold is not at risk. So no answer is much slower than
-# plain, as far as steps cost what is believed: of 240 recorded ones, with drafting's own time, the worst came to 0.94
-# (0.93 with 0.07 and 0.4), and all together were 0.3% slower. Less is put at risk where tokens are drawn at random:
-# drafts have less to gain there.
-RISK = 0.03
+# first draft of one token. So no answer is much slower than plain, as far as steps cost what is believed. Less is put
+# at risk where tokens are drawn at random: drafts have less to gain there.
+RISK = 0.04
 DRAWN_RISK = 0.02
 STAKE = 0.3  # plain steps
-SURE = 0.9  # chance that a first token holds from which on it counts as brought
 
 
 class Acceptance:
@@ -203,16 +200,14 @@ class Planner:
             return NOTHING
         chances, ratios = self.acceptance.chances, self.costs.ratios
         if draft.parents is None:
-            of_each = [chances[grade] for grade in draft.grades[: self._width - 1]]
-            length = _best_length(of_each, ratios)
-            self._ran = self._affordable(length, of_each[0])
+            length = _best_length([chances[grade] for grade in draft.grades[: self._width - 1]], ratios)
+            self._ran = self._affordable(length)
             return Draft(draft.tokens[: self._ran], draft.grades[: self._ran]) if self._ran else NOTHING
         return self._pruned(draft)
 
-    def _affordable(self, length: int, first: float) -> int:
-        """As many of a draft's `length` tokens as an answer can lose without becoming too slow. first: the chance that
-        the likeliest one holds."""
-        most = 1 + self._ahead + STAKE + self._risk * self._said + (first >= SURE)
+    def _affordable(self, length: int) -> int:
+        """As many tokens of a draft as an answer can lose without becoming too slow."""
+        most = 1 + self._ahead + STAKE + self._risk * self._said
         while length and not self.costs.ratios[length + 1] <= most:
             length -= 1
         return length
@@ -226,7 +221,7 @@ class Planner:
             rate = expected / ratios[count + 1]
             if rate > best_rate:
                 best, best_rate = count, rate
-        self._ran = self._affordable(best, holds[order[0]])
+        self._ran = self._affordable(best)
         return draft.part(order[: self._ran]) if self._ran else NOTHING
 
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import BundleError, InputError
-from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft, Setting, branches
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting, branches
+from edge.runtime.step import KEPT_STEP
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -79,7 +80,7 @@ def _candidates(setting: Setting) -> int:
 
 def _bytes(setting: Setting, candidates: int) -> int:
     vocab = setting.bundle.manifest.dims.vocab_size
-    attended = 2 * (WIDTHS[0] + CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
+    attended = 2 * (KEPT_STEP + CHUNK) * setting.context * 4 if branches("recycle", setting.bundle) else 0
     return vocab * (candidates * _dtype(vocab).itemsize + 1) + attended
 
 

@@ -24,9 +24,10 @@ from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.speculate.base import NOTHING, WIDTHS, Budget, Draft, Setting
+from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import BOUNDS, PRIORS
+from edge.runtime.step import KEPT_STEP
 
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
@@ -40,7 +41,7 @@ def nbytes(setting: Setting) -> int:
     sizes = {file.path: file.size for file in manifest.files}
     files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
     sessions = (len(apart.groups) - 1) * SESSION + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
-    stream = 4 * sum(range(WIDTHS[0] + 1)) * manifest.dims.hidden_size * FLOAT
+    stream = 4 * KEPT_STEP * manifest.dims.hidden_size * FLOAT
     return sessions + stream + WINDOW * manifest.kv.bytes_per_token
 
 
