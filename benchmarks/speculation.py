@@ -248,10 +248,12 @@ class Turns:
     @property
     def known(self) -> bool:
         """Whether the turns say how each form compares with plain decoding, or there were enough of them."""
+        if self.count >= TURNS:
+            return True
         if self.count < FEWEST_TURNS or self._took < LONG_S:
-            return self.count >= TURNS
-        quarters = [quantiles(ratios, n=4) for ratios in self._ratios()]
-        return self.count >= TURNS or all(c - a <= 2 * CERTAIN * math.sqrt(self.count) for a, _, c in quarters)
+            return False
+        quarters = (quantiles(ratios, n=4) for ratios in self._ratios())
+        return all(high - low <= 2 * CERTAIN * math.sqrt(self.count) for low, _, high in quarters)
 
 
 class Run:
@@ -263,8 +265,7 @@ class Run:
         import edge
 
         self._args, self._case, self._peers, self._log = args, case, peers, log
-        forms = [*args.forms, *([OURS] if peers and OURS not in args.forms else [])]
-        self._models = models(args, case.bundle, forms)
+        self._models = models(args, case.bundle, args.forms)
         for model in self._models.values():
             model.generate("Say hello, and hello again.", edge.GenerateOptions(max_tokens=24))
         self._plain = self._models[OFF]
@@ -277,7 +278,7 @@ class Run:
         for peer, settings in self._peers:
             yield from (answer for answer in self.beside(peer, settings) if answer.tokens)
 
-    def _answer(self, form: str, number: int, prompted: Prompted, beside: str = "") -> Answer:
+    def _answer(self, form: str, number: int, prompted: Prompted) -> Answer:
         import edge
 
         options = edge.GenerateOptions(
@@ -287,7 +288,7 @@ class Run:
         result = prompted.answer(self._models[form], options)
         tokens = result.generated_tokens - 1
         seconds = tokens / (result.decode_tokens_per_s or 1)
-        return Answer(task, question, form, tokens, seconds, result.ttft_ms or 0.0, result.speculation, beside)
+        return Answer(task, question, form, tokens, seconds, result.ttft_ms or 0.0, result.speculation)
 
     def _prompted(self, number: int) -> Prompted:
         return Prompted(self._plain, self._plain.prompt_ids(self._asked[number][2]), self._args.tokens)
