@@ -48,6 +48,7 @@ class KVCache:
         self.cross = cross
         self.length = 0
         self.prompt = 0
+        self.straight = True  # whether row i has position i, for all i
         shapes = [(1, layer.heads, rows, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
         dtype = np.dtype(layout.dtype)
         sizes = [-(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE for shape in shapes]
@@ -98,6 +99,7 @@ class KVCache:
             for buffer in pair:
                 buffer[:, :, target] = buffer[:, :, moved]
         self.positions[target] = self.positions[moved]
+        self.straight = False
         self.length = len(keep)
 
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:

@@ -21,7 +21,7 @@ from edge.runtime.cache import KVCache, untouched
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import KEPT_STEP, Bound, Step, StepBuffers, paired
+from edge.runtime.step import KEPT_STEP, LAST_ROW, Bound, Step, StepBuffers, paired
 
 if TYPE_CHECKING:
     from edge.runtime.plan import Plan
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
-LAST_ROW = np.array([-1], np.int64)
 
 
 @dataclass(frozen=True)

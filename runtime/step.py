@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 
 KEPT_STEP = 16  # steps up to this size are kept for the next of their size; larger ones (prompt chunks) are not
 
+
+@cache
+def all_rows(size: int) -> NDArray[np.int64]:
+    """The indices [S] of all rows of a step, which nobody can change."""
+    return _fixed(np.arange(size, dtype=np.int64))
+
+
+def _fixed(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    rows.flags.writeable = False
+    return rows
+
+
+LAST_ROW = _fixed(np.array([-1], np.int64))
 
 def paired(
     tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
@@ -38,6 +52,9 @@ def paired(
 class StepBuffers:
     """What the host writes and reads of a step of S tokens, whatever runs it.
 
+    A step pushes what Python and numpy need out of the processor's caches, so that every call between two steps takes
+    four times what it takes in a loop of its own: few are made.
+
     made: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
     """
 
@@ -46,17 +63,24 @@ class StepBuffers:
         self.positions = np.zeros((1, size), np.int64)
         self.made = made
         self.rows = np.zeros(made.shape[1], np.int64)
-        self._offsets = np.arange(size, dtype=np.int64)
+        self._offsets = all_rows(size)
+        self._tokens, self._places = self.tokens[0], self.positions[0]
+        self._asked: NDArray[np.int64] | None = None  # the rows that stand in `rows`, where nobody can change those
 
     def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
         """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
         are wanted."""
-        self.tokens[0] = tokens
-        if tree is None:
-            np.add(self._offsets, start, out=self.positions[0])
+        size = tokens.shape[0]
+        self._tokens[:] = tokens
+        if tree is not None:
+            self._places[:] = tree.positions
+        elif size == 1:
+            self._places[0] = start
         else:
-            self.positions[0] = tree.positions
-        np.remainder(rows, tokens.shape[0], out=self.rows)  # -1 is the last one
+            np.add(self._offsets, start, out=self._places)
+        if rows is not self._asked:
+            np.remainder(rows, size, out=self.rows)  # -1 is the last one
+            self._asked = None if rows.flags.writeable else rows
 
 
 class Bound:
@@ -133,6 +157,7 @@ class Step(StepBuffers):
     def __init__(self, bound: Bound, size: int, made: NDArray[Any]) -> None:
         super().__init__(size, made)
         self._shared = bound
+        self._size = size
         given: dict[str, NDArray[Any]] = {
             "input_ids": self.tokens,
             "position_ids": self.positions,
@@ -146,13 +171,17 @@ class Step(StepBuffers):
 
     def run(self, cache: KVCache, tree: Tree | None) -> None:
         """Run what was filled in, behind the cache's rows, and append its tokens to them."""
-        shared, start, size = self._shared, cache.length, self.tokens.shape[1]
+        shared, start, size = self._shared, cache.length, self._size
+        end = start + size
         shared.take(self._inputs, self._outputs)
         shared.read(cache.cross)
-        shared.attend(tree, size, start + size)
-        cache.positions[start : start + size] = self.positions[0]
-        cache.length = start + size
-        shared.run(cache.length)
+        shared.attend(tree, size, end)
+        if tree is not None:
+            cache.straight = False
+        if not cache.straight:
+            cache.positions[start:end] = self._places
+        cache.length = end
+        shared.run(end)
 
 
 def _values(arrays: dict[str, NDArray[Any]]) -> dict[str, ort.OrtValue]:

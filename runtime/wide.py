@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS
 from edge.manifest import WIDE_VERSION
 from edge.runtime.cache import KVCache
-from edge.runtime.engine import LAST_ROW
 from edge.runtime.memory import release_mapped
 from edge.runtime.providers import cpu
-from edge.runtime.step import Bound, Step, paired
+from edge.runtime.step import LAST_ROW, Bound, Step, paired
 
 if TYPE_CHECKING:
     from edge.runtime.engine import Engine

@@ -77,7 +77,7 @@ class Setting:
 
         if not draft.tokens or (self.drafter == "lookup" and draft.grades[0] < self.match):  # graded by the match
             return NOTHING
-        return dataclasses.replace(draft, tokens=draft.tokens[: self.length], grades=draft.grades[: self.length])
+        return draft._replace(tokens=draft.tokens[: self.length], grades=draft.grades[: self.length])
 
     def budget(self, most: int, context: int) -> Any:
         """What the setting asks a drafter for."""

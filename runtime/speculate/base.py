@@ -21,7 +21,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
 from edge.errors import InputError
 
@@ -52,8 +52,7 @@ WIDTHS = (16, 8, 4, 2)
 LOGITS = 8 * 2**20  # bytes of the rows of logits of one step, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """Tokens that may come next.
 
     tokens: a token stands behind its parent. grades: of each, an index into the drafter's `priors`. parents: of each,
@@ -89,8 +88,7 @@ class Draft:
 NOTHING = Draft((), ())
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """What one draft may hold.
 
     tokens: at most. least: the chance that all of a token's path holds below which it cannot pay; a drafter may stop

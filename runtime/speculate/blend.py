@@ -120,46 +120,57 @@ class Blend:
         self._second, self._last = second, last
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        copied = self._lookup.propose(context, budget)
-        match = copied.grades[0] if copied.tokens else 0
+        match, first = self._lookup.match(), NONE
+        if match:
+            first = next(self._lookup.copied())
         third, second, last = context[-3] if len(context) > 2 else NONE, self._second, self._last
         said = None if self._table is None else self._table.after(third, second, last)
         odds = NEVER
-        if said is not None and (not match or (match < 3 and said[0] != copied.tokens[0])):
+        if said is not None and (not match or (match < 3 and said[0] != first)):
             if not match:
                 odds = NOTHING_BESIDE
             else:
-                odds = TWO_BESIDE if match > 1 else ONE_BESIDE[self._after_one(last, copied.tokens[0])]
+                odds = TWO_BESIDE if match > 1 else ONE_BESIDE[self._after_one(last, first)]
             odds += LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
         if match:
-            draft = self._copied(copied.tokens, match, third, said, odds, budget.least)
+            draft = self._copied(match, budget, third, said, odds)
             if draft.tokens:
                 return draft
         return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.least)
 
     def _copied(
-        self, tokens: Sequence[int], match: int, third: int, said: tuple[int, int] | None, rival: float, least: float
+        self, match: int, budget: Budget, third: int, said: tuple[int, int] | None, rival: float
     ) -> Draft:
-        """`lookup`'s tokens and their grades, up to where the chance that all hold falls below `least`; nothing where
-        the log-odds of the first one are below the `rival`'s."""
+        """`lookup`'s tokens and their grades, up to where the chance that all hold falls below the budget's; nothing
+        where the log-odds of the first one are below the `rival`'s."""
         second, last, table, followed = self._second, self._last, self._table, 1
-        grades, holds = list[int](), 1.0
-        for length, token in enumerate(tokens, match):
-            odds = LENGTHS[min(length, lookup.LONGEST)] + AFTER_ONE[self._after_one(last, token)]
-            odds += AFTER_TWO[self._after_two(second, last, token, followed)]
+        most, least = budget.tokens, budget.least
+        tokens, grades, holds = list[int](), list[int](), 1.0
+        # How often tokens and pairs followed each other, by hashes of which each is made from the one before.
+        ones, pairs, triples, mask = self._ones, self._pairs, self._triples, 2 * self._size - 1
+        one = last * SPREAD
+        two = (second * SPREAD ^ last) * SPREAD
+        for length, token in enumerate(self._lookup.copied(), match):
+            pair, triple = (one ^ token) * SPREAD, (two ^ token) * SPREAD
+            seen = ones[one >> 12 & mask], pairs[two >> 12 & mask] - followed
+            odds = LENGTHS[length if length < lookup.LONGEST else lookup.LONGEST]
+            odds += AFTER_ONE[agreement(seen[0], pairs[pair >> 12 & mask])]
+            odds += AFTER_TWO[agreement(seen[1], triples[triple >> 12 & mask])]
             if length < TABLE_BELOW and table is not None:
                 odds += AGAINST[length > 1][_against(said, token)]
             if not grades and odds < rival:
                 break
             score = _score(odds)
+            tokens.append(token)
             grades.append((ONE if length == 1 else SHORT if length < 5 else LONG) * SCORES + score)
             holds *= CHANCES[score]
-            if holds < least:
+            if holds < least or len(tokens) == most:
                 break
             third, second, last, followed = second, last, token, 0
+            one, two = token * SPREAD, pair
             if length + 1 < TABLE_BELOW and table is not None:
                 said = table.after(third, second, last)
-        return Draft(tokens[: len(grades)], grades)
+        return Draft(tokens, grades)
 
     def _said(self, said: tuple[int, int] | None, odds: float, most: int, least: float) -> Draft:
         """The chain that the table follows, from what it says behind the text, which has these log-odds, up to where
@@ -184,12 +195,6 @@ class Blend:
         mask = 2 * self._size - 1
         count = self._pairs[((last * SPREAD ^ token) * SPREAD >> 12) & mask]
         return agreement(self._ones[(last * SPREAD >> 12) & mask], count)
-
-    def _after_two(self, second: int, last: int, token: int, followed: int) -> int:
-        """How often the pair did; of which `followed` occurrences stand at the text's end."""
-        mask = 2 * self._size - 1
-        count = self._triples[(((second * SPREAD ^ last) * SPREAD ^ token) * SPREAD >> 12) & mask]
-        return agreement(self._pairs[((second * SPREAD ^ last) * SPREAD >> 12) & mask] - followed, count)
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
         """Nothing is learnt from logits."""
@@ -219,4 +224,5 @@ def _against(said: tuple[int, int] | None, token: int) -> int:
 
 
 def _score(odds: float) -> int:
-    return min(SCORES - 1, max(0, int((odds - LEAST) / STEP)))
+    score = int((odds - LEAST) / STEP)
+    return 0 if score < 0 else score if score < SCORES else SCORES - 1

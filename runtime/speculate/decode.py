@@ -15,6 +15,7 @@ from edge.runtime.sampling import Sampler
 from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, SharesCache, find, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.verify import accept, keep, tree_step
+from edge.runtime.step import all_rows
 
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
@@ -132,7 +133,7 @@ class Speculation:
             started = clock()
             if draft.tokens:
                 tokens = np.array([text[-1], *draft.tokens], np.int64)
-                rows = step(cache, tokens, np.arange(tokens.shape[0]), tree=tree_step(draft, length))
+                rows = step(cache, tokens, all_rows(tokens.shape[0]), tree=tree_step(draft, length))
             else:
                 single[0] = text[-1]
                 tokens, rows = single, step(cache, single)
@@ -140,7 +141,8 @@ class Speculation:
             if interrupted():
                 cache.truncate(length + 1)
                 return
-            sampled, path = accept(rows, draft, choose)
+            # Tokens that the graph chose are taken all at once.
+            sampled, path = accept(rows.tolist() if choose is int else rows, draft, choose)
             if draft.tokens:
                 keep(cache, length, draft, path)
                 figures.verify_s += stepped - started

@@ -7,8 +7,9 @@ that, and candidates are compared backwards. A token is added in constant time; 
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,16 +101,24 @@ class Lookup:
             self._place = -1
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
+        length = self.match()
+        if not length:
+            return NOTHING
+        grades = [min(length + i, LONGEST) for i in range(budget.tokens)]
+        return Draft(list(itertools.islice(self.copied(), budget.tokens)), grades)
+
+    def match(self) -> int:
+        """How many tokens of the text's end stood there before, up to `LONGEST`."""
         if self._place < 0 or self._length < SETTLED:
             self._search()
-        if self._place < 0:
-            return NOTHING
-        kept, mask, length, most = self._tokens, self._size - 1, self._length, budget.tokens
-        tokens = [kept[at & mask] for at in range(self._place, min(self._place + most, self._end))]
-        period = len(tokens)
-        while len(tokens) < most:  # a text that repeats itself is drafted beyond its end
-            tokens.append(tokens[-period])
-        return Draft(tokens, [min(length + i, LONGEST) for i in range(most)])
+        return self._length if self._place >= 0 else 0
+
+    def copied(self) -> Iterator[int]:
+        """What followed them: without an end, as a text that repeats itself is drafted beyond its own."""
+        kept, mask, start, end = self._tokens, self._size - 1, self._place, self._end
+        while True:
+            for at in range(start, end):
+                yield kept[at & mask]
 
     def _search(self) -> None:
         """Look for the longest match of the text's end; of equals the latest."""

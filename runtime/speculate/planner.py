@@ -9,6 +9,7 @@ while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, an
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
 GAIN = 1.1  # by how much a draft must be expected to beat a plain step: of many guesses the best ones are too high
-REFRESH = 64  # tokens after which the curve is read anew: it changes slowly with the context
+REFRESH = 64  # tokens after which the curve is read anew, or an eighth of the context: it changes slowly
 
 # What is believed of a grade at the start of an answer counts as so many observations of it; older ones fade.
 STRENGTH = 12.0
@@ -49,15 +50,16 @@ class Acceptance:
     one."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        self._right = [LASTING * prior for prior in priors]
-        self._seen = [LASTING for _ in priors]
+        # Arrays, whose numbers lie side by side: a step has pushed all of this out of the caches.
+        self._right = array("d", [LASTING * prior for prior in priors])
+        self._seen = array("d", [LASTING for _ in priors])
         self.begin()
 
     def begin(self) -> None:
         """An answer begins: what earlier ones taught is where it starts from."""
-        long_run = [right / seen for right, seen in zip(self._right, self._seen, strict=True)]
-        self._right_here = [STRENGTH * chance for chance in long_run]
-        self._seen_here = [STRENGTH for _ in long_run]
+        long_run = array("d", [right / seen for right, seen in zip(self._right, self._seen, strict=True)])
+        self._right_here = array("d", [STRENGTH * chance for chance in long_run])
+        self._seen_here = array("d", [STRENGTH for _ in long_run])
         self.chances = long_run  # by grade
 
     def observe(self, grade: int, right: bool) -> None:
@@ -97,13 +99,14 @@ class StepCosts:
         self._curve = self._curve_of()
         self._counted = dict(self._known)
         self._counted_steepness = self._steepness
-        self._read_at = -REFRESH
+        self._read_at = self._refresh = 0
         self.at(0)
 
     def at(self, context: int) -> None:
         """Steps are run behind about so many tokens."""
-        if abs(context - self._read_at) < REFRESH:
+        if abs(context - self._read_at) < self._refresh:
             return
+        self._refresh = max(REFRESH, context // 8)
         self._read_at = context
         if self._curve is None:
             costs = [1 + self._slope * (size - 1) for size in self._sizes]

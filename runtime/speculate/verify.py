@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 
-def accept(rows: NDArray[Any], draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
+def accept(
+    rows: NDArray[Any] | Sequence[int], draft: Draft, sampler: Callable[[Any], int]
+) -> tuple[list[int], list[int]]:
     """Draw tokens until one was not drafted.
 
     Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
