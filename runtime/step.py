@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEPT_STEP = 16  # steps up to this size are kept for the next of their size; larger ones (prompt chunks) are not
 
 
-@cache
+@lru_cache(KEPT_STEP)
 def all_rows(size: int) -> NDArray[np.int64]:
     """The indices [S] of all rows of a step, which nobody can change."""
     return _fixed(np.arange(size, dtype=np.int64))
@@ -31,6 +31,7 @@ def _fixed(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 LAST_ROW = _fixed(np.array([-1], np.int64))
+
 
 def paired(
     tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
