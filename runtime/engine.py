@@ -65,7 +65,7 @@ class Engine:
     """
 
     wide: Wide | None = None  # the form that long prompts are read in
-    _several = False  # whether its sessions take several sequences
+    _several = False  # whether its session takes several sequences
     chooses = False  # whether the graph can be asked for the likeliest tokens alone: `choose`
 
     def __init__(
@@ -142,24 +142,28 @@ class Engine:
     @property
     def takes_trees(self) -> bool:
         """Whether `step` can be given a `Tree`."""
-        return "attention_bias" in self._inputs
+        return any(name.startswith("attention_bias") for name in self._inputs)
 
     @property
     def takes_several(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
         return self._role == "decoder" and self.encoder is None and not self.takes_trees and not self.reproducible
 
-    def open_for_several(self) -> list[ort.InferenceSession]:
-        """Load the decoder again, for as many sequences as a step is given, in the place of what was loaded; its
-        sessions."""
+    def open_for_several(self) -> ort.InferenceSession:
+        """Load the decoder again, for as many sequences as a step is given, in the place of what was loaded."""
         if not self._several:
             from edge.runtime.batch.graph import several
 
-            path = self.bundle.path(self.bundle.manifest.graph(self._role).path)
+            path, graph = self._decoder()
             del self._session  # two of them would hold the weights twice
-            self._session = cpu.open_model(self.bundle, several(path.read_bytes()), str(path))
+            self._session = cpu.open_model(self.bundle, several(graph), path)
             self._several = True
-        return [self._session]
+        return self._session
+
+    def _decoder(self) -> tuple[str, bytes]:
+        """What the decoder's graph is called in errors, and the bytes of the graph."""
+        path = self.bundle.path(self.bundle.manifest.graph(self._role).path)
+        return str(path), path.read_bytes()
 
     def choose(
         self,

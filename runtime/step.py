@@ -68,6 +68,16 @@ class StepBuffers:
         self._tokens, self._places = self.tokens[0], self.positions[0]
         self._asked: NDArray[np.int64] | None = None  # the rows that stand in `rows`, where nobody can change those
 
+    @property
+    def given(self) -> dict[str, NDArray[Any]]:
+        """What the graph reads of the step, by its names."""
+        return {"input_ids": self.tokens, "position_ids": self.positions, "logit_rows": self.rows}
+
+    @property
+    def results(self) -> dict[str, NDArray[Any]]:
+        """What the graph writes, by its name; what is not bound stays in the arena, among the step's activations."""
+        return {"logits" if self.made.dtype == np.float32 else "tokens": self.made}
+
     def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
         """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
         are wanted."""
@@ -84,32 +94,27 @@ class StepBuffers:
             self._asked = None if rows.flags.writeable else rows
 
 
-class Bound:
-    """A graph over all layers, bound to one cache: keys and values once, which takes a third of a millisecond for
-    thirty layers, and what differs from step to step when another step takes its turn.
+class Binding:
+    """A graph bound to one cache: what every step shares once, and what differs from step to step when another step
+    takes its turn.
 
-    names: of the graph's inputs, for those that not every graph has. most: tokens of its largest step.
+    names: of the graph's inputs.
     """
 
-    def __init__(self, session: ort.InferenceSession, names: set[str], cache: KVCache, most: int) -> None:
-        # What each token attends to, [1, 1, S, C]; None where the graph takes no trees. Steps of all sizes share rows.
-        self.bias = np.zeros((1, 1, most, cache.rows), np.float32) if "attention_bias" in names else None
+    def __init__(self, session: ort.InferenceSession, names: set[str]) -> None:
         self._session = session
+        self._names = names
         self._binding = session.io_binding()
         self._inputs: dict[str, ort.OrtValue] | None = None  # those of the step whose turn it is
         self._cross: Cross | None = None
-        self._masked = 0, 0  # tokens and rows for which a bias was written
-        self._seqlens_k = np.zeros(1, np.int32)
-        self._total = np.zeros((), np.int32)
-        given: dict[str, NDArray[Any]] = {"seqlens_k": self._seqlens_k, "total_sequence_length": self._total}
-        if "key_positions" in names:
-            given["key_positions"] = cache.positions
-        for name, value in _values(given).items():
-            self._binding.bind_ortvalue_input(name, value)
+
+    def keep(self, cache: KVCache) -> None:
+        """Read and write the cache's keys and values in place."""
         for i, pair in enumerate(cache.values):
             for part, value in zip(("key", "value"), pair, strict=True):
-                self._binding.bind_ortvalue_input(f"past.{i}.{part}", value)
-                self._binding.bind_ortvalue_output(f"present.{i}.{part}", value)
+                if f"past.{i}.{part}" in self._names:  # not those of a layer that never runs
+                    self._binding.bind_ortvalue_input(f"past.{i}.{part}", value)
+                    self._binding.bind_ortvalue_output(f"present.{i}.{part}", value)
 
     def take(self, inputs: dict[str, ort.OrtValue], outputs: dict[str, ort.OrtValue]) -> None:
         """It is the turn of the step with these."""
@@ -129,8 +134,31 @@ class Bound:
         assert cross is not None, "a cache is given another input's keys and values, never none"
         self._cross = None
         for name, value in cross.values.items():
-            self._binding.bind_ortvalue_input(name, value)
+            if name in self._names:
+                self._binding.bind_ortvalue_input(name, value)
         self._cross = cross
+
+
+class Bound(Binding):
+    """A graph over all layers, bound to one cache: keys and values once, which takes a third of a millisecond for
+    thirty layers, and what differs from step to step when another step takes its turn.
+
+    names: of the graph's inputs. most: tokens of its largest step.
+    """
+
+    def __init__(self, session: ort.InferenceSession, names: set[str], cache: KVCache, most: int) -> None:
+        super().__init__(session, names)
+        # What each token attends to, [1, 1, S, C]; None where the graph takes no trees. Steps of all sizes share rows.
+        self.bias = np.zeros((1, 1, most, cache.rows), np.float32) if "attention_bias" in names else None
+        self._masked = 0, 0  # tokens and rows for which a bias was written
+        self._seqlens_k = np.zeros(1, np.int32)
+        self._total = np.zeros((), np.int32)
+        given: dict[str, NDArray[Any]] = {"seqlens_k": self._seqlens_k, "total_sequence_length": self._total}
+        if "key_positions" in names:
+            given["key_positions"] = cache.positions
+        for name, value in values_of(given).items():
+            self._binding.bind_ortvalue_input(name, value)
+        self.keep(cache)
 
     def attend(self, tree: Tree | None, size: int, length: int) -> None:
         """Set what each of `size` tokens attends to of the `length` rows there will be: all before it where there is no
@@ -159,16 +187,8 @@ class Step(StepBuffers):
         super().__init__(size, made)
         self._shared = bound
         self._size = size
-        given: dict[str, NDArray[Any]] = {
-            "input_ids": self.tokens,
-            "position_ids": self.positions,
-            "logit_rows": self.rows,
-        }
-        if bound.bias is not None:
-            given["attention_bias"] = bound.bias[:, :, :size]
-        self._inputs = _values(given)
-        # What is not bound stays in the arena, among the step's activations.
-        self._outputs = _values({"logits" if made.dtype == np.float32 else "tokens": made})
+        own = {} if bound.bias is None else {"attention_bias": bound.bias[:, :, :size]}
+        self._inputs, self._outputs = values_of(self.given | own), values_of(self.results)
 
     def run(self, cache: KVCache, tree: Tree | None) -> None:
         """Run what was filled in, behind the cache's rows, and append its tokens to them."""
@@ -185,6 +205,6 @@ class Step(StepBuffers):
         shared.run(end)
 
 
-def _values(arrays: dict[str, NDArray[Any]]) -> dict[str, ort.OrtValue]:
+def values_of(arrays: dict[str, NDArray[Any]]) -> dict[str, ort.OrtValue]:
     """Arrays as onnxruntime takes them: they share the arrays' memory."""
     return {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}

@@ -50,6 +50,10 @@ class Wide:
         self._opening_ms = (time.perf_counter() - start) * 1e3
         return session
 
+    @cached_property
+    def _names(self) -> set[str]:
+        return {value.name for value in self.session.get_inputs()}
+
     @property
     def opened(self) -> bool:
         return "session" in self.__dict__
@@ -108,7 +112,7 @@ class Wide:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
         tokens, rows = paired(tokens, rows, self._bundle.manifest.context - cache.length)
         made = np.empty((1, rows.shape[0], vocab), np.float32)
-        step = Step(Bound(self.session, set(), cache, tokens.shape[0]), tokens.shape[0], made)
+        step = Step(Bound(self.session, self._names, cache, tokens.shape[0]), tokens.shape[0], made)
         step.fill(tokens, cache.length, rows, None)
         step.run(cache, None)
         cache.length -= tokens.shape[0] - size

@@ -1,7 +1,7 @@
 """Segments: the decoder's step graph, cut into files that run one after another, so that some can be left out.
 
 The first segment is the embedding and the first layer, the last one the last layer, the final norm and the head: no
-policy leaves these out, and every session between them costs time. Between them stand units of a few layers each, or
+policy leaves these out. Between them stand units of a few layers each, or
 halves of layers. A segment has the nodes of the whole graph under the names that they have there, so that neighbours
 can be put together again, and points at the same bytes of `weights.bin`.
 """

@@ -92,7 +92,7 @@ class Batch:
 
     def __init__(self, engine: Engine, text: Text, *, capacity: int, width: int, chunk: int) -> None:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
-        self._sessions = engine.open_for_several()
+        self._session = engine.open_for_several()
         self._capacity = capacity
         self._slots = Slots(engine.new_cache(capacity), width)
         self._steps: dict[int, BatchStep] = {}  # by the number of sequences
@@ -151,8 +151,8 @@ class Batch:
         size, engine = len(growing), self._engine
         step = self._steps.get(size)
         if step is None:
-            dims = engine.bundle.manifest.dims
-            step = BatchStep(self._sessions, self._slots, size, dims.hidden_size, dims.vocab_size)
+            groups = len(engine.groups) if isinstance(engine, SegmentedEngine) else 1
+            step = BatchStep(self._session, self._slots, size, groups, engine.bundle.manifest.dims.vocab_size)
             self._steps[size] = step
         caches, route = [each.cache for each in growing], WHOLE
         if isinstance(engine, SegmentedEngine):

@@ -8,7 +8,7 @@ place of counted, before onnxruntime sees it; the weights stay where they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from edge.runtime.protobuf import field, fields, integers, message, text
 
@@ -16,7 +16,7 @@ BATCH = "B"
 # Numbers of fields in onnx/onnx.proto.
 GRAPH = 7  # of a model
 NODE, INITIALIZER, INPUT, OUTPUT, VALUE = 1, 5, 11, 12, 13  # of a graph
-NODE_INPUT, NODE_TYPE = 1, 4
+NODE_INPUT, NODE_TYPE, NODE_ATTRIBUTE, ATTRIBUTE_GRAPH = 1, 4, 5, 6
 TENSOR_DIMS, TENSOR_INT64, TENSOR_NAME, TENSOR_RAW = 1, 7, 8, 9
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_SHAPE, SHAPE_DIM, DIM_VALUE, DIM_NAME = 1, 2, 1, 2, 1, 1, 2
 
@@ -25,7 +25,7 @@ TOKENS = "tokens"  # an output that holds all sequences' tokens in one row
 
 
 def several(model: bytes) -> bytes:
-    """The ONNX file `model` of a decoder's step, or of a part of one, for as many sequences as it is given.
+    """The ONNX file `model` of a decoder's step for as many sequences as it is given.
 
     Raises:
         WireError: it is no ONNX file.
@@ -38,14 +38,17 @@ def several(model: bytes) -> bytes:
     )
 
 
-def _graph(graph: memoryview) -> bytes:
-    shapes = set(_reshaped(graph))
+def _graph(graph: memoryview, outside: Collection[str] = ()) -> bytes:
+    """A graph, whose tensors in `outside` are what values are reshaped to."""
+    shapes = {*outside, *_reshaped(graph)}
     parts = []
     for number, value in fields(graph):
         if number == VALUE:  # shapes of values in between, which onnxruntime finds out itself
             continue
-        if isinstance(value, int) or number not in (INITIALIZER, INPUT, OUTPUT):
+        if isinstance(value, int) or number not in (NODE, INITIALIZER, INPUT, OUTPUT):
             parts.append(field(number, _same(value)))
+        elif number == NODE:
+            parts.append(field(number, _node(value, shapes)))
         elif number == INITIALIZER:
             parts.append(field(number, _kept_first(value) if _named(value, TENSOR_NAME) in shapes else bytes(value)))
         else:
@@ -53,10 +56,35 @@ def _graph(graph: memoryview) -> bytes:
     return message(*parts)
 
 
+def _node(node: memoryview, shapes: Collection[str]) -> bytes:
+    """A node, with the graphs of its branches where it has any."""
+    if not any(True for _ in _branches(node)):
+        return bytes(node)
+    parts = []
+    for number, value in fields(node):
+        if isinstance(value, int) or number != NODE_ATTRIBUTE:
+            parts.append(field(number, _same(value)))
+            continue
+        attribute = (
+            field(n, _graph(v, shapes) if n == ATTRIBUTE_GRAPH and not isinstance(v, int) else _same(v))
+            for n, v in fields(value)
+        )
+        parts.append(field(number, message(*attribute)))
+    return message(*parts)
+
+
+def _branches(node: memoryview) -> Iterator[memoryview]:
+    for number, value in fields(node):
+        if number == NODE_ATTRIBUTE and not isinstance(value, int):
+            yield from (v for n, v in fields(value) if n == ATTRIBUTE_GRAPH and not isinstance(v, int))
+
+
 def _reshaped(graph: memoryview) -> Iterator[str]:
-    """The names of what values are reshaped to."""
+    """The names of what values are reshaped to, in branches too."""
     for number, value in fields(graph):
         if number == NODE and not isinstance(value, int):
+            for branch in _branches(value):
+                yield from _reshaped(branch)
             found = [(n, text(v)) for n, v in fields(value) if n in (NODE_INPUT, NODE_TYPE)]
             inputs = [name for n, name in found if n == NODE_INPUT]
             if (NODE_TYPE, "Reshape") in found and len(inputs) > 1:

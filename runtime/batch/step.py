@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge.runtime.cache import KVCache, untouched
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.join import is_stream, stream_part
+from edge.runtime.skip.join import RUN
 
 
 class Slots:
@@ -46,32 +46,39 @@ def _several(like: NDArray[Any], width: int) -> NDArray[Any]:
 class BatchStep:
     """A step of the sequences in the first `size` slots; logits [size, V] of the token after each.
 
-    sessions: over graphs for several sequences, of the whole decoder or of the groups of its segments. hidden: the
-    width of the residual stream that goes from group to group, through two pairs of buffers in turns.
+    session: over a graph for several sequences, of the whole decoder or of the groups of its segments. groups: how many
+    these are, 1 where it is the whole decoder.
     """
 
-    def __init__(
-        self, sessions: Sequence[ort.InferenceSession], slots: Slots, size: int, hidden: int, vocab_size: int
-    ) -> None:
-        groups = len(sessions)
-        self._sessions = sessions
+    def __init__(self, session: ort.InferenceSession, slots: Slots, size: int, groups: int, vocab_size: int) -> None:
+        self._session = session
         self._tokens = np.zeros((size, 1), np.int64)
         self._positions = np.zeros((size, 1), np.int64)
         self._held = np.zeros((groups, size), np.int32)  # rows of each sequence in a group, after the step
         self._last = np.zeros((groups, size), np.int32)
         self._total = np.zeros(groups, np.int32)
+        self._runs = np.ones(groups, bool)
         self._logits = np.empty((size, 1, vocab_size), np.float32)
-        self._stream = [[np.zeros((size, 1, hidden), np.float32) for _ in ("x", "added")] for _ in range(2)]
-        self._given: dict[str, NDArray[Any]] = {
+        given: dict[str, NDArray[Any]] = {
             "input_ids": self._tokens,
             "position_ids": self._positions,
             "logit_rows": np.zeros(1, np.int64),
             "logits": self._logits,
         }
+        for g in range(groups):
+            own = {"seqlens_k": self._last[g], "total_sequence_length": self._total[g : g + 1].reshape(())}
+            own |= {RUN: self._runs[g : g + 1].reshape(())}
+            given |= own | {f"{name}.{g}": array for name, array in own.items()}
         for i, pair in enumerate(slots.buffers):
             for part, buffer in zip(("key", "value"), pair, strict=True):
-                self._given |= {f"{name}.{i}.{part}": buffer[:size] for name in ("past", "present")}
-        self._bound: list[list[ort.IOBinding | None]] = [[None, None] for _ in sessions]
+                given |= {f"{name}.{i}.{part}": buffer[:size] for name in ("past", "present")}
+        self._given = given  # an OrtValue made from an array shares its memory and does not keep it alive
+        self._binding = session.io_binding()
+        for value in session.get_inputs():
+            self._binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(given[value.name]))
+        for value in session.get_outputs():
+            if value.name in given:
+                self._binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(given[value.name]))
 
     def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> NDArray[np.float32]:
         """Append a token to each of the caches, which stand in the first slots, through the groups of `route`; the
@@ -82,36 +89,11 @@ class BatchStep:
             self._held[:, i] = _append(cache, self._positions[i], route)
         np.subtract(self._held, 1, out=self._last)
         self._held.max(axis=1, out=self._total)
-        turn = 0
-        for group in route:
-            binding = self._bound[group][turn]
-            if binding is None:
-                binding = self._bound[group][turn] = self._bind(group, turn)
-            self._sessions[group].run_with_iobinding(binding)
-            turn = 1 - turn
+        self._runs[:] = False
+        self._runs[list(route)] = True
+        self._session.run_with_iobinding(self._binding)
         logits: NDArray[np.float32] = self._logits[:, 0]
         return logits
-
-    def _bind(self, group: int, turn: int) -> ort.IOBinding:
-        session = self._sessions[group]
-        own: dict[str, NDArray[Any]] = {
-            "seqlens_k": self._last[group],
-            "total_sequence_length": self._total[group : group + 1].reshape(()),
-        }
-
-        def array(name: str, turn: int) -> NDArray[Any]:
-            if is_stream(name):
-                return self._stream[turn][stream_part(name)]
-            return own[name] if name in own else self._given[name]
-
-        binding = session.io_binding()
-        # An OrtValue made from an array shares its memory and does not keep it alive: slots and step do.
-        for value in session.get_inputs():
-            binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(array(value.name, turn)))
-        for value in session.get_outputs():
-            if value.name != "tokens":
-                binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array(value.name, 1 - turn)))
-        return binding
 
 
 def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int64] | int:

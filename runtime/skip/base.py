@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edge.runtime.skip.cache import SegmentedCache
 
 Groups = list[tuple[int, ...]]
-"""Segments, by their indices in the manifest, that always run together, in the order they run. One session runs each
-group. Segments of no group never run; the first segment is in the first group, the last one in the last."""
+"""Segments, by their indices in the manifest, that always run together, in the order they run. Segments of no group
+never run; the first segment is in the first group, the last one in the last."""
 
 MANY = 1 << 30  # tokens: as many as come
 
@@ -58,7 +58,8 @@ class SkipPolicy(Protocol):
         ...
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
-        """The residual stream [S, H] that a group is about to read, of a prompt's tokens from the one at `start` on."""
+        """The residual stream [S, H] that a group read, of a prompt's tokens from the one at `start` on; told of the
+        groups in their order."""
         ...
 
 

@@ -1,13 +1,12 @@
-"""The engine of a decoder in segments: sessions over groups of them, of which a policy says which run."""
+"""The engine of a decoder in segments: groups of them, of which a policy says which run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
@@ -19,7 +18,7 @@ from edge.runtime.providers import cpu
 from edge.runtime.skip.base import Groups, Route, SkipPolicy
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.join import join
-from edge.runtime.skip.step import SegmentStep
+from edge.runtime.skip.step import SegmentsBound, SegmentStep
 from edge.runtime.step import KEPT_STEP, StepBuffers
 
 if TYPE_CHECKING:
@@ -51,32 +50,22 @@ class SegmentedEngine(Engine):
         ]
         self.everything: Route = tuple(range(len(self.groups)))
         self._forced: Route | None = None
-        # What goes from group to group, which steps of all sizes on a cache share.
-        self._streams: WeakKeyDictionary[KVCache, list[list[NDArray[np.float32]]]] = WeakKeyDictionary()
+        self._shared: WeakKeyDictionary[KVCache, dict[str, SegmentsBound]] = WeakKeyDictionary()  # by the output's type
         super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
     def _open_decoder(self) -> set[str]:
-        self._sessions = [self._open_group(group) for group in self.groups]
-        return {value.name for session in self._sessions for value in session.get_inputs()}
+        name, graph = self._decoder()
+        self._session = cpu.open_model(self.bundle, graph, name)
+        return {value.name for value in self._session.get_inputs()}
 
-    def _open_group(self, group: Sequence[int], form: Callable[[bytes], bytes] = bytes) -> ort.InferenceSession:
-        """A session over segments that always run together, in some form of their graph."""
+    def _decoder(self) -> tuple[str, bytes]:
         segments = self.bundle.manifest.segments
-        graph = join([self.bundle.path(segments[i].path) for i in group])
-        return cpu.open_model(self.bundle, form(graph), "the segments")
+        groups = [[self.bundle.path(segments[i].path) for i in group] for group in self.groups]
+        return "the segments", join(groups, watched=self.policy.observes)
 
     @property
     def takes_several(self) -> bool:
         return super().takes_several and not self.policy.observes
-
-    def open_for_several(self) -> list[ort.InferenceSession]:
-        if not self._several:
-            from edge.runtime.batch.graph import several
-
-            for i, group in enumerate(self.groups):
-                self._sessions[i] = self._open_group(group, several)
-            self._several = True
-        return self._sessions
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
         cache = super().new_cache(capacity, cross)
@@ -122,22 +111,34 @@ class SegmentedEngine(Engine):
 
     def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        stream = self._streams.get(cache)
-        if stream is None or size > KEPT_STEP:
-            shape = 1, max(size, KEPT_STEP), self.bundle.manifest.dims.hidden_size
-            stream = [[np.zeros(shape, np.float32) for _ in ("x", "added")] for _ in range(2)]
-            if size <= KEPT_STEP:
-                self._streams[cache] = stream
-        return SegmentStep(self._sessions, cache, size, [[part[:, :size] for part in pair] for pair in stream], made)
+        if size > KEPT_STEP:
+            return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), size, made)
+        kept = self._shared.setdefault(cache, {})
+        bound = kept.get(made.dtype.char)
+        if bound is None:
+            bound = kept[made.dtype.char] = self._bind(cache, KEPT_STEP)
+        return SegmentStep(bound, size, made)
+
+    def _bind(self, cache: SegmentedCache, most: int, watched: bool = False) -> SegmentsBound:
+        hidden = self.bundle.manifest.dims.hidden_size if watched else None
+        return SegmentsBound(self._session, self._inputs, cache, most, hidden)
+
+    def _observing(self, cache: SegmentedCache) -> bool:
+        """Whether the policy wants to see the residual stream of the next step."""
+        return self._forced is None and self.policy.observes and cache.length < cache.prompt
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)
-        policy = self.policy
+        policy, size = self.policy, step.tokens.shape[1]
         cache.sync()
-        start, prompt = cache.length, cache.length < cache.prompt
-        route = self._forced or policy.route(cache, step.tokens.shape[1])
-        free = self._forced is None
-        observed = prompt and policy.observes and free
-        cache.append(step.positions[0], route, alike=(prompt or policy.uniform) and free)
-        observe = (lambda group, stream: policy.observe(cache, start, group, stream)) if observed else None
-        step.run(cache, route, tree, observe)
+        start, observing, free = cache.length, self._observing(cache), self._forced is None
+        route = self._forced or policy.route(cache, size)
+        alike = free and (policy.uniform or cache.length < cache.prompt)
+        cache.append(step.positions[0], route, alike=alike)
+        if not observing:
+            step.run(cache, route, tree)
+            return
+        seen = step.bound if step.bound.watches else self._bind(cache, size, watched=True)
+        step.run(cache, route, tree, seen)
+        for group in route[1:]:
+            policy.observe(cache, start, group, seen.stream_at(group))

@@ -2,8 +2,8 @@
 
 Source: Jaiswal et al. 2024, FFN-SkipLLM: A Hidden Gem for Autoregressive Decoding with Adaptive Feed Forward Skipping
 (arXiv 2404.03865): what a block reads and what stands behind it have a cosine that tells how redundant it is; blocks at
-both ends stay. There each token decides while it runs. Here the prompt's tokens decide for the answer: a session per
-block would cost a small model more than it saves, and the answer's speed is known.
+both ends stay. There each token decides while it runs. Here the prompt's tokens decide for the answer, whose speed is
+known then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
 
-CHOICE = 1.5  # candidates for each block that is left out: more make more sessions
+CHOICE = 1.5  # candidates for each block that is left out: more part the graph more often
 
 
 class FeedForward(PromptPolicy):

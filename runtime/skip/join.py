@@ -1,4 +1,9 @@
-"""Putting segments together: neighbours that always run together become one graph, which costs one session less each.
+"""Putting segments together: one graph of all groups of them, in which a step says which groups run.
+
+Neighbours that always run together become one group. Each group but the first and the last stands in an `If`, which
+costs some microseconds where a session of its own would cost 25: an input `run.G` says whether it runs, and else the
+residual stream goes past it. Each group holds rows of its own in the KV cache, so that the inputs that
+count them are there once for each: `seqlens_k.G` and so on, for group G.
 
 The files are messages of onnx/onnx.proto, whose fields are taken over as they are. A segment's values have the names
 that they have in the whole graph, so that its neighbour's input is its own output.
@@ -6,31 +11,65 @@ that they have in the whole graph, so that its neighbour's input is its own outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import BundleError
 from edge.runtime.protobuf import WireError, field, fields, message, text
 
+# Numbers of fields in onnx/onnx.proto.
 GRAPH = 7  # of a model
 NODE, NAME, INITIALIZER, INPUT, OUTPUT = 1, 2, 5, 11, 12  # of a graph; what only helps people to read is left out
-NODE_INPUT, NODE_OUTPUT, NODE_TYPE = 1, 2, 4
-VALUE_NAME, TENSOR_NAME = 1, 8
-CACHE = "present."  # what the names of a segment's outputs begin with that are no part of the stream
+NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE, NODE_ATTRIBUTE = 1, 2, 3, 4, 5
+ATTRIBUTE_NAME, ATTRIBUTE_GRAPH, ATTRIBUTE_TYPE, TYPE_IS_GRAPH = 1, 6, 20, 5
+TENSOR_NAME = 8
+VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
+BOOL = 9
+
+OWN = ("seqlens_k", "total_sequence_length", "key_positions", "attention_bias")
+"""Inputs that each group has by itself, with its number behind a dot."""
+RUN = "run"
+"""What the input of a group that may be left out begins with."""
+STREAM = "at."
+"""What the names of the residual stream between groups begin with."""
+PAST, PRESENT = "past.", "present."  # what the names of the KV cache's inputs and outputs begin with
+
+Bytes = bytes | memoryview
 
 
-def join(paths: Sequence[Path]) -> bytes:
-    """One ONNX model of segments' files, in the order they run; some that stood between them may be missing.
+def join(groups: Sequence[Sequence[Path]], *, watched: bool = False) -> bytes:
+    """One ONNX model of groups of segments' files, in the order they run; some that stood between them may be missing.
+
+    watched: whether the residual stream that each group but the first reads is an output: `stream_name`.
 
     Raises:
         BundleError: a file cannot be read.
     """
     try:
-        return _joined([_Graph(path) for path in paths])
+        read = [[_Graph(path) for path in group] for group in groups]
+        model = [field(number, _same(value)) for number, value in read[0][0].model]
+        return message(*model, field(GRAPH, _guarded([_joined(graphs) for graphs in read], watched)))
     except OSError as e:
         raise BundleError(f"{e.filename} cannot be read: {e.strerror}.") from None
     except WireError as e:
-        raise BundleError(f"A segment under {paths[0].parent} is no ONNX file: {e}.") from None
+        raise BundleError(f"A segment under {groups[0][0].parent} is no ONNX file: {e}.") from None
+
+
+def stream_name(group: int, part: bool) -> str:
+    """The name of what a group reads: x (False), or what is added to it (True)."""
+    return f"{STREAM}{group}.{'added' if part else 'x'}"
+
+
+def _is_stream(name: str) -> bool:
+    """Whether an input or output of a segment is part of the residual stream."""
+    return name.startswith("layer.")
+
+
+def _stream_part(name: str) -> bool:
+    """Which part of the stream: x (False), or what is added to it (True)."""
+    return name.endswith(".added")
 
 
 class _Graph:
@@ -61,48 +100,172 @@ class _Graph:
             elif number == OUTPUT:
                 self.outputs[_first(value, VALUE_NAME)] = value
 
-    @property
-    def stream(self) -> list[str]:
-        """The outputs that the next segment reads: x, and what is added to it where they stand apart."""
-        return sorted((name for name in self.outputs if is_stream(name)), key=stream_part)
+
+@dataclass
+class _Group:
+    """Segments that run together: what stands in their graph, by name, and the parts of the stream that the first one
+    reads and the last one writes."""
+
+    nodes: dict[str, Bytes]  # each by the name of its first output
+    initializers: dict[str, memoryview]
+    inputs: dict[str, memoryview]  # without the stream
+    outputs: dict[str, memoryview]
+    reads: list[str]
+    writes: list[str]
 
     @property
-    def reads(self) -> list[str]:
-        """The inputs that a segment before it made."""
-        return sorted((name for name in self.inputs if is_stream(name)), key=stream_part)
+    def caches(self) -> list[str]:
+        """The outputs that are no part of the stream: the KV cache's, and the last group's logits."""
+        return [name for name in self.outputs if not _is_stream(name)]
 
 
-def is_stream(name: str) -> bool:
-    """Whether an input or output of a segment is part of the residual stream."""
-    return name.startswith("layer.")
-
-
-def stream_part(name: str) -> bool:
-    """Which part of the stream: x (False), or what is added to it (True)."""
-    return name.endswith(".added")
-
-
-def _joined(graphs: Sequence[_Graph]) -> bytes:
-    nodes: dict[str, bytes | memoryview] = {}  # segments compute some small things each by itself: these are left once
+def _joined(graphs: Sequence[_Graph]) -> _Group:
+    nodes: dict[str, Bytes] = {}  # segments compute some small things each by itself: these are left once
     initializers: dict[str, memoryview] = {}
     inputs: dict[str, memoryview] = {}
     outputs: dict[str, memoryview] = {}
     before: _Graph | None = None
     for graph in graphs:
         if before is not None:
-            for made, read in zip(before.stream, graph.reads, strict=True):
+            for made, read in zip(_stream(before.outputs), _stream(graph.inputs), strict=True):
                 if made != read:  # what stood between them is left out
-                    names = field(NODE_INPUT, made), field(NODE_OUTPUT, read)
-                    nodes[read] = message(*names, field(NODE_TYPE, "Identity"))
+                    nodes[read] = _node("Identity", [made], [read])
         nodes |= {name: node for name, node in graph.nodes if name not in nodes}
         initializers |= graph.initializers
-        inputs |= {name: value for name, value in graph.inputs.items() if before is None or not is_stream(name)}
-        outputs |= {name: value for name, value in graph.outputs.items() if graph is graphs[-1] or not is_stream(name)}
+        inputs |= {name: value for name, value in graph.inputs.items() if not _is_stream(name)}
+        outputs |= {name: value for name, value in graph.outputs.items() if graph is graphs[-1] or not _is_stream(name)}
         before = graph
-    parts = ((NODE, nodes), (INITIALIZER, initializers), (INPUT, inputs), (OUTPUT, outputs))
-    graph_fields = [field(number, bytes(value)) for number, values in parts for value in values.values()]
-    model = [field(number, value if isinstance(value, int) else bytes(value)) for number, value in graphs[0].model]
-    return message(*model, field(GRAPH, message(field(NAME, "segments"), *graph_fields)))
+    return _Group(nodes, initializers, inputs, outputs, _stream(graphs[0].inputs), _stream(outputs))
+
+
+def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
+    """The graph of all groups."""
+    counts = Counter(name for group in groups for name in group.initializers)
+    nodes: dict[str, Bytes] = {}
+    initializers: dict[str, Bytes] = {}
+    inputs: dict[str, Bytes] = {}
+    outputs: dict[str, Bytes] = {}
+    stream: list[str] = []
+    for number, group in enumerate(groups):
+        first, last = number == 0, number == len(groups) - 1
+        names = {name: f"{name}.{number}" for name in group.inputs if name in OWN}
+        names |= dict(zip(group.reads, stream, strict=True))
+        stream = [stream_name(number + 1, _stream_part(name)) for name in group.writes]
+        results = dict(zip(group.writes, stream, strict=True)) | {name: name for name in group.caches}
+        inputs |= {names.get(name, name): _value(value, names) for name, value in group.inputs.items()}
+        shown = {name: result for name, result in results.items() if watched or name not in group.writes}
+        outputs |= {result: _value(group.outputs[name], results) for name, result in shown.items()}
+        # Tensors that several groups read, such as tables of angles, are there once.
+        inside = {} if first or last else {name: t for name, t in group.initializers.items() if counts[name] == 1}
+        initializers |= {name: tensor for name, tensor in group.initializers.items() if name not in inside}
+        if first or last:
+            nodes |= _renamed_nodes(group, names | results, nodes, number)
+            continue
+        runs = f"{RUN}.{number}"
+        inputs[runs] = _flag(runs)
+        branch = _renamed_nodes(group, names, nodes, number)
+        nodes[runs] = _if(runs, group, names, results, [*branch.values()], [*inside.values()])
+    parts = (NODE, nodes), (INITIALIZER, initializers), (INPUT, inputs), (OUTPUT, outputs)
+    return message(field(NAME, "segments"), *(field(n, bytes(v)) for n, values in parts for v in values.values()))
+
+
+def _renamed_nodes(group: _Group, names: dict[str, str], there: Mapping[str, Bytes], number: int) -> dict[str, Bytes]:
+    """A group's nodes but those that are `there`, with other `names` for what they read; what they make gets the
+    group's number behind it, in the graph and in `names`, so that no name is there twice."""
+    found: dict[str, Bytes] = {}
+    for first, node in group.nodes.items():
+        if there.get(first) == _renamed(node, names):
+            continue
+        if number:
+            made = (text(value) for n, value in fields(memoryview(node)) if n == NODE_OUTPUT)
+            names |= {name: f"{name}.{number}" for name in made if name and name not in names}
+        found[names.get(first, first)] = _renamed(node, names, f".{number}" if number else "")
+    return found
+
+
+def _if(
+    runs: str,
+    group: _Group,
+    names: Mapping[str, str],
+    results: Mapping[str, str],
+    nodes: Sequence[Bytes],
+    initializers: Sequence[Bytes],
+) -> bytes:
+    """The node that makes the `results` of a group: by its nodes, or by handing on what the group would have read."""
+    sources = dict(zip(group.writes, group.reads, strict=True))
+    sources |= {name: PAST + name.removeprefix(PRESENT) for name in group.caches}
+    past = {name: f"{name}.past" for name in results}
+    then = _branch(nodes, initializers, [_loose(group.outputs[name], names[name]) for name in results])
+    copies = [_node("Identity", [names.get(source, source)], [past[name]]) for name, source in sources.items()]
+    other = _branch(copies, [], [_loose(group.outputs[name], past[name]) for name in results])
+    branches = [
+        message(
+            field(ATTRIBUTE_NAME, name),
+            field(ATTRIBUTE_GRAPH, message(field(NAME, f"{runs}.{name}"), graph)),
+            field(ATTRIBUTE_TYPE, TYPE_IS_GRAPH),
+        )
+        for name, graph in (("then_branch", then), ("else_branch", other))
+    ]
+    return message(_node("If", [runs], results.values()), *(field(NODE_ATTRIBUTE, branch) for branch in branches))
+
+
+def _branch(nodes: Sequence[Bytes], initializers: Sequence[Bytes], outputs: Sequence[Bytes]) -> bytes:
+    parts = (NODE, nodes), (INITIALIZER, initializers), (OUTPUT, outputs)
+    return message(*(field(number, bytes(value)) for number, values in parts for value in values))
+
+
+def _node(kind: str, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:
+    read, made = (field(NODE_INPUT, name) for name in inputs), (field(NODE_OUTPUT, name) for name in outputs)
+    return message(*read, *made, field(NODE_TYPE, kind))
+
+
+def _renamed(node: Bytes, names: Mapping[str, str], behind: str = "") -> bytes:
+    """A node with other names for what it reads and makes, and with something behind its own."""
+    parts = []
+    for number, value in fields(memoryview(node)):
+        if number in (NODE_INPUT, NODE_OUTPUT):
+            name = text(value)
+            parts.append(field(number, names.get(name, name)))
+        elif number == NODE_NAME:
+            parts.append(field(number, text(value) + behind))
+        else:
+            parts.append(field(number, _same(value)))
+    return message(*parts)
+
+
+def _value(value: memoryview, names: Mapping[str, str]) -> bytes:
+    """An input or output with another name."""
+    name = _first(value, VALUE_NAME)
+    others = (field(number, _same(part)) for number, part in fields(value) if number != VALUE_NAME)
+    return message(field(VALUE_NAME, names.get(name, name)), *others)
+
+
+def _loose(value: memoryview, name: str) -> bytes:
+    """An output of a branch: its name and the type of its numbers, whatever its shape."""
+    kind = next(part for number, part in fields(value) if number == VALUE_TYPE)
+    assert not isinstance(kind, int)
+    tensor = next(part for number, part in fields(kind) if number == TYPE_TENSOR)
+    assert not isinstance(tensor, int)
+    element = next(part for number, part in fields(tensor) if number == TENSOR_ELEMENT)
+    return _typed(name, field(TENSOR_ELEMENT, _same(element)))
+
+
+def _flag(name: str) -> bytes:
+    """The input, a scalar, that says whether a group runs."""
+    return _typed(name, message(field(TENSOR_ELEMENT, BOOL), field(TENSOR_SHAPE, b"")))
+
+
+def _typed(name: str, tensor: bytes) -> bytes:
+    return message(field(VALUE_NAME, name), field(VALUE_TYPE, field(TYPE_TENSOR, tensor)))
+
+
+def _stream(names: Iterable[str]) -> list[str]:
+    """The parts of the stream among inputs or outputs: x, and what is added to it where they stand apart."""
+    return sorted(filter(_is_stream, names), key=_stream_part)
+
+
+def _same(value: int | memoryview) -> int | bytes:
+    return value if isinstance(value, int) else bytes(value)
 
 
 def _first(data: memoryview, wanted: int) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HORIZON = 512  # tokens of an answer over which the layers fall from most to least
 WARM = 3  # one of so many of the least layers is a first one; the others are the last ones
-LEVELS = 8  # most steps in which the layers fall: each is a session more
+LEVELS = 8  # most steps in which the layers fall: each parts the graph once more
 
 
 class SkipDecode:

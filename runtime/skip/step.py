@@ -1,8 +1,7 @@
-"""A step of some groups of segments: inputs and outputs of every session, bound once for each shape."""
+"""A step of a decoder in groups of segments: one graph of all of them, of which a route says which run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,108 +10,118 @@ from numpy.typing import NDArray
 
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.join import is_stream, stream_part
-from edge.runtime.step import StepBuffers
+from edge.runtime.skip.join import RUN, STREAM, stream_name
+from edge.runtime.step import Binding, StepBuffers, values_of
 
 if TYPE_CHECKING:
-    from edge.runtime.encoder import Cross
     from edge.runtime.engine import Tree
 
-Observer = Callable[[int, NDArray[np.float32]], None]
 
+class SegmentsBound(Binding):
+    """A graph of groups of segments, bound to one cache: what each group counts by itself, keys and values, and what
+    differs from step to step when another step takes its turn.
 
-class SegmentStep(StepBuffers):
-    """A step of S tokens with R rows of logits [1, R, V], `made`, on one cache.
-
-    The residual stream goes from group to group through two pairs of buffers [1, S, H] in turns, `stream`: x and what
-    is added to it. A group reads one pair and writes the other. Which one that is depends on how many ran before it, so
-    a group has a binding for each, made when it is first needed.
+    names: of the graph's inputs. most: tokens of its largest step. watched: the width of the residual stream, where
+    that is to be seen, in steps of `most` tokens.
     """
 
     def __init__(
         self,
-        sessions: Sequence[ort.InferenceSession],
+        session: ort.InferenceSession,
+        names: set[str],
         cache: SegmentedCache,
-        size: int,
-        stream: list[list[NDArray[np.float32]]],
-        made: NDArray[Any],
+        most: int,
+        watched: int | None = None,
     ) -> None:
-        super().__init__(size, made)
-        self._sessions = sessions
-        self._names = [{value.name for value in session.get_inputs()} for session in sessions]
-        self._stream = stream
-        self._seqlens_k = np.zeros((len(sessions), 1), np.int32)
-        self._total = np.zeros(len(sessions), np.int32)
-        self._bias: dict[int, NDArray[np.float32]] = {}  # by group, [1, 1, S, rows]
+        super().__init__(session, names)
+        groups = len(cache.layers)
+        self._last = np.zeros((groups, 1), np.int32)
+        self._total = np.zeros(groups, np.int32)
+        self._runs = np.ones(groups, bool)
+        self._route: Route = tuple(range(groups))
+        # What each token attends to, by group, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
+        shape = 1, 1, most, cache.rows
+        self.bias = {f"attention_bias.{g}": np.zeros(shape, np.float32) for g in range(groups)}
+        self.bias = {name: bias for name, bias in self.bias.items() if name in self._names}
         self._masked = False  # whether a bias was written
-        self._cross: Cross | None = None
-        self._bound: list[list[ort.IOBinding | None]] = [[None, None] for _ in sessions]
-        self._caches: dict[str, NDArray[Any]] = {}
-        for i, (key, value) in enumerate(cache.buffers):
-            for name in ("past", "present"):
-                self._caches |= {f"{name}.{i}.key": key, f"{name}.{i}.value": value}
+        # The residual stream [1, S, H] that each group reads: x, and what is added to it.
+        self._stream: dict[str, NDArray[np.float32]] = {}
+        if watched is not None:
+            streams = [value.name for value in session.get_outputs() if value.name.startswith(STREAM)]
+            self._stream = {name: np.zeros((1, most, watched), np.float32) for name in streams}
+        given: dict[str, NDArray[Any]] = {}
+        for g in range(groups):
+            given |= {
+                f"{RUN}.{g}": self._runs[g : g + 1].reshape(()),
+                f"seqlens_k.{g}": self._last[g],
+                f"total_sequence_length.{g}": self._total[g : g + 1].reshape(()),
+                f"key_positions.{g}": cache.places[g],
+            }
+        for name, value in values_of(self.known(given)).items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, value in values_of(self._stream).items():
+            self._binding.bind_ortvalue_output(name, value)
+        self.keep(cache)
 
-    def run(self, cache: SegmentedCache, route: Route, tree: Tree | None, observe: Observer | None = None) -> None:
-        """Run the groups of `route` over tokens that the cache has taken up already. `observe` gets each group's index
-        and the residual stream [S, H] that it is about to read."""
-        if cache.cross is not self._cross:
-            self._cross = cache.cross
-            self._bound = [[None, None] for _ in self._sessions]
-        if tree is not None or self._masked:
-            self._attend(cache, route, tree)
+    def known(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Those that the graph has an input for."""
+        return {name: array for name, array in arrays.items() if name in self._names}
+
+    def run(self, cache: SegmentedCache, route: Route) -> None:
+        """Run the step whose turn it is, over tokens that the cache has taken up already."""
+        if route != self._route:
+            self._route = ()  # should it be interrupted on the way
+            self._runs[:] = False
+            self._runs[list(route)] = True
+            self._route = route
         self._total[:] = cache.held
-        self._seqlens_k[:, 0] = cache.held
-        self._seqlens_k -= 1
-        turn = 0
+        np.subtract(self._total, 1, out=self._last[:, 0])
+        self._session.run_with_iobinding(self._binding)
+
+    def attend(self, cache: SegmentedCache, route: Route, tree: Tree | None, size: int) -> None:
+        """Set what each of `size` tokens attends to of the rows that each group holds: all before it where there is no
+        tree."""
+        if tree is None:
+            if self._masked:
+                for bias in self.bias.values():
+                    bias[:] = 0
+            self._masked = False
+            return
+        self._masked = True
         for group in route:
-            binding = self._bound[group][turn]
-            if binding is None:
-                binding = self._bound[group][turn] = self._bind(cache, group, turn)
-            if observe is not None and group:
-                x, added = self._stream[turn]
-                observe(group, x[0] + added[0])
-            self._sessions[group].run_with_iobinding(binding)
-            turn = 1 - turn
+            bias = self.bias.get(f"attention_bias.{group}")  # a feed-forward block has none
+            if bias is not None:
+                bias[0, 0, :size, : cache.held[group]] = tree.bias[:, cache.ran[group, : cache.length]]
 
-    def _bind(self, cache: SegmentedCache, group: int, turn: int) -> ort.IOBinding:
-        session = self._sessions[group]
-        given: dict[str, NDArray[Any]] = {
-            "input_ids": self.tokens,
-            "position_ids": self.positions,
-            "seqlens_k": self._seqlens_k[group],
-            "total_sequence_length": self._total[group : group + 1].reshape(()),
-            "logit_rows": self.rows,
-            "key_positions": cache.places[group],
-            "logits": self.made,
-            **self._caches,
-        }
-        if "attention_bias" in self._names[group]:
-            shape = 1, 1, self.tokens.shape[1], cache.rows
-            given["attention_bias"] = self._bias.setdefault(group, np.zeros(shape, np.float32))
-        if self._cross is not None:
-            for i, pair in enumerate(self._cross.buffers):
-                given |= {f"cross.{i}.{part}": buffer for part, buffer in zip(("key", "value"), pair, strict=True)}
+    @property
+    def watches(self) -> bool:
+        """Whether the residual stream is to be seen."""
+        return bool(self._stream)
 
-        def array(name: str, turn: int) -> NDArray[Any]:
-            return self._stream[turn][stream_part(name)] if is_stream(name) else given[name]
+    def stream_at(self, group: int) -> NDArray[np.float32]:
+        """The residual stream [S, H] that a group read in the last step."""
+        stream, added = self._stream[stream_name(group, False)], self._stream.get(stream_name(group, True))
+        seen: NDArray[np.float32] = (stream if added is None else stream + added)[0]
+        return seen
 
-        binding = session.io_binding()
-        # An OrtValue made from an array shares its memory and does not keep it alive: cache and step do.
-        for value in session.get_inputs():
-            binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(array(value.name, turn)))
-        for value in session.get_outputs():
-            binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(array(value.name, 1 - turn)))
-        return binding
 
-    def _attend(self, cache: SegmentedCache, route: Route, tree: Tree | None) -> None:
-        """Set what each token attends to of the rows that each group holds: all before it where there is no tree."""
-        for group in route:
-            if "attention_bias" not in self._names[group]:
-                continue
-            shape = 1, 1, self.tokens.shape[1], cache.rows
-            bias = self._bias.setdefault(group, np.zeros(shape, np.float32))
-            if tree is None:
-                bias[:] = 0
-            else:
-                bias[0, 0, :, : cache.held[group]] = tree.bias[:, cache.ran[group, : cache.length]]
-        self._masked = tree is not None
+class SegmentStep(StepBuffers):
+    """A step of S tokens with R rows of logits [1, R, V], `made`: one of those that share what is `bound`."""
+
+    def __init__(self, bound: SegmentsBound, size: int, made: NDArray[Any]) -> None:
+        super().__init__(size, made)
+        self.bound = bound
+        self._size = size
+        own = {name: bias[:, :, :size] for name, bias in bound.bias.items()}
+        self._inputs, self._outputs = values_of(bound.known(self.given) | own), values_of(self.results)
+
+    def run(
+        self, cache: SegmentedCache, route: Route, tree: Tree | None, shared: SegmentsBound | None = None
+    ) -> None:
+        """Run the groups of `route` over what was filled in, which the cache has taken up already. shared: what else is
+        bound in this run, where it is not what other steps share."""
+        self.bound.attend(cache, route, tree, self._size)
+        shared = shared or self.bound
+        shared.take(self._inputs, self._outputs)
+        shared.read(cache.cross)
+        shared.run(cache, route)

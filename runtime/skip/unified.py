@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Unified:
-    """Leaves out `ratio` of the decoder's layers. What stays is known before anything is loaded, so it is one graph."""
+    """Leaves out `ratio` of the decoder's layers. What stays is known before anything is loaded, and nothing else is
+    loaded."""
 
     observes, uniform = False, True
 

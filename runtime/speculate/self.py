@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.memory_model import FLOAT, GRAPH, SESSION
+from edge.runtime.memory_model import BRANCHED, GRAPH
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
@@ -27,22 +27,20 @@ from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import BOUNDS, PRIORS
-from edge.runtime.step import KEPT_STEP
 
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes that the segments' sessions take beyond the whole graph's, of the stream between them, and of the rows that
-    a trial of other layers puts aside."""
+    """Bytes that the segments' graph takes beyond the whole one, and of the rows that a trial of other layers puts
+    aside."""
     bundle, manifest = setting.bundle, setting.bundle.manifest
     apart = policy(bundle, setting.argument)
     sizes = {file.path: file.size for file in manifest.files}
     files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
-    sessions = (len(apart.groups) - 1) * SESSION + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
-    stream = 4 * KEPT_STEP * manifest.dims.hidden_size * FLOAT
-    return sessions + stream + WINDOW * manifest.kv.bytes_per_token
+    graph = max(0, BRANCHED * files - GRAPH * sizes[manifest.graph("decoder").path])
+    return graph + WINDOW * manifest.kv.bytes_per_token
 
 
 def make(setting: Setting) -> SelfDraft:
