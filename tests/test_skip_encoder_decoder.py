@@ -20,6 +20,7 @@ from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import skippable
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.ffn import FeedForward
 
 SIZES = dict(
     vocab_size=97,
@@ -78,8 +79,9 @@ def siblings(length: int) -> Tree:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_segments_are_the_whole_decoder_bit_for_bit(tmp_path: Path, name: str) -> None:
     made = pair(tmp_path, CONFIGS[name])
-    for unit in (1, "ffn"):
-        engine = segmented(made, unit)
+    halves: list[tuple[int, ...]] = [(i,) for i in range(1, 7)]
+    for unit, apart in ((1, None), ("ffn", None), ("ffn", halves)):
+        engine = segmented(made, unit, apart)
         a, b = made.encode(SOURCE), read(engine)
         for tokens in ([0, 7, 9], [11], [4, 5, 6], [8]):
             ids, rows = np.array(tokens), np.arange(len(tokens))
@@ -87,6 +89,9 @@ def test_all_segments_are_the_whole_decoder_bit_for_bit(tmp_path: Path, name: st
         tree, ids = siblings(8), np.array([20, 30])
         expected = made.engine.step(a, ids, np.arange(2), tree=tree)
         assert np.array_equal(expected, engine.step(b, ids, np.arange(2), tree=tree))
+        a.truncate(9)
+        b.truncate(9)
+        assert np.array_equal(made.engine.step(a, ids, np.arange(2)), engine.step(b, ids, np.arange(2))), "no tree"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -127,6 +132,29 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     straight = prompt()
     engine.step(straight, np.array([30]))
     np.testing.assert_allclose(after[0], engine.step(straight, np.array([8, 8]), np.arange(1))[0], atol=1e-4)
+
+
+def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Path) -> None:
+    made = pair(tmp_path, T5)
+    bundle = made.engine.bundle
+    parts = Bundle(
+        bundle.root,
+        dataclasses.replace(bundle.manifest, segments=write_segments(made.writer, bundle.manifest, "ffn")),
+    )
+    engine = SegmentedEngine(parts, FeedForward(parts, 1))
+    given, found = np.arange(30, 42), []
+    for trees in (False, True):
+        cache = read(engine)
+        if trees:
+            cache.prompt = 3
+            engine.step(cache, given[:3])
+            engine.step(cache, given[:2], np.arange(2), tree=siblings(3))
+            cache.truncate(0)
+        cache.prompt = len(given)
+        engine.step(cache, given[:6])
+        found.append(engine.step(cache, given[6:], np.arange(6)).copy())
+        assert engine.policy.route(cache, 1) != engine.everything
+    assert np.array_equal(*found)
 
 
 def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) -> None:
