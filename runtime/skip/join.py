@@ -1,9 +1,9 @@
 """Putting segments together: one graph of all groups of them, in which a step says which groups run.
 
 Neighbours that always run together become one group. Each group but the first and the last stands in an `If`, which
-costs some microseconds where a session of its own would cost 25: an input `run.G` says whether it runs, and else the
-residual stream goes past it. Each group holds rows of its own in the KV cache, so that the inputs that
-count them are there once for each: `seqlens_k.G` and so on, for group G.
+costs some 10 us where a session of its own would cost 25: an input `run.G` says whether group G runs, and else the
+residual stream goes past it, and its keys and values stay as they are. Each group holds rows of its own in the KV
+cache, so that the inputs that count them are there once for each: `seqlens_k.G` and so on.
 
 The files are messages of onnx/onnx.proto, whose fields are taken over as they are. A segment's values have the names
 that they have in the whole graph, so that its neighbour's input is its own output.

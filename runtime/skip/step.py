@@ -40,9 +40,8 @@ class SegmentsBound(Binding):
         self._runs = np.ones(groups, bool)
         self._route: Route = tuple(range(groups))
         # What each token attends to, by group, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
-        shape = 1, 1, most, cache.rows
-        self.bias = {f"attention_bias.{g}": np.zeros(shape, np.float32) for g in range(groups)}
-        self.bias = {name: bias for name, bias in self.bias.items() if name in self._names}
+        biases = [name for name in (f"attention_bias.{g}" for g in range(groups)) if name in names]
+        self.bias = {name: np.zeros((1, 1, most, cache.rows), np.float32) for name in biases}
         self._masked = False  # whether a bias was written
         # The residual stream [1, S, H] that each group reads: x, and what is added to it.
         self._stream: dict[str, NDArray[np.float32]] = {}
@@ -83,8 +82,8 @@ class SegmentsBound(Binding):
         tree."""
         if tree is None:
             if self._masked:
-                for bias in self.bias.values():
-                    bias[:] = 0
+                for written in self.bias.values():
+                    written[:] = 0
             self._masked = False
             return
         self._masked = True
