@@ -11,7 +11,6 @@ that they have in the whole graph, so that its neighbour's input is its own outp
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +139,6 @@ def _joined(graphs: Sequence[_Graph]) -> _Group:
 
 def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
     """The graph of all groups."""
-    counts = Counter(name for group in groups for name in group.initializers)
     nodes: dict[str, Bytes] = {}
     initializers: dict[str, Bytes] = {}
     inputs: dict[str, Bytes] = {}
@@ -155,16 +153,15 @@ def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
         inputs |= {names.get(name, name): _value(value, names) for name, value in group.inputs.items()}
         shown = {name: result for name, result in results.items() if watched or name not in group.writes}
         outputs |= {result: _value(group.outputs[name], results) for name, result in shown.items()}
-        # Tensors that several groups read, such as tables of angles, are there once.
-        inside = {} if first or last else {name: t for name, t in group.initializers.items() if counts[name] == 1}
-        initializers |= {name: tensor for name, tensor in group.initializers.items() if name not in inside}
+        # Within a branch a weight would stay in memory beside its packed copy until all are packed.
+        initializers |= group.initializers
         if first or last:
             nodes |= _renamed_nodes(group, names | results, nodes, number)
             continue
         runs = f"{RUN}.{number}"
         inputs[runs] = _flag(runs)
         branch = _renamed_nodes(group, names, nodes, number)
-        nodes[runs] = _if(runs, group, names, results, [*branch.values()], [*inside.values()])
+        nodes[runs] = _if(runs, group, names, results, [*branch.values()])
     parts = (NODE, nodes), (INITIALIZER, initializers), (INPUT, inputs), (OUTPUT, outputs)
     return message(field(NAME, "segments"), *(field(n, bytes(v)) for n, values in parts for v in values.values()))
 
@@ -189,15 +186,14 @@ def _if(
     names: Mapping[str, str],
     results: Mapping[str, str],
     nodes: Sequence[Bytes],
-    initializers: Sequence[Bytes],
 ) -> bytes:
     """The node that makes the `results` of a group: by its nodes, or by handing on what the group would have read."""
     sources = dict(zip(group.writes, group.reads, strict=True))
     sources |= {name: PAST + name.removeprefix(PRESENT) for name in group.caches}
     past = {name: f"{name}.past" for name in results}
-    then = _branch(nodes, initializers, [_loose(group.outputs[name], names[name]) for name in results])
+    then = _branch(nodes, [_loose(group.outputs[name], names[name]) for name in results])
     copies = [_node("Identity", [names.get(source, source)], [past[name]]) for name, source in sources.items()]
-    other = _branch(copies, [], [_loose(group.outputs[name], past[name]) for name in results])
+    other = _branch(copies, [_loose(group.outputs[name], past[name]) for name in results])
     branches = [
         message(
             field(ATTRIBUTE_NAME, name),
@@ -209,9 +205,8 @@ def _if(
     return message(_node("If", [runs], results.values()), *(field(NODE_ATTRIBUTE, branch) for branch in branches))
 
 
-def _branch(nodes: Sequence[Bytes], initializers: Sequence[Bytes], outputs: Sequence[Bytes]) -> bytes:
-    parts = (NODE, nodes), (INITIALIZER, initializers), (OUTPUT, outputs)
-    return message(*(field(number, bytes(value)) for number, values in parts for value in values))
+def _branch(nodes: Sequence[Bytes], outputs: Sequence[bytes]) -> bytes:
+    return message(*(field(NODE, bytes(node)) for node in nodes), *(field(OUTPUT, value) for value in outputs))
 
 
 def _node(kind: str, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.memory_model import BRANCHED, GRAPH
+from edge.runtime.memory_model import GRAPH
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
 
 
+PART = 2**18  # bytes of each further part of the graph: thirty parts of SmolLM2 had 175 kB each beside the whole one
+
+
 def nbytes(setting: Setting) -> int:
     """Bytes that the segments' graph takes beyond the whole one, and of the rows that a trial of other layers puts
     aside."""
@@ -39,7 +42,7 @@ def nbytes(setting: Setting) -> int:
     apart = policy(bundle, setting.argument)
     sizes = {file.path: file.size for file in manifest.files}
     files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
-    graph = max(0, BRANCHED * files - GRAPH * sizes[manifest.graph("decoder").path])
+    graph = (len(apart.groups) - 1) * PART + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
     return graph + WINDOW * manifest.kv.bytes_per_token
 
 
