@@ -55,12 +55,17 @@ def text(value: int | memoryview) -> str:
     return bytes(value).decode("utf-8", "replace")
 
 
+def first_text(data: memoryview, number: int) -> str:
+    """The text of the first field of this number; empty where there is none."""
+    return next((text(value) for found, value in fields(data) if found == number), "")
+
+
 def message(*parts: bytes) -> bytes:
     """A message of encoded fields."""
     return b"".join(parts)
 
 
-def field(number: int, value: int | str | bytes) -> bytes:
+def field(number: int, value: int | str | bytes | memoryview) -> bytes:
     """One encoded field: a non-negative integer, a string, or the bytes of a message."""
     if isinstance(value, int):
         return _encode(number << 3 | VARINT) + _encode(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 
-from edge.runtime.protobuf import field, fields, integers, message, text
+from edge.runtime.protobuf import field, fields, first_text, integers, message, text
 
 BATCH = "B"
 # Numbers of fields in onnx/onnx.proto.
@@ -32,7 +32,7 @@ def several(model: bytes) -> bytes:
     """
     return message(
         *(
-            field(number, _graph(value) if number == GRAPH and not isinstance(value, int) else _same(value))
+            field(number, _graph(value) if number == GRAPH and not isinstance(value, int) else value)
             for number, value in fields(memoryview(model))
         )
     )
@@ -46,27 +46,28 @@ def _graph(graph: memoryview, outside: Collection[str] = ()) -> bytes:
         if number == VALUE:  # shapes of values in between, which onnxruntime finds out itself
             continue
         if isinstance(value, int) or number not in (NODE, INITIALIZER, INPUT, OUTPUT):
-            parts.append(field(number, _same(value)))
+            parts.append(field(number, value))
         elif number == NODE:
             parts.append(field(number, _node(value, shapes)))
         elif number == INITIALIZER:
-            parts.append(field(number, _kept_first(value) if _named(value, TENSOR_NAME) in shapes else bytes(value)))
+            reshapes = first_text(value, TENSOR_NAME) in shapes
+            parts.append(field(number, _kept_first(value) if reshapes else value))
         else:
-            parts.append(field(number, bytes(value) if _named(value, VALUE_NAME) == TOKENS else _value(value)))
+            parts.append(field(number, value if first_text(value, VALUE_NAME) == TOKENS else _value(value)))
     return message(*parts)
 
 
 def _node(node: memoryview, shapes: Collection[str]) -> bytes:
     """A node, with the graphs of its branches where it has any."""
-    if not any(True for _ in _branches(node)):
+    if next(_branches(node), None) is None:
         return bytes(node)
     parts = []
     for number, value in fields(node):
         if isinstance(value, int) or number != NODE_ATTRIBUTE:
-            parts.append(field(number, _same(value)))
+            parts.append(field(number, value))
             continue
         attribute = (
-            field(n, _graph(v, shapes) if n == ATTRIBUTE_GRAPH and not isinstance(v, int) else _same(v))
+            field(n, _graph(v, shapes) if n == ATTRIBUTE_GRAPH and not isinstance(v, int) else v)
             for n, v in fields(value)
         )
         parts.append(field(number, message(*attribute)))
@@ -101,7 +102,7 @@ def _kept_first(tensor: memoryview) -> bytes:
             shape += struct.unpack(f"<{len(value) // 8}q", value)
     if len(shape) < LEAST or shape[0] != 1:
         return bytes(tensor)
-    others = [field(n, _same(v)) for n, v in fields(tensor) if n not in (TENSOR_INT64, TENSOR_RAW)]
+    others = [field(n, v) for n, v in fields(tensor) if n not in (TENSOR_INT64, TENSOR_RAW)]
     signed = [n - (1 << 64) if n >= 1 << 63 else n for n in shape[1:]]  # a varint is two's complement
     return message(*others, field(TENSOR_RAW, struct.pack(f"<{len(shape)}q", 0, *signed)))
 
@@ -113,7 +114,7 @@ def _value(value: memoryview) -> bytes:
         parts, first = [], True
         for number, part in fields(data):
             if isinstance(part, int) or number != path[0]:
-                parts.append(field(number, _same(part)))
+                parts.append(field(number, part))
             elif len(path) > 1:
                 parts.append(field(number, inside(part, path[1:])))
             else:
@@ -122,14 +123,6 @@ def _value(value: memoryview) -> bytes:
                 first = False
         return message(*parts)
 
-    if _named(value, VALUE_NAME) == "logit_rows":
+    if first_text(value, VALUE_NAME) == "logit_rows":
         return bytes(value)
     return inside(value, (VALUE_TYPE, TYPE_TENSOR, TENSOR_SHAPE, SHAPE_DIM))
-
-
-def _named(data: memoryview, wanted: int) -> str:
-    return next((text(value) for number, value in fields(data) if number == wanted), "")
-
-
-def _same(value: int | memoryview) -> int | bytes:
-    return value if isinstance(value, int) else bytes(value)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import BundleError
-from edge.runtime.protobuf import WireError, field, fields, message, text
+from edge.runtime.protobuf import WireError, field, fields, first_text, message, text
 
 # Numbers of fields in onnx/onnx.proto.
 GRAPH = 7  # of a model
@@ -48,7 +48,7 @@ def join(groups: Sequence[Sequence[Path]], *, watched: bool = False) -> bytes:
     """
     try:
         read = [[_Graph(path) for path in group] for group in groups]
-        model = [field(number, _same(value)) for number, value in read[0][0].model]
+        model = [field(number, value) for number, value in read[0][0].model]
         return message(*model, field(GRAPH, _guarded([_joined(graphs) for graphs in read], watched)))
     except OSError as e:
         raise BundleError(f"{e.filename} cannot be read: {e.strerror}.") from None
@@ -91,13 +91,13 @@ class _Graph:
             if isinstance(value, int):
                 continue
             if number == NODE:
-                self.nodes.append((_first(value, NODE_OUTPUT), value))
+                self.nodes.append((first_text(value, NODE_OUTPUT), value))
             elif number == INITIALIZER:
-                self.initializers[_first(value, TENSOR_NAME)] = value
+                self.initializers[first_text(value, TENSOR_NAME)] = value
             elif number == INPUT:
-                self.inputs[_first(value, VALUE_NAME)] = value
+                self.inputs[first_text(value, VALUE_NAME)] = value
             elif number == OUTPUT:
-                self.outputs[_first(value, VALUE_NAME)] = value
+                self.outputs[first_text(value, VALUE_NAME)] = value
 
 
 @dataclass
@@ -163,7 +163,7 @@ def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
         branch = _renamed_nodes(group, names, nodes, number)
         nodes[runs] = _if(runs, group, names, results, [*branch.values()])
     parts = (NODE, nodes), (INITIALIZER, initializers), (INPUT, inputs), (OUTPUT, outputs)
-    return message(field(NAME, "segments"), *(field(n, bytes(v)) for n, values in parts for v in values.values()))
+    return message(field(NAME, "segments"), *(field(n, v) for n, values in parts for v in values.values()))
 
 
 def _renamed_nodes(group: _Group, names: dict[str, str], there: Mapping[str, Bytes], number: int) -> dict[str, Bytes]:
@@ -206,7 +206,7 @@ def _if(
 
 
 def _branch(nodes: Sequence[Bytes], outputs: Sequence[bytes]) -> bytes:
-    return message(*(field(NODE, bytes(node)) for node in nodes), *(field(OUTPUT, value) for value in outputs))
+    return message(*(field(NODE, node) for node in nodes), *(field(OUTPUT, value) for value in outputs))
 
 
 def _node(kind: str, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:
@@ -224,14 +224,14 @@ def _renamed(node: Bytes, names: Mapping[str, str], behind: str = "") -> bytes:
         elif number == NODE_NAME:
             parts.append(field(number, text(value) + behind))
         else:
-            parts.append(field(number, _same(value)))
+            parts.append(field(number, value))
     return message(*parts)
 
 
 def _value(value: memoryview, names: Mapping[str, str]) -> bytes:
     """An input or output with another name."""
-    name = _first(value, VALUE_NAME)
-    others = (field(number, _same(part)) for number, part in fields(value) if number != VALUE_NAME)
+    name = first_text(value, VALUE_NAME)
+    others = (field(number, part) for number, part in fields(value) if number != VALUE_NAME)
     return message(field(VALUE_NAME, names.get(name, name)), *others)
 
 
@@ -242,7 +242,7 @@ def _loose(value: memoryview, name: str) -> bytes:
     tensor = next(part for number, part in fields(kind) if number == TYPE_TENSOR)
     assert not isinstance(tensor, int)
     element = next(part for number, part in fields(tensor) if number == TENSOR_ELEMENT)
-    return _typed(name, field(TENSOR_ELEMENT, _same(element)))
+    return _typed(name, field(TENSOR_ELEMENT, element))
 
 
 def _flag(name: str) -> bytes:
@@ -257,15 +257,3 @@ def _typed(name: str, tensor: bytes) -> bytes:
 def _stream(names: Iterable[str]) -> list[str]:
     """The parts of the stream among inputs or outputs: x, and what is added to it where they stand apart."""
     return sorted(filter(_is_stream, names), key=_stream_part)
-
-
-def _same(value: int | memoryview) -> int | bytes:
-    return value if isinstance(value, int) else bytes(value)
-
-
-def _first(data: memoryview, wanted: int) -> str:
-    """The text of the first field of this number."""
-    for number, value in fields(data):
-        if number == wanted:
-            return text(value)
-    return ""
