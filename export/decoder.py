@@ -110,7 +110,8 @@ def write_decoder(
     windows = calibration_windows(checkpoint, options.calibration)
     options.report(0, 0, "measuring keys and values")
     write_kv8(writer, engine, windows[:MEASURED])
-    del engine  # two sessions at a time would have all weights twice
+    del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
+    release_freed()
     manifest = _with_kv8(writer, manifest, recorded, options, say)
     engine = Engine(staged, context=context)
     if candidates:
@@ -133,6 +134,8 @@ def _with_kv8(
     options.report(0, 0, "checking the KV cache in int8")
     engine = Engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
     found = check.check(engine, recorded, chunk=KV8_STEP)
+    del engine
+    release_freed()
     lost = found.kl_mean - manifest.quality["kl_mean"]
     if not lost <= MOST_LOST:
         (writer.staging / KV8_PATH).unlink()

@@ -19,7 +19,7 @@ from edge.home import curves_dir
 from edge.manifest import FLOAT32, KV8
 from edge.runtime.cache import KVCache, untouched
 from edge.runtime.encoder import Cross, Encoder, arena_bytes
-from edge.runtime.memory import release_mapped
+from edge.runtime.memory import release_freed, release_mapped
 from edge.runtime.providers import cpu
 from edge.runtime.step import KEPT_STEP, LAST_ROW, Bound, Step, StepBuffers, paired
 
@@ -156,7 +156,10 @@ class Engine:
 
             path, graph = self._decoder()
             del self._session  # two of them would hold the weights twice
+            release_freed()  # else what the first held stays beside the second: 60 MB of SmolLM2-135M in 4 bits
             self._session = cpu.open_model(self.bundle, several(graph), path)
+            release_mapped(self.bundle.path(WEIGHTS))
+            release_freed()
             self._several = True
         return self._session
 

@@ -231,3 +231,10 @@ def test_reproducible_steps_may_fill_all_of_the_context(tiny_bundle: Bundle) -> 
     engine.step(cache, np.full(context - 1, 5))  # an odd number
     logits = engine.step(cache, np.array([7]))
     assert context % 2 == 0 and cache.length == context and np.isfinite(logits).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and advises the Linux kernel")
+def test_weights_are_in_memory_once_where_a_step_takes_several_sequences(tiny_bundle: Bundle) -> None:
+    engine = Engine(tiny_bundle)
+    engine.open_for_several()
+    assert _resident_of(tiny_bundle.path("weights.bin")) == 0
