@@ -346,6 +346,20 @@ def test_what_steps_take_counts_from_the_next_answer_on() -> None:
     assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
 
 
+def test_a_machine_that_is_busy_at_times_hardly_moves_what_a_wider_step_is_known_to_cost() -> None:
+    """Times differ by half from step to step, and all of them by as much from answer to answer."""
+    costs, rng = StepCosts(lambda: None, 4, slope=0.2), random.Random(1)
+    known = []
+    for _ in range(40):
+        costs.begin()
+        known.append(costs.ratios[2])
+        speed = rng.uniform(0.008, 0.012)
+        for _ in range(20):
+            costs.took(1, speed * rng.uniform(0.8, 1.2))
+            costs.took(2, 1.4 * speed * rng.uniform(0.8, 1.2))
+    assert all(each == pytest.approx(1.4, rel=0.12) for each in known[5:])
+
+
 def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:
     costs = StepCosts(lambda: None, 9)
     costs.begin()

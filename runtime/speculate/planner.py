@@ -28,9 +28,12 @@ LASTING = 24.0  # the same of what is believed before the first answer
 FADING = 0.96
 ACROSS = 0.998  # the same over answers
 
-# By how much one measured time may move what is known, down and up: the machine has other things to do at times, so
-# that slow steps say less than fast ones.
-FASTER, SLOWER = 1 / 1.1, 1.03
+# By how much one measured time may move what is known, up or down: the machine has other things to do at times. How
+# fast it is changes from second to second, but hardly what a wider step costs in plain ones: that moves as far the first
+# times that such a step is run, and the less the more often it was.
+FOLLOWED = 0.05
+SETTLED = 0.006
+SETTLING = 12  # steps after which it moves half as far
 
 DRAWN = 0.65  # of the chance that a draft holds against the likeliest token, where tokens are drawn at random (at 0.7)
 
@@ -92,6 +95,7 @@ class StepCosts:
         self._slope = slope
         self._steepness = 1.0  # by which what more tokens cost was found to differ from what was believed
         self._known: dict[int, float] = {}  # of the sizes that were run
+        self._times = [0] * (width + 1)  # that each was, and at 0 all of them
         self.plain = 0.0  # seconds of a plain step, followed; 0 before there was one
 
     def begin(self) -> None:
@@ -128,12 +132,19 @@ class StepCosts:
         elif self.plain:
             ratio, more = seconds / self.plain, self._believed[size - 1] - 1
             if more > 0:
-                self._steepness = _follow(self._steepness, max(0.05, (ratio - 1) / more))
-            self._known[size] = _follow(self._known.get(size, 1 + more * self._counted_steepness), max(1.0, ratio))
+                steepness = max(0.05, (ratio - 1) / more)
+                self._steepness = _follow(self._steepness, steepness, self._moved(0))
+            known = self._known.get(size, 1 + more * self._counted_steepness)
+            self._known[size] = _follow(known, max(1.0, ratio), self._moved(size))
+
+    def _moved(self, size: int) -> float:
+        """How far one more step of this size moves what is known of it."""
+        self._times[size] += 1
+        return max(SETTLED, FOLLOWED / (1 + self._times[size] / SETTLING))
 
 
-def _follow(known: float, measured: float) -> float:
-    return min(max(measured, known * FASTER), known * SLOWER)
+def _follow(known: float, measured: float, most: float = FOLLOWED) -> float:
+    return min(max(measured, known / (1 + most)), known * (1 + most))
 
 
 class Planner:
