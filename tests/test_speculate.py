@@ -346,6 +346,38 @@ def test_what_steps_take_counts_from_the_next_answer_on() -> None:
     assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
 
 
+def test_what_was_learnt_early_in_a_text_counts_behind_every_context_as_the_curve_has_it() -> None:
+    class Curve:
+        def ms(self, size: int, context: int) -> float:
+            return 5.0 * (1 + (size - 1) * (0.2 if context < 500 else 0.4))
+
+    costs = StepCosts(lambda: Curve(), 4)  # type: ignore[arg-type, return-value]
+    costs.begin()
+    for _ in range(100):
+        costs.took(1, 0.005)
+        costs.took(2, 0.005 * 1.3)
+    costs.begin()
+    assert costs.ratios[2] == pytest.approx(1.3, rel=0.02)
+    costs.at(1000)
+    assert costs.ratios[2] == pytest.approx(1.6, rel=0.04)
+
+
+def test_proposals_of_a_cheap_drafter_that_were_not_run_do_not_use_up_what_drafts_may_lose() -> None:
+    costs = StepCosts(lambda: None, 16)
+    costs.begin()
+    planner = Planner((0.05, 0.99), costs, 16)
+    planner.drafted(1, 0.0001)
+    costs.plain = 0.01
+    planner.begin(drawn=True)
+    for _ in range(100):
+        planner.budget(15, 100)
+        draft = Draft([7] * 15, [0] * 15)
+        assert not planner.cut(draft).tokens
+        planner.observe(draft, [1])
+    planner.budget(15, 100)
+    assert planner.cut(Draft([7] * 4, [1] * 4)).tokens
+
+
 def test_a_machine_that_is_busy_at_times_hardly_moves_what_a_wider_step_is_known_to_cost() -> None:
     """Times differ by half from step to step, and all of them by as much from answer to answer."""
     costs, rng = StepCosts(lambda: None, 4, slope=0.2), random.Random(1)

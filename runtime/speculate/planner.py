@@ -29,8 +29,8 @@ FADING = 0.96
 ACROSS = 0.998  # the same over answers
 
 # By how much one measured time may move what is known, up or down: the machine has other things to do at times. How
-# fast it is changes from second to second, but hardly what a wider step costs in plain ones: that moves as far the first
-# times that such a step is run, and the less the more often it was.
+# fast it is changes from second to second, but hardly what a wider step costs in plain ones: that moves as far the
+# first times that such a step is run, and the less the more often it was.
 FOLLOWED = 0.05
 SETTLED = 0.006
 SETTLING = 12  # steps after which it moves half as far
@@ -93,9 +93,11 @@ class StepCosts:
         self._curve_of = curve
         self._sizes = [-(-size // multiple) * multiple for size in range(1, width + 1)]
         self._slope = slope
-        self._steepness = 1.0  # by which what more tokens cost was found to differ from what was believed
-        self._known: dict[int, float] = {}  # of the sizes that were run
-        self._times = [0] * (width + 1)  # that each was, and at 0 all of them
+        # By which what more tokens cost was found to differ from what was believed: of all sizes, and of those that
+        # were run. What is believed knows of the context: late in a text, two tokens cost this machine a fifth more.
+        self._steepness = 1.0
+        self._known: dict[int, float] = {}
+        self._times = [0] * (width + 1)  # that each size was run, and at 0 all of them
         self.plain = 0.0  # seconds of a plain step, followed; 0 before there was one
 
     def begin(self) -> None:
@@ -117,9 +119,10 @@ class StepCosts:
         else:
             costs = [self._curve.ms(size, context) for size in self._sizes]
         self._believed = [cost / costs[0] for cost in costs]
-        ratios = [1 + (believed - 1) * self._counted_steepness for believed in self._believed]
-        for size, known in self._counted.items():
-            ratios[size - 1] = known
+        known, steepness = self._counted, self._counted_steepness
+        ratios = [
+            1 + (believed - 1) * known.get(size, steepness) for size, believed in enumerate(self._believed, 1)
+        ]
         for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
             ratios[i - 1] = min(ratios[i - 1], ratios[i])
         self.slope = (ratios[-1] - 1) / (len(ratios) - 1)  # of each further token
@@ -130,12 +133,11 @@ class StepCosts:
         if size == 1:
             self.plain = _follow(self.plain or seconds, seconds)
         elif self.plain:
-            ratio, more = seconds / self.plain, self._believed[size - 1] - 1
+            more, ratio = self._believed[size - 1] - 1, seconds / self.plain
             if more > 0:
-                steepness = max(0.05, (ratio - 1) / more)
-                self._steepness = _follow(self._steepness, steepness, self._moved(0))
-            known = self._known.get(size, 1 + more * self._counted_steepness)
-            self._known[size] = _follow(known, max(1.0, ratio), self._moved(size))
+                known = self._known.get(size, self._counted_steepness)
+                self._steepness = _steeper(self._steepness, more, ratio, self._moved(0))
+                self._known[size] = _steeper(known, more, ratio, self._moved(size))
 
     def _moved(self, size: int) -> float:
         """How far one more step of this size moves what is known of it."""
@@ -145,6 +147,11 @@ class StepCosts:
 
 def _follow(known: float, measured: float, most: float = FOLLOWED) -> float:
     return min(max(measured, known / (1 + most)), known * (1 + most))
+
+
+def _steeper(steepness: float, more: float, ratio: float, most: float) -> float:
+    """The steepness at which a step that was believed to cost `more` plain steps than one costs nearer to `ratio`."""
+    return max(0.05, (_follow(1 + more * steepness, ratio, most) - 1) / more)
 
 
 class Planner:
@@ -241,7 +248,9 @@ class Planner:
     def observe(self, draft: Draft, sampled: Sequence[int]) -> None:
         """The text went on with `sampled`, after the drafter had proposed `draft`: all of it, what was cut as well."""
         self._said += len(sampled)
-        self._ahead += len(sampled) - self.costs.ratios[self._ran + 1] - self._cost * len(draft.tokens)
+        self._ahead += len(sampled) - self.costs.ratios[self._ran + 1]
+        if self._cost > COSTLY:  # what a cheap drafter takes, it takes whatever is run of its drafts
+            self._ahead -= self._cost * len(draft.tokens)
         observe = self.acceptance.observe
         if draft.parents is None:
             for token, grade, actual in zip(draft.tokens, draft.grades, sampled, strict=False):
