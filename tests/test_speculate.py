@@ -346,7 +346,7 @@ def test_what_steps_take_counts_from_the_next_answer_on() -> None:
     assert costs.ratios[4] == pytest.approx(1.1, rel=0.05) and costs.ratios[2] <= costs.ratios[4]
 
 
-def test_what_was_learnt_early_in_a_text_counts_behind_every_context_as_the_curve_has_it() -> None:
+def test_what_was_learnt_early_in_a_text_counts_beside_what_the_curve_says_of_every_context() -> None:
     class Curve:
         def ms(self, size: int, context: int) -> float:
             return 5.0 * (1 + (size - 1) * (0.2 if context < 500 else 0.4))
@@ -359,7 +359,22 @@ def test_what_was_learnt_early_in_a_text_counts_behind_every_context_as_the_curv
     costs.begin()
     assert costs.ratios[2] == pytest.approx(1.3, rel=0.02)
     costs.at(1000)
-    assert costs.ratios[2] == pytest.approx(1.6, rel=0.04)
+    assert costs.ratios[2] == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_step_that_the_curve_has_no_slower_than_a_plain_one_is_found_to_be() -> None:
+    class Curve:
+        def ms(self, size: int, context: int) -> float:
+            return {1: 5.0, 2: 4.9, 3: 6.5, 4: 7.5}[size]
+
+    costs = StepCosts(lambda: Curve(), 4)  # type: ignore[arg-type, return-value]
+    costs.begin()
+    assert costs.ratios[2] == 1
+    for _ in range(100):
+        costs.took(1, 0.005)
+        costs.took(2, 0.005 * 1.2)
+    costs.begin()
+    assert costs.ratios[2] == pytest.approx(1.2, rel=0.02)
 
 
 def test_proposals_of_a_cheap_drafter_that_were_not_run_do_not_use_up_what_drafts_may_lose() -> None:

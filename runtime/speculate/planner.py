@@ -93,17 +93,18 @@ class StepCosts:
         self._curve_of = curve
         self._sizes = [-(-size // multiple) * multiple for size in range(1, width + 1)]
         self._slope = slope
-        # By which what more tokens cost was found to differ from what was believed: of all sizes, and of those that
-        # were run. What is believed knows of the context: late in a text, two tokens cost this machine a fifth more.
+        # What steps were found to cost beside what is believed, which knows of the context: late in a text, two tokens
+        # cost this machine a fifth more. Of the sizes that were run, in plain steps, and of others by a factor of what
+        # more tokens cost.
+        self._off: dict[int, float] = {}
         self._steepness = 1.0
-        self._known: dict[int, float] = {}
         self._times = [0] * (width + 1)  # that each size was run, and at 0 all of them
         self.plain = 0.0  # seconds of a plain step, followed; 0 before there was one
 
     def begin(self) -> None:
         """An answer begins."""
         self._curve = self._curve_of()
-        self._counted = dict(self._known)
+        self._counted = dict(self._off)
         self._counted_steepness = self._steepness
         self._read_at = self._refresh = 0
         self.at(0)
@@ -119,10 +120,7 @@ class StepCosts:
         else:
             costs = [self._curve.ms(size, context) for size in self._sizes]
         self._believed = [cost / costs[0] for cost in costs]
-        known, steepness = self._counted, self._counted_steepness
-        ratios = [
-            1 + (believed - 1) * known.get(size, steepness) for size, believed in enumerate(self._believed, 1)
-        ]
+        ratios = [self._found(size, self._counted) for size in range(1, len(costs) + 1)]
         for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
             ratios[i - 1] = min(ratios[i - 1], ratios[i])
         self.slope = (ratios[-1] - 1) / (len(ratios) - 1)  # of each further token
@@ -133,11 +131,17 @@ class StepCosts:
         if size == 1:
             self.plain = _follow(self.plain or seconds, seconds)
         elif self.plain:
-            more, ratio = self._believed[size - 1] - 1, seconds / self.plain
-            if more > 0:
-                known = self._known.get(size, self._counted_steepness)
-                self._steepness = _steeper(self._steepness, more, ratio, self._moved(0))
-                self._known[size] = _steeper(known, more, ratio, self._moved(size))
+            ratio, believed = seconds / self.plain, self._believed[size - 1]
+            found = _follow(self._found(size, self._off), ratio, self._moved(size))
+            self._off[size] = found - believed
+            if believed > 1:
+                steeper = _follow(1 + (believed - 1) * self._steepness, ratio, self._moved(0))
+                self._steepness = max(0.05, (steeper - 1) / (believed - 1))
+
+    def _found(self, size: int, off: dict[int, float]) -> float:
+        """What a step of this size costs, by what it was found to differ from what is believed."""
+        believed = self._believed[size - 1]
+        return max(1.0, believed + off.get(size, (believed - 1) * (self._counted_steepness - 1)))
 
     def _moved(self, size: int) -> float:
         """How far one more step of this size moves what is known of it."""
@@ -147,11 +151,6 @@ class StepCosts:
 
 def _follow(known: float, measured: float, most: float = FOLLOWED) -> float:
     return min(max(measured, known / (1 + most)), known * (1 + most))
-
-
-def _steeper(steepness: float, more: float, ratio: float, most: float) -> float:
-    """The steepness at which a step that was believed to cost `more` plain steps than one costs nearer to `ratio`."""
-    return max(0.05, (_follow(1 + more * steepness, ratio, most) - 1) / more)
 
 
 class Planner:
