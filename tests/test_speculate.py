@@ -419,6 +419,17 @@ def test_a_slow_drafter_is_asked_only_where_it_is_likely_to_pay() -> None:
     assert 0 < sum(n > 0 for n in asked) < 20, "tried again now and then"
 
 
+def test_a_cheap_drafter_with_nothing_to_say_is_asked_again_at_once() -> None:
+    costs = StepCosts(lambda: None, 9)
+    costs.plain = 0.005
+    planner = Planner((0.5,), costs, 9)
+    for _ in range(100):
+        planner.drafted(0, 0.0002)
+    planner.drafted(8, 0.0002)
+    planner.begin()
+    assert all(planner.budget(8, 100).tokens == 8 for _ in range(50))
+
+
 def test_what_was_learnt_in_an_answer_weighs_less_in_the_next() -> None:
     acceptance = Acceptance((0.5,))
     for _ in range(50):

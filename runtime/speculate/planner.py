@@ -210,9 +210,11 @@ class Planner:
         return Budget(length, slope + cost, self._trees)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Drafting so many tokens took so long."""
-        each = seconds / max(1, tokens)
-        self._draft_s = _follow(self._draft_s or each, each)
+        """Drafting so many tokens took so long. Having nothing to say costs nothing that could be saved by asking less:
+        that there is nothing is only known then."""
+        if tokens:
+            each = seconds / tokens
+            self._draft_s = _follow(self._draft_s or each, each)
 
     def cut(self, draft: Draft) -> Draft:
         """The part of a draft that brings the most tokens per time; nothing where a plain step brings more."""
