@@ -33,7 +33,8 @@ from edge.runtime.skip.evaluate import SkipFigures, decode_speeds, measure
 from edge.runtime.text import Text
 
 WIDTHS = (1, 2, 4, 0)  # parts that run together; 0: all of them
-POLICIES = ["unified:0.034", "unified:0.1", "unified:0.2", "skipdecode:29-30", "skipdecode:27-30", "skipdecode:24-30"]
+UNIFIED = ["unified:0.034", "unified:0.1", "unified:0.2"]
+FEWER = (1, 3, 6)  # layers that SkipDecode's fall ends below all of them
 ROUTED = ["first:skip=1", "first:skip=3", "first:skip=6"]
 HALVES = ["ffn:0.034", "ffn:0.1", "ffn:0.25"]
 TARGET = 0.93  # of the whole graph's decode speed, with nothing skipped
@@ -55,6 +56,12 @@ def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]
         cost = (1 / speeds[1] - 1 / speeds[0]) / max(1, parts - 1) * 1e6
         rows.append({"parts": parts, "ratio": speeds[1] / speeds[0], "us_per_part": cost})
     return rows
+
+
+def policies(bundle: Bundle) -> list[str]:
+    """What a bundle whose segments are layers is measured with."""
+    layers = bundle.manifest.dims.num_layers
+    return UNIFIED + [f"skipdecode:{max(2, layers - fewer)}-{layers}" for fewer in FEWER]
 
 
 def table(figures: Sequence[SkipFigures]) -> str:
@@ -126,10 +133,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"nothing skipped: {worst:.3f} at least, {'' if worst >= TARGET else 'not '}the {TARGET} that is wanted")
     figures: list[SkipFigures] = []
     if given.text is not None:
-        for path, skips in ((given.bundle, POLICIES), (given.halves, HALVES)):
+        for path in (given.bundle, given.halves):
             if path is None:
                 continue
             own = open_bundle(path)
+            skips = policies(own) if path == given.bundle else HALVES
             skips = skips + (ROUTED if own.manifest.routers else [])
             content = given.text.read_text(encoding="utf-8")
             texts = windows(Text(own).encode(content), own.manifest.tokens, window=given.window, limit=given.tokens)
@@ -146,8 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if given.drafts:
                     drafted[skip] = skip_drafts.report(open_bundle(path), skip, given.questions, given.drafts)
     given.out.mkdir(parents=True, exist_ok=True)
-    policies = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
-    result = {"segments": rows, "policies": policies, "left_out": sets, "drafts": drafted}
+    measured = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
+    result = {"segments": rows, "policies": measured, "left_out": sets, "drafts": drafted}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
         draw(figures, given.out / "skipping.png")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import edge
 from edge.bundle import Bundle
 from edge.runtime.skip.evaluate import SkipFigures
 
@@ -40,6 +41,13 @@ def test_routers_are_held_against_what_is_wanted_and_against_unified_skipping_as
     assert found[1] == "FiRST at 1.25 times decode speed: never; 25% wanted: missed"
     assert found[2].startswith("tuned first:skip=2 at 1.13: 0.54 of tuned unified's rise")
     assert found[3].startswith("tuned first:skip=3 at 1.20: 0.50 of tuned unified's rise")
+
+
+def test_a_model_of_any_depth_is_measured(by_layer: Bundle) -> None:
+    asked = skipping.policies(by_layer)
+    assert asked[-3:] == ["skipdecode:5-6", "skipdecode:3-6", "skipdecode:2-6"]
+    for skip in asked:
+        edge.load(by_layer.root, skip=skip)
 
 
 def test_sets_of_layers_are_counted_by_kind_of_prompt(
