@@ -24,6 +24,7 @@ import skip_sets
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.eval_skip import draw
+from edge.errors import MissingExtraError
 from edge.runtime.engine import Engine
 from edge.runtime.evaluate import windows
 from edge.runtime.skip.apart import Apart
@@ -158,7 +159,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {"segments": rows, "policies": measured, "left_out": sets, "drafts": drafted}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
-        draw(figures, given.out / "skipping.png")
+        try:
+            draw(figures, given.out / "skipping.png")
+        except MissingExtraError as e:
+            print(f"skipping: {e}", file=sys.stderr)
+            return 2
     return 0
 
 
