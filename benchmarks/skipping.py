@@ -24,11 +24,11 @@ import skip_sets
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.eval_skip import draw
-from edge.errors import MissingExtraError
+from edge.errors import EdgeError
 from edge.runtime.engine import Engine
 from edge.runtime.evaluate import windows
 from edge.runtime.skip.apart import Apart
-from edge.runtime.skip.base import skippable
+from edge.runtime.skip.base import middle, skippable
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.evaluate import SkipFigures, decode_speeds, measure
 from edge.runtime.text import Text
@@ -46,6 +46,7 @@ PROMPTS = 20  # of each kind
 
 def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]]:
     """Decode speed of all segments, joined by so many, relative to the whole graph's."""
+    middle(bundle, parts=("layers", "attention"), what="this benchmark")  # or a sentence where there are none
     units = skippable(bundle.manifest.segments)
     prompt = np.arange(100, 100 + context // 2)
     whole, rows = Engine(bundle, context=context), []
@@ -60,9 +61,11 @@ def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]
 
 
 def policies(bundle: Bundle) -> list[str]:
-    """What a bundle whose segments are layers is measured with."""
-    layers = bundle.manifest.dims.num_layers
-    return UNIFIED + [f"skipdecode:{max(2, layers - fewer)}-{layers}" for fewer in FEWER]
+    """What a bundle is measured with, whose segments are layers or halves of them."""
+    layers, routed = bundle.manifest.dims.num_layers, ROUTED if bundle.manifest.routers else []
+    if any(segment.part == "feed_forward" for segment in bundle.manifest.segments):
+        return HALVES + routed
+    return UNIFIED + [f"skipdecode:{max(2, layers - fewer)}-{layers}" for fewer in FEWER] + routed
 
 
 def table(figures: Sequence[SkipFigures]) -> str:
@@ -138,11 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if path is None:
                 continue
             own = open_bundle(path)
-            skips = policies(own) if path == given.bundle else HALVES
-            skips = skips + (ROUTED if own.manifest.routers else [])
             content = given.text.read_text(encoding="utf-8")
             texts = windows(Text(own).encode(content), own.manifest.tokens, window=given.window, limit=given.tokens)
-            figures += measure(own, skips, texts, window=given.window, given=given.window // 2)
+            figures += measure(own, policies(own), texts, window=given.window, given=given.window // 2)
         untuned = figures[0].perplexity_unskipped
         figures += tuned_figures(given.tuned, content, given.window, given.tokens, untuned)
         print(table(figures))
@@ -159,13 +160,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {"segments": rows, "policies": measured, "left_out": sets, "drafts": drafted}
     (given.out / "skipping.json").write_text(json.dumps(result, indent=1) + "\n")
     if figures:
-        try:
-            draw(figures, given.out / "skipping.png")
-        except MissingExtraError as e:
-            print(f"skipping: {e}", file=sys.stderr)
-            return 2
+        draw(figures, given.out / "skipping.png")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except EdgeError as e:
+        sys.exit(f"skipping: {e}")

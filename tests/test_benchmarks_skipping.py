@@ -43,11 +43,15 @@ def test_routers_are_held_against_what_is_wanted_and_against_unified_skipping_as
     assert found[3].startswith("tuned first:skip=3 at 1.20: 0.50 of tuned unified's rise")
 
 
-def test_a_model_of_any_depth_is_measured(by_layer: Bundle) -> None:
+def test_a_model_of_any_depth_is_measured(by_layer: Bundle, by_half: Bundle) -> None:
     asked = skipping.policies(by_layer)
     assert asked[-3:] == ["skipdecode:5-6", "skipdecode:3-6", "skipdecode:2-6"]
     for skip in asked:
         edge.load(by_layer.root, skip=skip)
+    halves = skipping.policies(by_half)
+    assert halves == skipping.HALVES
+    for skip in halves:
+        edge.load(by_half.root, skip=skip)
 
 
 def test_sets_of_layers_are_counted_by_kind_of_prompt(
