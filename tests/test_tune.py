@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from edge.cli.main import main
 from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.tune import Settings, tune
+from edge.export.tune import Settings, split, tune
 from edge.export.tune.data import Batch, Example, batches, read_examples
 from edge.export.tune.depth import least_missed
 from edge.export.tune.ffn import FeedForward
@@ -302,6 +303,31 @@ def test_lines_that_hold_nothing_usable_are_left_out(tmp_path: Path) -> None:
     found = read_examples(path, encode, encode, [7], 40)
     assert [(len(e.tokens), e.prompt) for e in found] == [(40, None), (12, 2)]
     assert found[1].tokens[-1] == 7
+
+
+def test_every_piece_of_a_text_begins_as_the_model_reads_texts(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("abcdefgh" * 12)
+
+    def encode(text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    found = read_examples(path, encode, encode, [7], 41, [2])
+    assert [len(e.tokens) for e in found] == [41, 41]  # the last 16 tokens are too few
+    assert [e.tokens[:2].tolist() for e in found] == [[2, ord("a")], [2, ord("a")]]
+
+
+def test_texts_begin_with_the_models_first_token_where_it_adds_one(six_layers: Path, data: Path) -> None:
+    checkpoint = open_checkpoint(str(six_layers))
+    own = checkpoint.tokenizer
+    asked = settings(data)
+    for adds in (False, True):
+        with_first = dataclasses.replace(own, tokens=dataclasses.replace(own.tokens, add_bos=adds, bos=1))
+        source: Any = SimpleNamespace(tokenizer=with_first)
+        _, examples = split(source, [data], asked)
+        texts = [int(e.tokens[0]) for e in examples if e.prompt is None]
+        assert len(texts) == 6 and all((first == 1) == adds for first in texts)
+        assert not adds or all(e.tokens[0] == 1 != e.tokens[1] for e in examples)  # once, where the template has it too
 
 
 def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Path) -> None:

@@ -193,17 +193,16 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     named = tokens.named.items()
     special = {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
     template = None if own.chat_template is None else ChatTemplate(own.chat_template, special)
+    lead = [tokens.bos] if tokens.add_bos and tokens.bos is not None else []
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(text: str) -> list[int]:
         found = encode(text if template is None else template.render([{"role": "user", "content": text}]))
-        if tokens.add_bos and tokens.bos is not None and found[:1] != [tokens.bos]:
-            found.insert(0, tokens.bos)
-        return found
+        return found if found[: len(lead)] == lead else [*lead, *found]
 
-    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length)
+    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length, lead)
 
 
 def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -> tuple[list[Example], list[Example]]:

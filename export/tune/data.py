@@ -75,11 +75,13 @@ def read_examples(
     encode_prompt: Callable[[str], list[int]],
     ends: Sequence[int],
     length: int,
+    lead: Sequence[int] = (),
 ) -> list[Example]:
     """Training sequences of up to `length` tokens from a JSONL file's lines, or from any other file as one text.
 
     encode: token ids of running text. encode_prompt: of a prompt in the model's chat format. ends: the model's end
-    tokens, of which the first follows each answer.
+    tokens, of which the first follows each answer. lead: what the model reads in front of every text, its first token
+    where it has one: each piece of a text begins with it, as perplexity's windows do.
 
     Raises:
         InputError: the file cannot be read, or holds nothing that could be used.
@@ -95,8 +97,13 @@ def read_examples(
                 found.append(Example(ids, len(prompt)))
         elif row.text is not None:
             ids = np.array(encode(row.text), np.int64)
-            pieces = (ids[at : at + length] for at in range(0, len(ids), length))
-            found += [Example(piece, None) for piece in pieces if len(piece) >= LEAST]
+            step = length - len(lead)
+            pieces = (ids[at : at + step] for at in range(0, len(ids), step))
+            found += [
+                Example(np.concatenate([np.array(lead, np.int64), piece]), None)
+                for piece in pieces
+                if len(piece) >= LEAST
+            ]
     if not found:
         raise InputError(
             f"{path} holds no usable lines: a JSONL line has a prompt and an answer of {LEAST_ANSWER} tokens or more, "
