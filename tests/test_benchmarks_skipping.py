@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -90,3 +91,31 @@ def test_drafts_are_measured_with_layers_left_out_and_without(
     assert list(ratios) == [f"{policy}, drafts {drafts}" for policy in policies for drafts in ("off", "auto")]
     assert ratios["off, drafts off"] == 1.0 and min(ratios.values()) > 0
     assert "times the faster of either alone" in capsys.readouterr().out
+
+
+def test_training_text_is_the_whole_text_and_prompts_about_it(tmp_path: Path) -> None:
+    paragraph = " ".join(f"word{i} @-@ mark{i} ." for i in range(60))
+    text = tmp_path / "text.txt"
+    text.write_text(f"= Title =\n\n{paragraph}\n\n{paragraph}\n")
+    asked = [sys.executable, str(FOLDER / "tuning_text.py"), str(text), "--out", str(tmp_path / "out")]
+    counts = ["--summaries", "5", "--continued", "3", "--times", "1"]
+    ran = subprocess.run([*asked, *counts], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    pieces, prompts = (
+        [json.loads(line) for line in (tmp_path / "out" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("pieces", "prompts")
+    )
+    assert "".join(row["text"] for row in pieces) == text.read_text()
+    begun, summaries = [row["text"] for row in prompts[-3:]], [row["prompt"] for row in prompts[:5]]
+    assert all(beginning in text.read_text() for beginning in begun)
+    assert all("word" in asked and "@-@" not in asked for asked in summaries)
+    assert len(prompts) == 5 + 250 + 3
+
+
+def test_a_text_without_paragraphs_gets_a_sentence(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("= Title =\n")
+    asked = [sys.executable, str(FOLDER / "tuning_text.py"), str(text), "--out", str(tmp_path / "out")]
+    ran = subprocess.run(asked, capture_output=True, text=True)
+    assert ran.returncode != 0 and "no line of 40 words" in ran.stderr
+    assert "Traceback" not in ran.stderr and not (tmp_path / "out").exists()
