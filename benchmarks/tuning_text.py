@@ -4,7 +4,7 @@
     edge tune MODEL --policy first --data tuning/pieces.jsonl --prompts tuning/prompts.jsonl --length 768 ...
 
 Prompts are of three kinds: passages to be summarized, beginnings to be continued, and the prompts that come with
-`edge tune`. A model tuned mostly on running text wrote worse summaries with layers left out (docs/skipping.md).
+`edge tune`. A passage with its summary takes up to 640 tokens, so that a shorter `--length` leaves out the longest.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import argparse
 import json
 import random
 import re
+import sys
 from importlib.resources import files
 from pathlib import Path
+
+from edge.errors import EdgeError, InputError
+from edge.text_file import read_text
 
 ASKS = (
     "Summarize this text in a few sentences.\n\n{}",
@@ -35,11 +39,11 @@ def passages(text: str, count: int, draw: random.Random) -> list[str]:
     """Requests to summarize `count` passages of whole paragraphs, drawn anywhere.
 
     Raises:
-        SystemExit: the text has no paragraph of LEAST words.
+        InputError: the text has no paragraph of LEAST words.
     """
     paragraphs = [words for line in text.splitlines() if len(words := line.split()) >= LEAST]
     if not paragraphs:
-        raise SystemExit(f"The text has no line of {LEAST} words or more, which could be summarized.")
+        raise InputError(f"The text has no line of {LEAST} words or more, which could be summarized.")
     asked = []
     for _ in range(count):
         at, length = draw.randrange(len(paragraphs)), draw.choice(PASSAGES)
@@ -71,16 +75,8 @@ def pieces(text: str) -> list[str]:
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="folder for pieces.jsonl and prompts.jsonl")
-    parser.add_argument("--summaries", type=int, default=900)
-    parser.add_argument("--continued", type=int, default=2048)
-    parser.add_argument("--times", type=int, default=4, help="how often each prompt that comes with edge tune is asked")
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
-    text, draw = args.text.read_text(encoding="utf-8"), random.Random(args.seed)
+def write(args: argparse.Namespace) -> None:
+    text, draw = read_text(args.text), random.Random(args.seed)
     own = (files("edge.models") / "recipes" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts: list[dict[str, str]] = [{"prompt": asked} for asked in passages(text, args.summaries, draw)]
     prompts += [json.loads(line) for line in own] * args.times
@@ -88,9 +84,25 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name, rows in (("prompts", prompts), ("pieces", [{"text": piece} for piece in pieces(text)])):
         path = args.out / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print(f"{path}: {len(rows)} lines")
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder for pieces.jsonl and prompts.jsonl")
+    parser.add_argument("--summaries", type=int, default=900)
+    parser.add_argument("--continued", type=int, default=2048)
+    parser.add_argument("--times", type=int, default=2, help="how often each prompt that comes with edge tune is asked")
+    parser.add_argument("--seed", type=int, default=7)
+    try:
+        write(parser.parse_args())
+    except EdgeError as e:
+        print(f"tuning_text: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

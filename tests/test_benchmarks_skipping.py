@@ -112,10 +112,14 @@ def test_training_text_is_the_whole_text_and_prompts_about_it(tmp_path: Path) ->
     assert len(prompts) == 5 + 250 + 3
 
 
-def test_a_text_without_paragraphs_gets_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"= Title =\n", "no line of 40 words"), (b"\xff", "is not UTF-8"), (None, "cannot be read")]
+)
+def test_a_text_that_cannot_be_used_gets_a_sentence(tmp_path: Path, content: bytes | None, said: str) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("= Title =\n")
+    if content is not None:
+        text.write_bytes(content)
     asked = [sys.executable, str(FOLDER / "tuning_text.py"), str(text), "--out", str(tmp_path / "out")]
     ran = subprocess.run(asked, capture_output=True, text=True)
-    assert ran.returncode != 0 and "no line of 40 words" in ran.stderr
+    assert ran.returncode == 1 and said in ran.stderr
     assert "Traceback" not in ran.stderr and not (tmp_path / "out").exists()

@@ -24,7 +24,7 @@ from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import Settings, split, tune
-from edge.export.tune.data import Batch, Example, batches, read_examples
+from edge.export.tune.data import Batch, Example, batches, read_examples, read_rows
 from edge.export.tune.depth import least_missed
 from edge.export.tune.ffn import FeedForward
 from edge.export.tune.first import First
@@ -303,6 +303,12 @@ def test_lines_that_hold_nothing_usable_are_left_out(tmp_path: Path) -> None:
     found = read_examples(path, encode, encode, [7], 40)
     assert [(len(e.tokens), e.prompt) for e in found] == [(40, None), (12, 2)]
     assert found[1].tokens[-1] == 7
+
+
+def test_a_line_ends_where_the_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"  # as models write them: with characters at which Python breaks lines, too
+    path.write_text(json.dumps({"text": "one\u2028two\x85three"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert [row.text for row in read_rows(path)] == ["one\u2028two\x85three"]
 
 
 def test_every_piece_of_a_text_begins_as_the_model_reads_texts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from edge.cli import scores
 from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
 from edge.errors import InputError
-from edge.text_file import read_text
+from edge.text_file import lines_of, read_text
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -115,7 +115,7 @@ def read_items(path: Path, task: Task) -> list[Item]:
         InputError: it cannot be read, a line is no JSON object, or none holds it.
     """
     items = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(lines_of(read_text(path)), 1):
         if not line.strip():
             continue
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.text_file import read_text
+from edge.text_file import lines_of, read_text
 
 LEAST = 32  # tokens of a text that is worth a training sequence
 LEAST_ANSWER = 8  # tokens
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> list[Row]:
         InputError: it cannot be read.
     """
     rows = []
-    for line in read_text(path).splitlines():
+    for line in lines_of(read_text(path)):
         try:
             content = json.loads(line)
         except ValueError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge.errors import InputError
 from edge.export.tune.data import Row, read_rows
 from edge.runtime.answer import GenerateOptions
-from edge.text_file import read_text
+from edge.text_file import lines_of, read_text
 
 if TYPE_CHECKING:
     from edge.export.quantize.base import Progress
@@ -32,7 +32,7 @@ def read_prompts(path: Path) -> list[Row]:
     if path.suffix == ".jsonl":
         rows = read_rows(path)
     else:
-        rows = [Row(prompt=line.strip()) for line in read_text(path).splitlines() if line.strip()]
+        rows = [Row(prompt=line.strip()) for line in lines_of(read_text(path)) if line.strip()]
     if not rows:
         raise InputError(f"{path} holds no prompts; write one a line, or JSONL lines with a prompt or a text.")
     if rows[0].prompt is not None and PREVIOUS in rows[0].prompt:
