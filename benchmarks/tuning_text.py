@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from edge.errors import EdgeError, InputError
+from edge.export.tune import PROMPTS
 from edge.text_file import read_text
 
 ASKS = (
@@ -59,9 +60,13 @@ def plain(text: str) -> str:
     return re.sub(r" ([,.;:)'])", r"\1", text)
 
 
+def word_starts(text: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"\S+", text)]
+
+
 def beginnings(text: str, count: int, draw: random.Random) -> list[str]:
     """As they stand in the text, line breaks included."""
-    starts = [match.start() for match in re.finditer(r"\S+", text)]
+    starts = word_starts(text)
     found = []
     for _ in range(count):
         length = draw.choice(BEGINNINGS)
@@ -71,13 +76,13 @@ def beginnings(text: str, count: int, draw: random.Random) -> list[str]:
 
 
 def pieces(text: str) -> list[str]:
-    starts = [match.start() for match in re.finditer(r"\S+", text)][::PIECE]
+    starts = word_starts(text)[::PIECE]
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 
 
 def write(args: argparse.Namespace) -> None:
     text, draw = read_text(args.text), random.Random(args.seed)
-    own = (files("edge.models") / "recipes" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    own = (files("edge.models") / PROMPTS).read_text(encoding="utf-8").splitlines()
     prompts: list[dict[str, str]] = [{"prompt": asked} for asked in passages(text, args.summaries, draw)]
     prompts += [json.loads(line) for line in own] * args.times
     prompts += [{"text": begun} for begun in beginnings(text, args.continued, draw)]
@@ -88,7 +93,7 @@ def write(args: argparse.Namespace) -> None:
         print(f"{path}: {len(rows)} lines")
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder for pieces.jsonl and prompts.jsonl")
@@ -96,13 +101,11 @@ def main() -> int:
     parser.add_argument("--continued", type=int, default=2048)
     parser.add_argument("--times", type=int, default=2, help="how often each prompt that comes with edge tune is asked")
     parser.add_argument("--seed", type=int, default=7)
-    try:
-        write(parser.parse_args())
-    except EdgeError as e:
-        print(f"tuning_text: {e}", file=sys.stderr)
-        return 1
-    return 0
+    write(parser.parse_args())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main()
+    except EdgeError as e:
+        sys.exit(f"tuning_text: {e}")

@@ -131,6 +131,11 @@ class Tokens:
     add_bos: bool  # the tokenizer's text post-processing is not used: a host adds `bos` itself where this is true
 
     @property
+    def lead(self) -> list[int]:
+        """What the model reads in front of every text: `bos`, where it wants it, or nothing."""
+        return [self.bos] if self.add_bos and self.bos is not None else []
+
+    @property
     def named(self) -> dict[str, int | None]:
         """The ids by the names that chat templates and transformers have for them."""
         return {"bos_token": self.bos, "eos_token": next(iter(self.eos), None), "pad_token": self.pad}

@@ -101,14 +101,13 @@ def windows(ids: Sequence[int], special: Tokens, *, window: int, limit: int | No
     Raises:
         InputError: the limit is less than 2, or the text has fewer than 2 tokens.
     """
-    lead = [special.bos] if special.add_bos and special.bos is not None else []
     if limit is not None and limit < 2:
         raise InputError(f"--tokens {limit} leaves nothing to predict; choose 2 or more.")
     taken = np.asarray(ids[:limit], np.int64)
     if len(taken) < 2:
         raise InputError(f"The text has {len(taken)} tokens, and a perplexity needs at least 2; give a longer one.")
-    size = window - len(lead)
-    cut = [np.concatenate([lead, taken[i : i + size]]).astype(np.int64) for i in range(0, len(taken), size)]
+    size = window - len(special.lead)
+    cut = [np.concatenate([special.lead, taken[i : i + size]]).astype(np.int64) for i in range(0, len(taken), size)]
     return [w for w in cut if len(w) >= 2]
 
 

@@ -36,8 +36,7 @@ def calibration_windows(checkpoint: Checkpoint, text: str | None) -> NDArray[np.
         raise ExportError(
             f"The calibration text holds {len(ids)} tokens, fewer than the {LEAST} that are needed; give a longer one."
         )
-    bos = checkpoint.tokenizer.tokens
-    begin = [bos.bos] if bos.add_bos and bos.bos is not None else []
+    begin = checkpoint.tokenizer.tokens.lead
     size = min(WINDOW, len(ids) + len(begin), int(checkpoint.config.get("max_position_embeddings") or WINDOW))
     body = size - len(begin)
     count = max(1, min(MOST, len(ids) // body))

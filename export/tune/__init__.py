@@ -193,16 +193,15 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     named = tokens.named.items()
     special = {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
     template = None if own.chat_template is None else ChatTemplate(own.chat_template, special)
-    lead = [tokens.bos] if tokens.add_bos and tokens.bos is not None else []
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(text: str) -> list[int]:
         found = encode(text if template is None else template.render([{"role": "user", "content": text}]))
-        return found if found[: len(lead)] == lead else [*lead, *found]
+        return found if found[: len(tokens.lead)] == tokens.lead else [*tokens.lead, *found]
 
-    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length, lead)
+    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length, tokens.lead)
 
 
 def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -> tuple[list[Example], list[Example]]:
