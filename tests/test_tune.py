@@ -199,6 +199,24 @@ def test_the_text_itself_is_learnt_from_the_answers_alone(network: Network) -> N
         wanted += [-logits[row + i - prompt, tokens[i + 1]] for i in range(prompt, length - 1)]
         row += length - prompt
     assert float(likelihood(tensors, torch.from_numpy(logits))) == pytest.approx(np.mean(wanted), rel=1e-5)
+    # The second of the two is the model's own answer.
+    tensors = network.tensors(dataclasses.replace(one, given=np.array([True, False])))
+    given = sum(wanted[: int(one.lengths[0] - one.prompts[0]) - 1]) / len(wanted)
+    assert float(likelihood(tensors, torch.from_numpy(logits), given=True)) == pytest.approx(given, rel=1e-5)
+    assert float(likelihood(tensors, torch.from_numpy(logits))) == pytest.approx(np.mean(wanted), rel=1e-5)
+
+
+def test_both_losses_take_a_texts_likelihood_and_own_answers_for_what_they_are(
+    six_layers: Path, data: Path, tmp_path: Path
+) -> None:
+    source = open_checkpoint(str(six_layers))
+    chosen = settings(data, "unified", loss="both", steps=1)
+    _, given = split(source, [data], chosen)
+    _, own = split(source, [data], dataclasses.replace(chosen, data=tmp_path / "other"))
+    assert all(e.given for e in given) and not any(e.given for e in own)
+    losses = {loss: run(six_layers, tmp_path / loss, settings(data, "unified", loss=loss, steps=1))[0]
+              for loss in ("distill", "lm", "both")}
+    assert losses["both"] == pytest.approx(losses["distill"] + losses["lm"], rel=1e-4)
 
 
 @pytest.mark.parametrize("policy", ["first", "skipdecode", "unified", "ffn"])

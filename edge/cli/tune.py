@@ -86,7 +86,7 @@ def command(
     rate: Annotated[float | None, typer.Option(metavar="X", help="The highest learning rate; default: 0.001.")] = None,
     loss: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="distill: the untouched model's predictions (default); lm: the text itself."),
+        typer.Option(metavar="KIND", help="distill (default): the untouched model's predictions; lm: the text; both."),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Repeats a run; default: 0.")] = None,
     precision: Annotated[

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ANSWERS = "answers.jsonl"
 SETTINGS = "settings.json"
 PROMPTS = "recipes/prompts.jsonl"  # of edge.models: what a model answers where no data and no prompts are given
-LOSSES = ("distill", "lm")
+LOSSES = ("distill", "lm", "both")
 PRECISIONS = ("auto", "bf16", "fp32")
 
 
@@ -41,9 +41,9 @@ class Settings:
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
     training beside the data or without any; where there is neither, built-in ones. answer, temperature: most tokens of
     such an answer, and what it is drawn at (0: the likeliest tokens). length: most tokens of a training sequence. rank:
-    of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the untouched model, or
-    lm for the text's own likelihood. held: most sequences that are not trained on, so that figures can be taken on
-    them.
+    of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the untouched model, lm
+    for the text's own likelihood, or both, where the model's own answers have the first alone. held: most sequences
+    that are not trained on, so that figures can be taken on them.
     """
 
     policy: str
@@ -90,6 +90,10 @@ class Settings:
     def sources(self, own: Path) -> list[Path]:
         """The files that are read: the data, and `own`, which holds the prompts that are answered or the answers."""
         return [*([] if self.data is None else [self.data]), *([own] if self.answering else [])]
+
+    def given(self, source: Path) -> bool:
+        """Whether a file of `sources` comes from outside."""
+        return source == self.data
 
 
 def tune(
@@ -201,7 +205,8 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
         found = encode(text if template is None else template.render([{"role": "user", "content": text}]))
         return found if found[: len(tokens.lead)] == tokens.lead else [*tokens.lead, *found]
 
-    return read_examples(data, encode, encode_prompt, tokens.eos, settings.length, tokens.lead)
+    found = read_examples(data, encode, encode_prompt, tokens.eos, settings.length, tokens.lead)
+    return [dataclasses.replace(example, given=settings.given(data)) for example in found]
 
 
 def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -> tuple[list[Example], list[Example]]:

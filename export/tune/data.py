@@ -29,22 +29,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Example:
-    """tokens: [S]. prompt: how many of them are the prompt's; None: of a text, which is cut anywhere."""
+    """tokens: [S]. prompt: how many of them are the prompt's; None: of a text, which is cut anywhere. given: whether it
+    comes from outside, and is no answer of the model's own."""
 
     tokens: NDArray[np.int64]
     prompt: int | None
+    given: bool = True
 
 
 @dataclass(frozen=True)
 class Batch:
     """Sequences of different lengths, padded at their ends.
 
-    tokens: [B, S]. prompts, lengths: [B].
+    tokens: [B, S]. prompts, lengths: [B]. given: [B], those from outside; None: all.
     """
 
     tokens: NDArray[np.int64]
     prompts: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    given: NDArray[np.bool_] | None = None
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -146,4 +149,4 @@ def _batch(examples: Sequence[Example], draw: np.random.Generator) -> Batch:
         tokens[i, : lengths[i]] = example.tokens
         size = len(example.tokens)
         prompts[i] = draw.integers(size // 4, size // 2 + 1) if example.prompt is None else example.prompt
-    return Batch(tokens, prompts, lengths)
+    return Batch(tokens, prompts, lengths, np.array([example.given for example in examples]))

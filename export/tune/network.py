@@ -94,7 +94,7 @@ class Network:
 
 
 class Tensors:
-    """A batch on the device: tokens [B, S], and masks [B, S] of prompts' and of answers' tokens."""
+    """A batch on the device: tokens [B, S], and masks [B, S] of prompts', of answers', and of given texts' tokens."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         place = torch.arange(batch.tokens.shape[1])
@@ -103,6 +103,8 @@ class Tensors:
         self.prompts = batch.prompts
         self.prompt = (place < prompts).to(device)
         self.answer = ((place >= prompts) & (place < lengths)).to(device)
+        given = np.ones(len(batch.tokens), bool) if batch.given is None else batch.given
+        self.given = torch.from_numpy(given)[:, None].to(device).expand_as(self.tokens)
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
@@ -110,11 +112,16 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
     return F.kl_div(F.log_softmax(student, -1), F.log_softmax(teacher, -1), reduction="batchmean", log_target=True)
 
 
-def likelihood(tensors: Tensors, student: torch.Tensor) -> torch.Tensor:
-    """The mean negative log likelihood of the answers' next tokens, in nats; the last one of each has none."""
-    following = torch.cat([tensors.tokens[:, 1:], tensors.tokens[:, :1]], dim=1)[tensors.answer]
-    last = torch.cat([tensors.answer[:, 1:], torch.zeros_like(tensors.answer[:, :1])], dim=1)[tensors.answer]
-    return F.cross_entropy(student[last], following[last])
+def likelihood(tensors: Tensors, student: torch.Tensor, *, given: bool = False) -> torch.Tensor:
+    """The mean negative log likelihood of the answers' next tokens, in nats; the last one of each has none.
+
+    given: of texts from outside alone, as a share of all; 0 where there are none.
+    """
+    answer = tensors.answer
+    following = torch.cat([tensors.tokens[:, 1:], tensors.tokens[:, :1]], dim=1)[answer]
+    counts = torch.cat([answer[:, 1:], torch.zeros_like(answer[:, :1])], dim=1)[answer]
+    read = counts & tensors.given[answer] if given else counts
+    return F.cross_entropy(student[read], following[read], reduction="sum") / counts.sum()
 
 
 def pick_device(asked: str | None) -> str:

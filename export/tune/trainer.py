@@ -30,7 +30,8 @@ STATE = "state.pt"
 
 @dataclass(frozen=True)
 class Schedule:
-    """steps: of `batch` sequences. loss: distill (KL divergence from the model without skipping) or lm (the text)."""
+    """steps: of `batch` sequences. loss: distill (KL divergence from the model without skipping), lm (the text's own
+    likelihood), or both (the sum of the two, where the model's own answers have the first alone)."""
 
     steps: int
     batch: int
@@ -121,6 +122,8 @@ class Trainer:
             with torch.no_grad():
                 teacher = self.network.logits(tensors, None, adapted=False)
             loss = divergence(teacher, student)
+            if self.schedule.loss == "both":
+                loss = loss + likelihood(tensors, student, given=True)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise InputError(f"The loss of step {number + 1} is {value}; tune with a smaller --rate.")
