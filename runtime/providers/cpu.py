@@ -8,8 +8,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from edge.bundle import Bundle
+from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, InputError
+from edge.runtime.huge_pages import huge_pages
 from edge.runtime.memory import libraries, release_code
 
 MOST_THREADS = 16  # that may be asked for, or twice the cores: threads without work spin, thousands stop the machine
@@ -111,6 +112,7 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceS
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        with huge_pages(bundle.path(WEIGHTS).stat().st_size):
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as e:  # onnxruntime raises a dozen types without a common base
         raise BundleError(f"{name} could not be loaded by onnxruntime {ort.__version__}: {e}") from e

@@ -1,0 +1,76 @@
+"""Memory in pages of 2 MiB for a session's weights.
+
+A step reads all weights once. In pages of 4 KiB these are more addresses than a processor keeps at hand, so that it
+looks up where a page is again and again while it waits for memory. onnxruntime takes each packed matrix from the C
+library, whose blocks the kernel does not put into large pages by itself: they are added to a mapping one by one, and
+each is written before the 2 MiB around it are there. So these are made ready beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+PAGE = 2**21
+LEAST = 2**24  # bytes of weights below which 4 KiB pages do: processors keep the addresses of some 3,000 at hand
+# glibc gives each thread heaps of 64 MiB: two blocks and a stop fill one, and the next block begins the next.
+BLOCK = 30 * 2**20
+BLOCKS = 2
+STOP = 2**16  # bytes behind blocks that are given back, which keep the heap from being given back with them
+# glibc's malloc.h; what its own defaults come to in a process that has taken and given back blocks this large.
+SETTINGS = {-3: 2**25, -1: 2**26}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")  # what variables that set the same begin with
+
+
+@contextmanager
+def huge_pages(size: int) -> Iterator[None]:
+    """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
+    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens."""
+    if size < LEAST or not _can():
+        yield
+        return
+    for setting, value in SETTINGS.items():
+        _libc().mallopt(setting, value)
+    stops = _make_ready(size)
+    try:
+        yield
+    finally:
+        for stop in stops:
+            _libc().free(stop)
+
+
+def _make_ready(size: int) -> list[int]:
+    libc, blocks, stops = _libc(), list[int](), list[int]()
+    while len(blocks) * BLOCK < size:
+        taken = [block for _ in range(BLOCKS) if (block := libc.malloc(BLOCK))]
+        blocks += taken
+        if len(taken) < BLOCKS:  # addresses are limited, too
+            break
+        stops.append(libc.malloc(STOP))
+    for block in blocks:
+        start, end = -(-block // PAGE) * PAGE, (block + BLOCK) // PAGE * PAGE
+        libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)
+        libc.free(block)
+    return stops
+
+
+@cache
+def _can() -> bool:
+    """Whether there is a glibc that nobody has set otherwise."""
+    if sys.platform != "linux" or any(name.startswith(OWN_SETTINGS) for name in os.environ):
+        return False
+    return hasattr(_libc(), "gnu_get_libc_version") and hasattr(mmap, "MADV_HUGEPAGE")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc
