@@ -26,6 +26,8 @@ class Apart:
 
     def __init__(self, bundle: Bundle, apart: Sequence[Sequence[int]]) -> None:
         self.groups: Groups = grouped(len(bundle.manifest.segments), apart)
+        units = {tuple(unit) for unit in apart}
+        self.optional = [g for g, group in enumerate(self.groups) if group in units]
         self._everything: Route = tuple(range(len(self.groups)))
 
     def route(self, cache: SegmentedCache, size: int) -> Route:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -33,6 +33,11 @@ class SkipPolicy(Protocol):
 
     @property
     def groups(self) -> Groups: ...
+
+    @property
+    def optional(self) -> Collection[int]:
+        """The groups that a step may leave out; all others always run, the first and the last one in any case."""
+        ...
 
     @property
     def observes(self) -> bool:

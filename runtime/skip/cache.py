@@ -48,6 +48,8 @@ class SegmentedCache(KVCache):
         self.held = np.zeros(len(layers), np.int64)
         self.ran = np.zeros((len(layers), self.rows), bool)
         self.places = np.zeros((len(layers), self.rows), np.int64)
+        # One token's entries through these: what numpy needs for an index array is out of the processor's caches.
+        self._one = memoryview(self.held), memoryview(self.ran), memoryview(self.places)
         self._indices: dict[Route, NDArray[np.intp]] = {}
         self._known = 0  # tokens that `ran` says something about
         self._alike = 0  # of these the first ones that ran as a prompt does
@@ -63,18 +65,31 @@ class SegmentedCache(KVCache):
         """Tokens at `positions` [S] run through the groups of `route`; `alike`: as every token of a prompt does."""
         size = len(positions)
         start, end = self._known, self._known + size
-        groups = self._indices.get(route)
-        if groups is None:
-            groups = self._indices[route] = np.array(route, np.intp)[:, None]
         self.positions[start:end] = positions
-        held = self.held[groups]  # [groups, 1]
-        self.places[groups, held + np.arange(size)] = positions
-        self.ran[:, start:end] = False
-        self.ran[groups, np.arange(start, end)] = True
-        self.held[groups] = held + size
+        if size == 1:
+            self._append_one(int(positions[0]), start, route)
+        else:
+            groups = self._indices.get(route)
+            if groups is None:
+                groups = self._indices[route] = np.array(route, np.intp)[:, None]
+            rows = self.held[groups]  # [groups, 1]
+            self.places[groups, rows + np.arange(size)] = positions
+            self.ran[:, start:end] = False
+            self.ran[groups, np.arange(start, end)] = True
+            self.held[groups] = rows + size
         if alike and self._alike == start:
             self._alike = end
         self._known = self.length = end
+
+    def _append_one(self, position: int, start: int, route: Route) -> None:
+        held, ran, places = self._one
+        for group in range(len(held)):
+            ran[group, start] = False
+        for group in route:
+            ran[group, start] = True
+            row = held[group]
+            places[group, row] = position
+            held[group] = row + 1
 
     def put_aside(self, start: int) -> Aside:
         """A copy of the rows from `start` on, of a cache all of whose tokens ran through all layers."""

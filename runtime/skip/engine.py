@@ -61,7 +61,7 @@ class SegmentedEngine(Engine):
     def _decoder(self) -> tuple[str, bytes]:
         segments = self.bundle.manifest.segments
         groups = [[self.bundle.path(segments[i].path) for i in group] for group in self.groups]
-        return "the segments", join(groups, watched=self.policy.observes)
+        return "the segments", join(groups, self.policy.optional, watched=self.policy.observes)
 
     @property
     def takes_several(self) -> bool:
@@ -85,11 +85,11 @@ class SegmentedEngine(Engine):
         """The route through all groups but those of `segments`, by their indices in the manifest.
 
         Raises:
-            InputError: a group holds some of them and others too, or the first or the last segment is among them.
+            InputError: a group holds some of them and others too, or they are among those that always run.
         """
         route = tuple(g for g, group in enumerate(self.groups) if not set(group) <= set(segments))
-        ends = {0, len(self.groups) - 1} <= set(route)
-        if not ends or any(set(self.groups[g]) & set(segments) for g in route):
+        always = {*self.everything}.difference(self.policy.optional) | {0, len(self.groups) - 1}
+        if not always <= set(route) or any(set(self.groups[g]) & set(segments) for g in route):
             raise InputError(f"The segments {sorted(segments)} cannot be left out: they run together with others.")
         return route
 

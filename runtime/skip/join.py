@@ -1,9 +1,9 @@
 """Putting segments together: one graph of all groups of them, in which a step says which groups run.
 
-Neighbours that always run together become one group. Each group but the first and the last stands in an `If`, which
-costs some 10 us where a session of its own would cost 25: an input `run.G` says whether group G runs, and else the
-residual stream goes past it, and its keys and values stay as they are. Each group holds rows of its own in the KV
-cache, so that the inputs that count them are there once for each: `seqlens_k.G` and so on.
+Neighbours that always run together become one group. Each group that a step may leave out stands in an `If`, which
+costs some 15 us for every layer in it: an input `run.G` says whether group G runs, and else the residual stream goes
+past it, and its keys and values stay as they are. Each group holds rows of its own in the KV cache, so that the inputs
+that count them are there once for each: `seqlens_k.G` and so on.
 
 The files are messages of onnx/onnx.proto, whose fields are taken over as they are. A segment's values have the names
 that they have in the whole graph, so that its neighbour's input is its own output.
@@ -11,7 +11,7 @@ that they have in the whole graph, so that its neighbour's input is its own outp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,10 @@ PAST, PRESENT = "past.", "present."  # what the names of the KV cache's inputs a
 Bytes = bytes | memoryview
 
 
-def join(groups: Sequence[Sequence[Path]], *, watched: bool = False) -> bytes:
+def join(groups: Sequence[Sequence[Path]], optional: Collection[int], *, watched: bool = False) -> bytes:
     """One ONNX model of groups of segments' files, in the order they run; some that stood between them may be missing.
 
-    watched: whether the residual stream that each group but the first reads is an output: `stream_name`.
+    optional: groups that a step may leave out; the first and the last one always run. watched: whether the residual stream that each group but the first reads is an output: `stream_name`.
 
     Raises:
         BundleError: a file cannot be read.
@@ -49,7 +49,7 @@ def join(groups: Sequence[Sequence[Path]], *, watched: bool = False) -> bytes:
     try:
         read = [[_Graph(path) for path in group] for group in groups]
         model = [field(number, value) for number, value in read[0][0].model]
-        return message(*model, field(GRAPH, _guarded([_joined(graphs) for graphs in read], watched)))
+        return message(*model, field(GRAPH, _guarded([_joined(graphs) for graphs in read], optional, watched)))
     except OSError as e:
         raise BundleError(f"{e.filename} cannot be read: {e.strerror}.") from None
     except WireError as e:
@@ -137,15 +137,15 @@ def _joined(graphs: Sequence[_Graph]) -> _Group:
     return _Group(nodes, initializers, inputs, outputs, _stream(graphs[0].inputs), _stream(outputs))
 
 
-def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
-    """The graph of all groups."""
+def _guarded(groups: Sequence[_Group], optional: Collection[int], watched: bool) -> bytes:
+    """The graph of all groups, those that are `optional` behind a condition."""
     nodes: dict[str, Bytes] = {}
     initializers: dict[str, Bytes] = {}
     inputs: dict[str, Bytes] = {}
     outputs: dict[str, Bytes] = {}
     stream: list[str] = []
     for number, group in enumerate(groups):
-        first, last = number == 0, number == len(groups) - 1
+        always = number not in optional or number in (0, len(groups) - 1)
         names = {name: f"{name}.{number}" for name in group.inputs if name in OWN}
         names |= dict(zip(group.reads, stream, strict=True))
         stream = [stream_name(number + 1, _stream_part(name)) for name in group.writes]
@@ -155,7 +155,7 @@ def _guarded(groups: Sequence[_Group], watched: bool) -> bytes:
         outputs |= {result: _value(group.outputs[name], results) for name, result in shown.items()}
         # Within a branch a weight would stay in memory beside its packed copy until all are packed.
         initializers |= group.initializers
-        if first or last:
+        if always:
             nodes |= _renamed_nodes(group, names | results, nodes, number)
             continue
         runs = f"{RUN}.{number}"

@@ -28,7 +28,7 @@ class PromptPolicy:
 
     def __init__(self, groups: Groups, candidates: Sequence[int]) -> None:
         self.groups = groups
-        self.candidates = list(candidates)
+        self.candidates = self.optional = list(candidates)
         self._everything: Route = tuple(range(len(groups)))
         self._scores: WeakKeyDictionary[SegmentedCache, NDArray[np.float32]] = WeakKeyDictionary()
         self._routes: WeakKeyDictionary[SegmentedCache, Route] = WeakKeyDictionary()

@@ -37,6 +37,7 @@ class SegmentsBound(Binding):
         groups = len(cache.layers)
         self._last = np.zeros((groups, 1), np.int32)
         self._total = np.zeros(groups, np.int32)
+        self._counts = memoryview(self._last[:, 0]), memoryview(self._total)  # see `SegmentedCache`'s
         self._runs = np.ones(groups, bool)
         self._route: Route = tuple(range(groups))
         # What each token attends to, by group, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
@@ -73,8 +74,9 @@ class SegmentsBound(Binding):
             self._runs[:] = False
             self._runs[list(route)] = True
             self._route = route
-        self._total[:] = cache.held
-        np.subtract(self._total, 1, out=self._last[:, 0])
+        last, total = self._counts
+        for group, held in enumerate(cache.held.tolist()):
+            total[group], last[group] = held, held - 1
         self._session.run_with_iobinding(self._binding)
 
     def attend(self, cache: SegmentedCache, route: Route, tree: Tree | None, size: int) -> None:

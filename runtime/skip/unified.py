@@ -23,6 +23,7 @@ class Unified:
     loaded."""
 
     observes, uniform = False, True
+    optional = ()
 
     def __init__(self, bundle: Bundle, ratio: float) -> None:
         segments = bundle.manifest.segments
