@@ -23,7 +23,9 @@ BLOCK = 30 * 2**20
 BLOCKS = 2
 STOP = 2**16  # bytes behind blocks that are given back, which keep the heap from being given back with them
 # glibc's malloc.h; what its own defaults come to in a process that has taken and given back blocks this large.
-SETTINGS = {-3: 2**25, -1: 2**26}  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+SETTINGS = {M_TRIM_THRESHOLD: 2**26, M_MMAP_THRESHOLD: 2**25}
+NEVER = -1  # what is free at a heap's end is given back
 OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")  # what variables that set the same begin with
 
 
@@ -34,7 +36,7 @@ def huge_pages(size: int) -> Iterator[None]:
     if size < LEAST or not _can():
         yield
         return
-    for setting, value in SETTINGS.items():
+    for setting, value in (SETTINGS | {M_TRIM_THRESHOLD: NEVER}).items():
         _libc().mallopt(setting, value)
     stops = _make_ready(size)
     try:
@@ -42,6 +44,7 @@ def huge_pages(size: int) -> Iterator[None]:
     finally:
         for stop in stops:
             _libc().free(stop)
+        _libc().mallopt(M_TRIM_THRESHOLD, SETTINGS[M_TRIM_THRESHOLD])
 
 
 def _make_ready(size: int) -> list[int]:
@@ -52,11 +55,23 @@ def _make_ready(size: int) -> list[int]:
         if len(taken) < BLOCKS:  # addresses are limited, too
             break
         stops.append(libc.malloc(STOP))
+    for start, end in _joined(blocks):
+        first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+        libc.madvise(first, last - first, mmap.MADV_HUGEPAGE)
     for block in blocks:
-        start, end = -(-block // PAGE) * PAGE, (block + BLOCK) // PAGE * PAGE
-        libc.madvise(start, end - start, mmap.MADV_HUGEPAGE)
         libc.free(block)
     return stops
+
+
+def _joined(blocks: list[int]) -> list[tuple[int, int]]:
+    """Where blocks begin and end, those that stand side by side as one."""
+    found: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        if found and block - found[-1][1] < mmap.PAGESIZE:
+            found[-1] = found[-1][0], block + BLOCK
+        else:
+            found.append((block, block + BLOCK))
+    return found
 
 
 @cache

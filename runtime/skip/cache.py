@@ -49,7 +49,7 @@ class SegmentedCache(KVCache):
         self.ran = np.zeros((len(layers), self.rows), bool)
         self.places = np.zeros((len(layers), self.rows), np.int64)
         # One token's entries through these: what numpy needs for an index array is out of the processor's caches.
-        self._one = memoryview(self.held), memoryview(self.ran), memoryview(self.places)
+        self._one = self.held.data, self.ran.data, self.places.data
         self._indices: dict[Route, NDArray[np.intp]] = {}
         self._known = 0  # tokens that `ran` says something about
         self._alike = 0  # of these the first ones that ran as a prompt does

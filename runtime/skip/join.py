@@ -41,7 +41,8 @@ Bytes = bytes | memoryview
 def join(groups: Sequence[Sequence[Path]], optional: Collection[int], *, watched: bool = False) -> bytes:
     """One ONNX model of groups of segments' files, in the order they run; some that stood between them may be missing.
 
-    optional: groups that a step may leave out; the first and the last one always run. watched: whether the residual stream that each group but the first reads is an output: `stream_name`.
+    optional: groups that a step may leave out; the first and the last one always run. watched: whether the residual
+    stream that each group but the first reads is an output: `stream_name`.
 
     Raises:
         BundleError: a file cannot be read.

@@ -45,8 +45,9 @@ class SkipDecode:
         apart = [tuple(i for unit in falling[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
         self.groups: Groups = grouped(len(segments), apart, [i for unit in bypassed[:never] for i in unit])
         self.optional = [self.groups.index(unit) for unit in apart]  # in the order that they are dropped
+        everything = range(len(self.groups))
         self._routes = [
-            tuple(g for g in range(len(self.groups)) if g not in self.optional[:dropped]) for dropped in range(self.levels + 1)
+            tuple(g for g in everything if g not in self.optional[:dropped]) for dropped in range(self.levels + 1)
         ]
 
     def dropped(self, prompt: int, position: int, capacity: int) -> int:

@@ -37,7 +37,7 @@ class SegmentsBound(Binding):
         groups = len(cache.layers)
         self._last = np.zeros((groups, 1), np.int32)
         self._total = np.zeros(groups, np.int32)
-        self._counts = memoryview(self._last[:, 0]), memoryview(self._total)  # see `SegmentedCache`'s
+        self._counts = self._last[:, 0].data, self._total.data  # see `SegmentedCache`'s
         self._runs = np.ones(groups, bool)
         self._route: Route = tuple(range(groups))
         # What each token attends to, by group, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
