@@ -26,7 +26,8 @@ STOP = 2**16  # bytes behind blocks that are given back, which keep the heap fro
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SETTINGS = {M_TRIM_THRESHOLD: 2**26, M_MMAP_THRESHOLD: 2**25}
 NEVER = -1  # what is free at a heap's end is given back
-OWN_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_")  # what variables that set the same begin with
+OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
+TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 
 
 @contextmanager
@@ -77,7 +78,8 @@ def _joined(blocks: list[int]) -> list[tuple[int, int]]:
 @cache
 def _can() -> bool:
     """Whether there is a glibc that nobody has set otherwise."""
-    if sys.platform != "linux" or any(name.startswith(OWN_SETTINGS) for name in os.environ):
+    own = any(name.startswith(OWN_SETTINGS) for name in os.environ) or OF_MALLOC in os.environ.get(TUNABLES, "")
+    if sys.platform != "linux" or own:
         return False
     return hasattr(_libc(), "gnu_get_libc_version") and hasattr(mmap, "MADV_HUGEPAGE")
 

@@ -44,10 +44,11 @@ else:
 
 def held(where: str, mebibytes: int, **environment: str) -> tuple[float, float]:
     """MiB in huge pages, and resident, of a fresh process that took so many."""
+    own = (*huge_pages.OWN_SETTINGS, huge_pages.TUNABLES)
     done = subprocess.run(
         [sys.executable, "-c", TAKE, where, str(mebibytes)], capture_output=True, text=True, check=True,
-        env={k: v for k, v in os.environ.items() if not k.startswith(huge_pages.OWN_SETTINGS)} | environment,
-    )
+        env={name: value for name, value in os.environ.items() if not name.startswith(own)} | environment,
+    )  # fmt: skip
     huge, resident = (int(n) / 1024 for n in re.findall(r"(\d+) kB", done.stdout))
     return huge, resident
 
@@ -71,6 +72,8 @@ def test_many_small_blocks_stand_in_huge_pages(where: str) -> None:
 def test_few_weights_and_settings_of_ones_own_are_left_alone() -> None:
     assert held("main", 8)[0] == 0
     assert held("main", 64, MALLOC_TRIM_THRESHOLD_="1000000")[0] == 0
+    assert held("main", 64, GLIBC_TUNABLES="glibc.malloc.arena_max=1")[0] == 0
+    assert held("main", 64, MALLOC_ARENA_MAX="2")[0] >= 50
 
 
 def test_where_there_is_no_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
