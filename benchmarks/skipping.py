@@ -108,9 +108,11 @@ def goals(figures: Sequence[SkipFigures], least: float) -> list[str]:
     for speed, most in WANTED if first else ():
         fast = [f for f in first if f.speedup >= speed]
         best = min(fast, key=lambda f: rises[f.skip], default=None)
-        own = "" if best is None else f"{above[best.skip]:+.1%} from the best tuned decoder's with nothing skipped"
-        reached = "never" if best is None else f"{rises[best.skip]:+.1%} perplexity ({best.skip}; {own})"
-        met = best is not None and rises[best.skip] <= most
+        reached, met = "never", False
+        if best is not None:
+            own = f"{above[best.skip]:+.1%} from the best tuned decoder's with nothing skipped"
+            reached = f"{rises[best.skip]:+.1%} perplexity ({best.skip}; {own})"
+            met = rises[best.skip] <= most
         lines.append(f"FiRST at {speed} times decode speed: {reached}; {most:.0%} wanted: {'met' if met else 'missed'}")
     unified = sorted((f.speedup, above[f.skip]) for f in figures if f.skip.startswith(f"{TUNED}unified"))
     for f in first if len(unified) > 1 else ():

@@ -135,6 +135,10 @@ class Tokens:
         """What the model reads in front of every text: `bos`, where it wants it, or nothing."""
         return [self.bos] if self.add_bos and self.bos is not None else []
 
+    def led(self, ids: list[int]) -> list[int]:
+        """The ids of a whole text, with `lead` in front where they lack it."""
+        return ids if ids[: len(self.lead)] == self.lead else [*self.lead, *ids]
+
     @property
     def named(self) -> dict[str, int | None]:
         """The ids by the names that chat templates and transformers have for them."""

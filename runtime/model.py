@@ -70,7 +70,7 @@ class Model:
         """The engine, as soon as it has loaded."""
         if isinstance(self._engine, Background):
             self._engine = self._engine.result()
-            release_freed()  # what reading the tokenizer and the graph took
+            release_freed()  # what reading the graph took
         return self._engine
 
     @property

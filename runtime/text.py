@@ -31,7 +31,7 @@ class Text:
         # Encoder-decoders alone: of their vocabularies most are Unigram, and reading others takes time for nothing.
         self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
         tokens = bundle.manifest.tokens
-        self._lead = tokens.lead
+        self._led = tokens.led
         self.eos = frozenset(tokens.eos)
         self.special = self._tokenizer.special
         # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
@@ -51,8 +51,7 @@ class Text:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it."""
-        ids = self.encode(text)
-        return ids if ids[: len(self._lead)] == self._lead else [*self._lead, *ids]
+        return self._led(self.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD."""

@@ -202,8 +202,7 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(text: str) -> list[int]:
-        found = encode(text if template is None else template.render([{"role": "user", "content": text}]))
-        return found if found[: len(tokens.lead)] == tokens.lead else [*tokens.lead, *found]
+        return tokens.led(encode(text if template is None else template.render([{"role": "user", "content": text}])))
 
     found = read_examples(data, encode, encode_prompt, tokens.eos, settings.length, tokens.lead)
     return [dataclasses.replace(example, given=settings.given(data)) for example in found]
