@@ -22,6 +22,7 @@ from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.gptq import _moments, quantize_decoder
 from edge.export.quantize.rtn import round_to_nearest
+from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, tune
 from edge.manifest import Tokens
@@ -254,7 +255,7 @@ def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress() 
     assert list(result) == matrices(checkpoint)
     for weight in result.values():
         assert isinstance(weight, QTensor) and weight.bits == 4
-    assert {"quantizing to 4 bits", "tuning scales"} <= {text for _, _, text in told}
+    assert {"writing text to calibrate on", "quantizing to 4 bits", "tuning scales"} <= {text for _, _, text in told}
     assert all(0 <= done <= total for done, total, _ in told)
 
 
@@ -262,6 +263,58 @@ def test_int4_takes_a_block_size() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     result = quantize(checkpoint, "int4", block_size=16, calibration="Fish and chips. " * 10)
     assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {16}
+
+
+class Counter:
+    """A model after whose token n comes n + 1, which remembers what it read; nearly always."""
+
+    def __init__(self) -> None:
+        self.read: list[torch.Tensor] = []
+
+    def __call__(self, tokens: torch.Tensor, past_key_values: Any, **_: Any) -> Any:
+        assert past_key_values == (sum(r.shape[1] for r in self.read) or None)
+        self.read.append(tokens)
+        logits = torch.zeros(len(tokens), 1, 4096)
+        logits.scatter_(2, (tokens[:, -1:, None] + 1) % 4096, 40.0)
+        return SimpleNamespace(logits=logits, past_key_values=sum(r.shape[1] for r in self.read))
+
+
+def test_a_model_goes_on_with_pieces_of_the_calibration_text() -> None:
+    text = torch.randint(0, 4096, (3, 300), generator=torch.Generator().manual_seed(1))
+    text[:, 0] = 7  # what each window begins with
+    model = Counter()
+    windows = sampled_windows(model, text, 1, lambda *_: None)
+    assert windows.shape == text.shape and (windows[:, 0] == 7).all()
+    assert (model.read[0][:, 0] == 7).all() and model.read[0].shape == (8, 1 + PREFIX)  # 3 x 299 tokens in pieces
+    written = torch.nn.functional.pad(windows[:, 1:].reshape(-1), (0, 8 * PIECE - 3 * 299)).view(8, PIECE)
+    given = text[:, 1:].reshape(-1).unfold(0, PREFIX, 1)
+    for piece in written[:7]:
+        assert (given == piece[:PREFIX]).all(1).any()
+        assert ((piece[PREFIX:] - piece[PREFIX - 1 : -1]) % 4096 == 1).all()
+    assert torch.equal(windows, sampled_windows(Counter(), text, 1, lambda *_: None))  # the same every time
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_goes_on_as_it_would_without_a_cache(family: str) -> None:
+    model = tiny_model(CONFIGS[family]())
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e4)  # so that the likeliest token is the only one
+    given = windows_of(model)
+    windows = sampled_windows(model, given, 0, lambda *_: None)
+    assert windows.shape == given.shape
+    length = min(PIECE, windows.shape[1])
+    pieces = windows.reshape(-1)[: windows.numel() // length * length].view(-1, length)
+    with torch.no_grad():
+        wanted = model(pieces).logits.argmax(-1)
+    assert (wanted[:, PREFIX - 1 : -1] == pieces[:, PREFIX:]).float().mean() > 0.98
+
+
+def test_text_is_drawn_from_the_models_own_distribution() -> None:
+    wanted = torch.tensor([0.5, 0.25, 0.15, 0.08, 0.02])
+    drawn = _draw(wanted.log().expand(20_000, -1), torch.Generator().manual_seed(0))
+    counts = torch.bincount(drawn[:, 0], minlength=5)
+    chi_square = float(((counts - 20_000 * wanted).square() / (20_000 * wanted)).sum())
+    assert chi_square < 18.5  # one in a thousand with four degrees of freedom
 
 
 def test_a_calibration_text_that_is_too_short_is_refused() -> None:

@@ -12,6 +12,7 @@ import torch
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
+from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, fast_dtype, tune
 from edge.export.torch_reference import load_torch
@@ -32,7 +33,10 @@ def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     Peak memory: the model in float32, its integers, and what one layer's solution takes.
     """
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration))
-    decoder = Decoder(load_torch(checkpoint, progress=options.progress), windows[0])
+    model = load_torch(checkpoint, progress=options.progress)
+    own = sampled_windows(model, windows, len(checkpoint.tokenizer.tokens.lead), options.report)
+    windows = torch.cat([windows, own])
+    decoder = Decoder(model, windows[0])
     with torch.no_grad():
         finals = _finals(decoder, windows, options.report)
         weights = quantize_decoder(decoder, windows, finals, options.block_size or INT4_BLOCK, options.report)

@@ -23,7 +23,7 @@ from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import spread, to_float16
 from edge.runtime.memory import release_freed
 
-EPOCHS = 2  # over the windows, one window a step; more of them fit the calibration text and nothing else
+EPOCHS = 1  # over the windows, one window a step
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps
 _ROWS = 64  # of logits computed at a time, and
