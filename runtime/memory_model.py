@@ -286,8 +286,12 @@ def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> i
 
 
 def _scales(group: TensorGroup) -> int:
-    """Bytes of scales and zero points."""
-    return max(0, group.bytes - round(group.bits * group.parameters / 8)) if group.block_size else 0
+    """Bytes of scales and zero points; not what the last blocks of rows are filled up with, which is stored as weights
+    are."""
+    if not group.block_size:
+        return 0
+    beside = max(0, group.bytes - round(group.bits * group.parameters / 8))
+    return min(beside, round(group.parameters / group.block_size * (FLOAT + group.bits / 8)))
 
 
 def _values(group: TensorGroup) -> int:

@@ -95,6 +95,12 @@ def test_while_loading_the_heads_pages_stand_beside_its_packed_copy(paper_bundle
     assert loading["KV cache"] == loading["activations"] == 0
 
 
+def test_what_the_last_blocks_of_rows_are_filled_up_with_is_packed_as_weights_are(paper_bundle: Bundle) -> None:
+    filled = dataclasses.replace(MATRICES, block_size=128, bytes=32_000 * 10 // 9 + 2_250)
+    footprint = MemoryModel(with_groups(paper_bundle, EMBEDDING, filled)).footprint(Demand(1, 1))
+    assert footprint.loading["mapped weights"] == EMBEDDING.bytes + 64_000 // 128 * 4.5
+
+
 def test_a_program_around_the_model_counts(paper_bundle: Bundle) -> None:
     def program(present: int) -> int:
         return MemoryModel(paper_bundle, present).footprint(Demand(1, 1)).running["program"]
