@@ -33,11 +33,11 @@ def sampled_windows(
     pieces = -(-count * body // length)
     starts = torch.randint(0, len(text) - PREFIX + 1, (pieces, 1), generator=generator)
     prefixes = torch.cat([begin.expand(pieces, -1), text[starts + torch.arange(PREFIX)]], 1)
-    found: list[torch.Tensor] = []
-    for batch in prefixes.split(TOGETHER):
+    batches, found = prefixes.split(TOGETHER), list[torch.Tensor]()
+    for batch in batches:
         read, cache, tokens = batch, None, [batch[:, lead:]]
-        for _ in range(length - PREFIX):
-            report(len(found), -(-pieces // TOGETHER), "writing text to calibrate on")
+        for there in range(PREFIX, length):
+            report(len(found) * length + there, len(batches) * length, "writing text to calibrate on")
             made = model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache, read = made.past_key_values, _draw(made.logits[:, -1], generator)
             tokens.append(read)

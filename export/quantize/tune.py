@@ -23,7 +23,6 @@ from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import spread, to_float16
 from edge.runtime.memory import release_freed
 
-EPOCHS = 1  # over the windows, one window a step
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps
 _ROWS = 64  # of logits computed at a time, and
@@ -49,7 +48,6 @@ def tune(
     """`weights`, which `decoder` was quantized to, with better scales. Both are used up: what is learned on leaves
     `weights`, so that its integers are held once.
     """
-    steps = EPOCHS * len(windows)
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
     for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
@@ -66,14 +64,12 @@ def tune(
     for scaled in learned:
         scaled.change.requires_grad_(True)
     optimizer = torch.optim.Adam([s.change for s in learned], betas=(0.9, 0.95))
-    order: list[int] = []
-    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
+    steps = len(order)  # each window once
     for step in range(steps):
         report(step, steps, "tuning scales")
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1, (step + 1) / WARM_UP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        if not order:
-            order = torch.randperm(len(windows), generator=generator).tolist()
         window = order.pop()
         optimizer.zero_grad()
         hidden = decoder.embed(windows[window])
