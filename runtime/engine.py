@@ -132,12 +132,13 @@ class Engine:
     @cached_property
     def costs(self) -> CostCurve | None:
         """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
-        where what it left cannot be used, which is logged. It measures steps over a cache in float32."""
-        if self.kv.dtype != FLOAT32 or not curves_dir().is_dir():  # importing what reads them takes 13 ms
+        where what it left cannot be used, which is logged."""
+        if not curves_dir().is_dir():  # importing what reads them takes 13 ms
             return None
         from edge.runtime.profile.curve import load
 
-        return load(self.bundle, provider="cpu", threads=self.threads, say=logging.getLogger(__name__).warning)
+        say = logging.getLogger(__name__).warning
+        return load(self.bundle, provider="cpu", threads=self.threads, say=say, kv=self.kv.dtype)
 
     @property
     def takes_trees(self) -> bool:

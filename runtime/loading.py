@@ -135,6 +135,7 @@ def start(
     reproducible: bool = False,
     skip: str = OFF,
     kv: str = AUTO,
+    prompt: int = 0,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -148,6 +149,8 @@ def start(
         reproducible: see `Engine`.
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
         kv: what the KV cache is kept in; see `open_engine`.
+        prompt: about how many tokens stand before the first of the answer, where that is known: behind many, ``auto``
+            takes int8 where that is faster here.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
@@ -156,6 +159,12 @@ def start(
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
     # What is wrong with these is said before anything is loaded.
     kinds = kv_dtypes(bundle, kv, whole=_policy(bundle, skip, speculate) is None)
+    # What is reproducible depends on no measurement; drafts that branch read floats.
+    if len(kinds) > 1 and not reproducible and not branches(speculate, bundle):
+        from edge.runtime.faster_kv import faster_kv
+
+        kind = faster_kv(bundle, prompt, drafts=speculate != OFF, threads=threads)
+        kinds = [kind] if kind == INT8 else kinds
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -184,7 +193,7 @@ def start(
             plan=plan,
             reproducible=reproducible,
             speculate=speculate,
-            kv=kv,
+            kv=kinds[0],
         )
 
     return Loading(bundle, Background(make))

@@ -17,6 +17,7 @@ from profile_example import example_profile
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, InputError
+from edge.manifest import KV8_STEP
 from edge.runtime.engine import Engine
 from edge.runtime.profile import fresh
 from edge.runtime.profile import profile as profiles
@@ -37,6 +38,8 @@ def test_a_profile_has_every_figure(measured: Profile) -> None:
     assert {point.size for point in measured.curve} == set(profiles.SIZES)
     assert {point.context for point in measured.curve} <= {8, 32, 128, 448}
     assert all(point.low_ms <= point.ms <= point.high_ms for point in measured.curve)
+    assert {point.size for point in measured.curve_int8} == {size for size in profiles.SIZES if size <= KV8_STEP}
+    assert {point.context for point in measured.curve_int8} <= {8, 32, 128, 448}
     assert measured.sustained is not None and len(measured.sustained.rates) >= 3
     assert measured.load is not None and measured.load.warm.p50_ms > 1
     assert [use.phase for use in measured.usage] == ["prefill", "decode"]

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engines.edge_runtime import ByPrompt
+
 from drafting.base import Answered, Drafting
 
 SETTINGS: dict[str, dict[str, Any]] = {"auto": {}}
@@ -16,14 +18,15 @@ class _Edge:
         import edge
         from edge.runtime.sampling import make_sampler
 
-        self._model: Any = edge.load(model, context=capacity, threads=threads)
-        vocab = self._model.bundle.manifest.dims.vocab_size
+        self._models = ByPrompt(model, drafts=True, context=capacity, threads=threads)
+        vocab = self._models.bundle.manifest.dims.vocab_size
         self._greedy = make_sampler(edge.GenerateOptions(), vocab, [])
 
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
         from edge.runtime.answer import never
 
-        model, speculation = self._model, self._model.speculation
+        model = self._models.model(len(ids))
+        speculation = model.speculation
         cache, figures = model.engine.new_cache(len(ids) + n), speculation.figures()
         start, first, count = time.perf_counter(), 0.0, 0
         tokens = speculation.generate(model.engine, cache, ids, self._greedy, figures, chunk=model.prefill_chunk,

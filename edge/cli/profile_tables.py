@@ -27,6 +27,8 @@ def show(profile: Profile) -> None:
     _output_tokens(profile, out)
     if profile.curve:
         _curve(profile.curve, out)
+    if profile.curve_int8:
+        _curve(profile.curve_int8, out, " over a KV cache in int8")
     for name, value in _facts(profile).items():
         out.print(f"[bold]{name:10}[/] {value}")
     for note in profile.notes:
@@ -62,10 +64,10 @@ def _output_tokens(profile: Profile, out: Console) -> None:
         out.print(shown)
 
 
-def _curve(points: list[CurvePoint], out: Console) -> None:
+def _curve(points: list[CurvePoint], out: Console, over: str = "") -> None:
     contexts, sizes = sorted({p.context for p in points}), sorted({p.size for p in points})
     times = {(p.size, p.context): p.ms for p in points}
-    title = "A step of S tokens behind a context: ms, and times a step of one"
+    title = f"A step of S tokens behind a context{over}: ms, and times a step of one"
     shown = table(title, "S", *map("{:,}".format, contexts))
     for size in sizes:
         cells = []

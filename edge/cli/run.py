@@ -82,6 +82,7 @@ def execute(args: list[str]) -> int:
             reproducible=given.reproducible,
             skip=given.skip,
             kv=given.kv or AUTO,
+            prompt=_expected(prompt, given),
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -114,6 +115,16 @@ def execute(args: list[str]) -> int:
         chat(model, options, given.system, interrupted)
         return 0
     return INTERRUPTED if interrupted() else 0
+
+
+def _expected(prompt: str | None, given: argparse.Namespace) -> int:
+    """About how many tokens stand before the answer, where it is long enough for that to matter; a chat's, and those of
+    answers side by side, are not known."""
+    from edge.runtime.faster_kv import BYTES_PER_TOKEN, SHORT_ANSWER
+
+    if prompt is None or given.output is not None or (given.max_tokens or MAX_TOKENS) < SHORT_ANSWER:
+        return 0
+    return len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN
 
 
 class _Parser(argparse.ArgumentParser):
@@ -185,7 +196,7 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     room = "most tokens of prompt and answer (default: the bundle's, up to 4096)"
     add("--context", metavar="N", type=int, help=room)
     add("--prefill-chunk", metavar="N", type=int, help="prompt tokens run at once; fewer need less memory")
-    kept = "keep the KV cache in float32, or in int8, a quarter of it (default: auto, as --memory needs it)"
+    kept = "keep the KV cache in float32, or in int8, a quarter of it (default: auto, by --memory and the prompt)"
     add("--kv", metavar="TYPE", help=kept)
     add("--memory", metavar="SIZE", help="stay under so much memory, such as 300MB; see edge plan")
     return parser

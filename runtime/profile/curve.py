@@ -19,7 +19,7 @@ from pathlib import Path
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir
-from edge.manifest import read_json, typed
+from edge.manifest import FLOAT32, read_json, typed
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
 
@@ -79,6 +79,7 @@ class DeviceFile:
     bundle: str  # its name, for people
     sha256: str  # of its edge.json
     curve: list[CurvePoint] = field(default_factory=list)
+    curve_int8: list[CurvePoint] = field(default_factory=list)
     source_tokens: int | None = None
 
 
@@ -104,6 +105,7 @@ def store(profile: Profile) -> Path:
         bundle=profile.bundle.name,
         sha256=profile.bundle.sha256,
         curve=profile.curve,
+        curve_int8=profile.curve_int8,
         source_tokens=profile.source_tokens,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +119,12 @@ def store(profile: Profile) -> Path:
 
 
 def load(
-    bundle: Bundle, *, provider: str, threads: int, say: Callable[[str], None] = lambda sentence: None
+    bundle: Bundle,
+    *,
+    provider: str,
+    threads: int,
+    say: Callable[[str], None] = lambda sentence: None,
+    kv: str = FLOAT32,
 ) -> CostCurve | None:
     """The curve of this bundle on this device; None where none was measured, or the one there is cannot be used:
     `say` is told why.
@@ -125,6 +132,7 @@ def load(
     Args:
         provider: a name of `edge.runtime.profile.machine.PROVIDERS`.
         threads: those of the engine.
+        kv: what the KV cache is kept in, float32 or int8.
     """
     device = machine.describe(provider, threads)
     sha256 = sha256_of(bundle.path(MANIFEST))
@@ -148,7 +156,8 @@ def load(
         if was != now:
             say(f"The cost curve {path} is {what}, and is ignored; {ADVICE}.")
             return None
-    return CostCurve(found.curve)
+    points = found.curve if kv == FLOAT32 else found.curve_int8
+    return CostCurve(points) if points else None
 
 
 def _read(path: Path) -> DeviceFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,8 +14,10 @@ from pathlib import Path
 
 from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
-from edge.manifest import Manifest
+from edge.manifest import INT8, KV8_STEP, Manifest
 from edge.runtime.engine import Engine
+from edge.runtime.loading import kv_dtypes
+from edge.runtime.memory import release_freed
 from edge.runtime.memory_model import Demand, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
 from edge.runtime.profile import fresh, machine
@@ -26,6 +28,7 @@ from edge.runtime.profile.record import (
     FORMAT,
     FORMAT_VERSION,
     BundleInfo,
+    CurvePoint,
     Load,
     Memory,
     Profile,
@@ -33,7 +36,7 @@ from edge.runtime.profile.record import (
 from edge.runtime.profile.subject import Subject, input_kind
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.34, "curve": 0.30, "sustained": 0.18}
+SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
 DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
 SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
 LONGEST = 1 / 8  # share of the time that one input may take
@@ -99,7 +102,11 @@ class _Run:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
         self._waiting = dict(SHARES)
+        self._has_int8 = len(kv_dtypes(bundle)) > 1
+        if not self._has_int8:
+            del self._waiting["curve over int8"]
         self._notes: list[str] = []
+        self._canary: Canary | None = None  # while the engine that it sings with is there
         self._capacity = _capacity(bundle.manifest, options.context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
         self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
@@ -110,15 +117,20 @@ class _Run:
         memory = self._memory()
         self._say("opening")
         engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads)
+        threads = engine.threads
         self._subject = Subject(engine, self._capacity)
         self._energy = machine.Energy()
         self._subject.fill()
-        self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
+        canary = self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
         firsts, tokens = self._answers()
-        curve = self._curve()
+        curve = self._curve("curve", SIZES)
         context = self._contexts[min(1, len(self._contexts) - 1)]
         tell = self._between("long answers in a row")
         sustained, decoding = sustain(self._subject, context, self._until("sustained"), self._energy, tell)
+        ttft, decode = [job.result() for job in firsts], [job.result() for job in tokens]
+        usage, noise = [prefill_usage(firsts, self._energy), decoding], canary.noise(neighbours.share())
+        del engine, firsts, tokens
+        curve_int8 = self._curve_int8() if self._has_int8 else []
         foreign = neighbours.share()
         if foreign is not None and foreign > BUSY:
             self._notes.append(f"Other processes took {foreign:.0%} of the machine meanwhile; repeat when it is idle.")
@@ -128,18 +140,19 @@ class _Run:
             producer=f"edge {_version()}",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._start, 3),
-            device=machine.describe(self._options.provider, engine.threads),
+            device=machine.describe(self._options.provider, threads),
             bundle=bundle_info(self._bundle),
             context=self._capacity,
-            ttft=[job.result() for job in firsts],
-            decode=[job.result() for job in tokens],
-            curve=[job.result() for job in curve],
+            ttft=ttft,
+            decode=decode,
+            curve=curve,
+            curve_int8=curve_int8,
             source_tokens=self._subject.source_tokens,
             sustained=sustained,
             load=load,
             memory=memory,
-            usage=[prefill_usage(firsts, self._energy), decoding],
-            noise=self._canary.noise(foreign),
+            usage=usage,
+            noise=noise,
             notes=self._notes,
         )
 
@@ -231,33 +244,44 @@ class _Run:
             took = time.monotonic() - start
         return jobs
 
-    def _curve(self) -> list[StepJob]:
-        until, contexts = self._until("curve"), list(self._contexts)
-        self._say("cost curve")
+    def _curve_int8(self) -> list[CurvePoint]:
+        """The cost curve over a KV cache in int8, whose steps are small ones: another engine, in the first one's place,
+        as two would hold the weights twice."""
+        del self._subject
+        self._canary = None
+        release_freed()
+        self._say("opening the graph over int8")
+        engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads, kv=INT8)
+        self._subject = Subject(engine, self._capacity)
+        self._subject.fill()
+        return self._curve("curve over int8", [size for size in SIZES if size <= KV8_STEP])
+
+    def _curve(self, phase: str, sizes: Sequence[int]) -> list[CurvePoint]:
+        until, contexts, what = self._until(phase), list(self._contexts), f"cost {phase}"
+        self._say(what)
         allowed = until - time.monotonic()
-        costs = {context: self._round_s(context) for context in contexts}
+        sizes_at = {context: [size for size in sizes if context + size <= self._capacity] for context in contexts}
+        costs = {context: self._round_s(context, sizes_at[context][-1]) for context in contexts}
         while len(contexts) > 2 and LEAST_ROUNDS * sum(costs[context] for context in contexts) > allowed:
             contexts.remove(contexts[len(contexts) // 2])
         if len(contexts) < len(self._contexts):
             left_out = ", ".join(str(context) for context in self._contexts if context not in contexts)
-            self._notes.append(f"The cost curve leaves out the contexts {left_out}; more --seconds would measure them.")
-        jobs = {c: [StepJob(self._subject, size, c) for size in self._sizes(c)] for c in contexts}
+            self._notes.append(f"The {what} leaves out the contexts {left_out}; more --seconds would measure them.")
+        jobs = {c: [StepJob(self._subject, size, c) for size in sizes_at[c]] for c in contexts}
         # A step of one token first: it brings weights and rows into the caches, as in the middle of an answer.
         groups = [Group(jobs[c], partial(self._subject.step, 1, c)) for c in contexts]
-        if not take_turns(groups, until, between=self._between("cost curve")):
-            self._notes.append("Points of the cost curve were measured once, not warmed up; give more --seconds.")
-        return [job for context in contexts for job in jobs[context]]
+        if not take_turns(groups, until, between=self._between(what)):
+            self._notes.append(f"Points of the {what} were measured once, not warmed up; give more --seconds.")
+        return [job.result() for context in contexts for job in jobs[context]]
 
-    def _sizes(self, context: int) -> list[int]:
-        return [size for size in SIZES if context + size <= self._capacity]
-
-    def _round_s(self, context: int) -> float:
+    def _round_s(self, context: int, largest: int) -> float:
         """About how long one round over all sizes takes at a context: three times what the largest of them does."""
-        return 3e-3 * self._subject.step(self._sizes(context)[-1], context)
+        return 3e-3 * self._subject.step(largest, context)
 
     def _between(self, what: str) -> Callable[[], None]:
         def tell() -> None:
-            self._canary.sing()
+            if self._canary is not None:
+                self._canary.sing()
             self._say(what)
 
         return tell

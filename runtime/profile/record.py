@@ -212,6 +212,7 @@ class Profile:
     ttft: list[Ttft] = field(default_factory=list)
     decode: list[Decode] = field(default_factory=list)
     curve: list[CurvePoint] = field(default_factory=list)
+    curve_int8: list[CurvePoint] = field(default_factory=list)  # the same over a KV cache in int8
     source_tokens: int | None = None  # rows that the encoder handed to the decoder in `decode` and `curve`
     sustained: Sustained | None = None
     load: Load | None = None
