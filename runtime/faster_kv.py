@@ -14,7 +14,6 @@ from edge.home import curves_dir
 from edge.manifest import FLOAT32, INT8, KV8
 from edge.runtime.providers import cpu
 
-BYTES_PER_TOKEN = 4  # of a prompt, about, where nothing has split it yet: English has 4 to 5
 SHORT = 128  # tokens of a prompt behind which bytes gain nowhere, so that nothing is looked up
 SHORT_ANSWER = 64  # most tokens of an answer that does not win back what opening the graph over bytes takes longer
 # Tokens from which on bytes are the faster without drafts and with them, where nothing was measured: on x86-64

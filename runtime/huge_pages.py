@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 PAGE = 2**21
 LEAST = 2**24  # bytes of weights below which 4 KiB pages do: processors keep the addresses of some 3,000 at hand
@@ -26,15 +27,20 @@ STOP = 2**16  # bytes behind blocks that are given back, which keep the heap fro
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SETTINGS = {M_TRIM_THRESHOLD: 2**26, M_MMAP_THRESHOLD: 2**25}
 NEVER = -1  # what is free at a heap's end is given back
+CPUINFO = Path("/proc/cpuinfo")
 OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
 TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 
 
 @contextmanager
-def huge_pages(size: int) -> Iterator[None]:
+def huge_pages(size: int, *, brief: bool = False) -> Iterator[None]:
     """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
-    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens."""
-    if size < LEAST or not _can():
+    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens.
+
+    brief: whether the process is there for one answer. On a virtual machine nothing happens then: where its host has to
+        find the memory first, a page takes 4.6 ms in the place of 0.24, which only hundreds of tokens pay back.
+    """
+    if size < LEAST or not _can() or (brief and _virtual()):
         yield
         return
     for setting, value in (SETTINGS | {M_TRIM_THRESHOLD: NEVER}).items():
@@ -82,6 +88,16 @@ def _can() -> bool:
     if sys.platform != "linux" or own:
         return False
     return hasattr(_libc(), "gnu_get_libc_version") and hasattr(mmap, "MADV_HUGEPAGE")
+
+
+def _virtual() -> bool:
+    """Whether this is a virtual machine, as far as x86-64 processors tell."""
+    try:
+        with CPUINFO.open() as file:
+            first = file.read(4096)  # of the first processor or two: all of a large machine's take milliseconds
+    except OSError:
+        return False
+    return " hypervisor" in first
 
 
 @cache

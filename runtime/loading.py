@@ -60,11 +60,12 @@ def open_engine(
     reproducible: bool = False,
     speculate: str = OFF,
     kv: str = AUTO,
+    brief: bool = False,
 ) -> Engine:
     """The engine of a bundle: over its whole graph, that for trees where drafts branch, that over a KV cache in int8,
     or, under a skip policy or for drafts with some of its layers, over its segments.
 
-    kv: float32, int8, or auto: as the plan says, and float32 where there is none.
+    kv: float32, int8, or auto: as the plan says, and float32 where there is none. brief: see `Engine`.
 
     Raises:
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
@@ -75,7 +76,14 @@ def open_engine(
     if policy is None:
         trees = branches(speculate, bundle) and not reproducible and kv == FLOAT32
         return Engine(
-            bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees, kv=kv
+            bundle,
+            context=context,
+            threads=threads,
+            plan=plan,
+            reproducible=reproducible,
+            trees=trees,
+            kv=kv,
+            brief=brief,
         )
     from edge.runtime.skip.engine import SegmentedEngine
 
@@ -116,6 +124,14 @@ def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str
 
 
 @dataclass(frozen=True)
+class Once:
+    """The one answer that a process is there for: how many tokens stand before it, about, and how many it may have."""
+
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True)
 class Loading:
     """A bundle whose manifest was read and whose engine is being made."""
 
@@ -135,7 +151,7 @@ def start(
     reproducible: bool = False,
     skip: str = OFF,
     kv: str = AUTO,
-    prompt: int = 0,
+    once: Once | None = None,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -149,8 +165,8 @@ def start(
         reproducible: see `Engine`.
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
         kv: what the KV cache is kept in; see `open_engine`.
-        prompt: about how many tokens stand before the first of the answer, where that is known: behind many, ``auto``
-            takes int8 where that is faster here.
+        once: the answer, where the process is there for one alone: behind a long prompt ``auto`` takes int8 where that
+            is faster here, and loading does not wait for what only many answers pay back.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
@@ -160,11 +176,12 @@ def start(
     # What is wrong with these is said before anything is loaded.
     kinds = kv_dtypes(bundle, kv, whole=_policy(bundle, skip, speculate) is None)
     # What is reproducible depends on no measurement; drafts that branch read floats.
-    if len(kinds) > 1 and not reproducible and not branches(speculate, bundle):
-        from edge.runtime.faster_kv import faster_kv
+    if once is not None and len(kinds) > 1 and not reproducible and not branches(speculate, bundle):
+        from edge.runtime.faster_kv import SHORT_ANSWER, faster_kv
 
-        kind = faster_kv(bundle, prompt, drafts=speculate != OFF, threads=threads)
-        kinds = [kind] if kind == INT8 else kinds
+        if once.answer >= SHORT_ANSWER:
+            kind = faster_kv(bundle, once.prompt, drafts=speculate != OFF, threads=threads)
+            kinds = [kind] if kind == INT8 else kinds
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -194,6 +211,7 @@ def start(
             reproducible=reproducible,
             speculate=speculate,
             kv=kinds[0],
+            brief=once is not None,
         )
 
     return Loading(bundle, Background(make))

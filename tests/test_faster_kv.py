@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,8 +118,24 @@ def test_edge_run_asks_for_the_prompt_that_it_has(
     given = options if "--max-tokens" in options else [*options, "--max-tokens", "64"]
     assert main.main(["run", str(tiny_bundle.root), prompt, "--speculate", "off", *given]) == 0
     assert opened[0].kv.dtype == kind and capsys.readouterr().out
+    assert opened[0]._brief
     if kind == INT8:
         assert asked == [(len(prompt) // 4, False)]
+
+
+def test_a_chat_and_many_prompts_are_no_single_answer(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = list[dict[str, Any]]()
+    start = loading.start
+    monkeypatch.setattr(loading, "start", lambda *args, **named: given.append(named) or start(*args, **named))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\n")
+    options = ["-f", str(prompts), "--output", str(tmp_path / "out.txt"), "--max-tokens", "2"]
+    assert main.main(["run", str(tiny_bundle.root), *options]) == 0
+    assert given[0]["once"] is None
+    assert main.main(["run", str(tiny_bundle.root), "one", "--max-tokens", "2"]) == 0
+    assert given[1]["once"] == loading.Once(0, 2)
 
 
 def test_an_engine_over_bytes_knows_their_costs(tiny_bundle: Bundle, keep: Callable) -> None:

@@ -76,6 +76,30 @@ def test_few_weights_and_settings_of_ones_own_are_left_alone() -> None:
     assert held("main", 64, MALLOC_ARENA_MAX="2")[0] >= 50
 
 
+@there
+@pytest.mark.parametrize(
+    ("flags", "brief", "left_alone"),
+    [
+        ("fpu vme hypervisor lahf_lm", True, True),
+        ("fpu vme hypervisor lahf_lm", False, False),  # a process that stays
+        ("fpu vme lahf_lm", True, False),
+        (None, True, False),
+    ],
+)
+def test_one_answer_on_a_virtual_machine_does_not_wait_for_large_pages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, brief: bool, left_alone: bool
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if flags is not None:
+        file.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    made: list[int] = []
+    monkeypatch.setattr(huge_pages, "CPUINFO", file)
+    monkeypatch.setattr(huge_pages, "_make_ready", lambda size: made.append(size) or [])
+    with huge_pages.huge_pages(2**28, brief=brief):
+        pass
+    assert made == ([] if left_alone else [2**28])
+
+
 def test_where_there_is_no_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_can", lambda: False)
     monkeypatch.setattr(huge_pages, "_libc", lambda: pytest.fail("the C library was asked"))

@@ -19,10 +19,12 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Piece, Timings
+    from edge.runtime.loading import Once
     from edge.runtime.model import Model
 
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
 MAX_TOKENS = 512  # of an answer, where no number is given
+BYTES_PER_TOKEN = 4  # of a prompt, about: it is split while the weights load. English has 4 to 5
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 ABOUT = """\
 Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard error.
@@ -82,7 +84,7 @@ def execute(args: list[str]) -> int:
             reproducible=given.reproducible,
             skip=given.skip,
             kv=given.kv or AUTO,
-            prompt=_expected(prompt, given),
+            once=_once(prompt, given),
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -117,14 +119,14 @@ def execute(args: list[str]) -> int:
     return INTERRUPTED if interrupted() else 0
 
 
-def _expected(prompt: str | None, given: argparse.Namespace) -> int:
-    """About how many tokens stand before the answer, where it is long enough for that to matter; a chat's, and those of
-    answers side by side, are not known."""
-    from edge.runtime.faster_kv import BYTES_PER_TOKEN, SHORT_ANSWER
+def _once(prompt: str | None, given: argparse.Namespace) -> Once | None:
+    """The one answer that this run is for; None where it chats, or answers many prompts."""
+    from edge.runtime.loading import Once
 
-    if prompt is None or given.output is not None or (given.max_tokens or MAX_TOKENS) < SHORT_ANSWER:
-        return 0
-    return len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN
+    if prompt is None or given.output is not None:
+        return None
+    length = len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN
+    return Once(length, MAX_TOKENS if given.max_tokens is None else given.max_tokens)
 
 
 class _Parser(argparse.ArgumentParser):
