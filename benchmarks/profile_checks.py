@@ -136,7 +136,7 @@ def _answers(args: argparse.Namespace) -> dict[str, float]:
     from engines import engine_file
 
     contexts = [context for context in CONTEXTS if context + TOKENS < args.context]
-    loaded = engine_file("edge").load(args.bundle, args.threads, max(contexts) + TOKENS + 16)
+    loaded = engine_file("edge").load(args.bundle, args.threads, max(contexts) + TOKENS + 16, kv="float32")
     prompts = Prompts(args.bundle / "tokenizer.json")
     loaded.generate(prompts.take(64), 24)
     times = defaultdict(list)

@@ -58,7 +58,6 @@ class Engine:
             does not depend on how many tokens its steps had.
         trees: take the bundle's graph whose steps may be trees, in the place of its other one.
         kv: what the KV cache is kept in, float32 or int8.
-        brief: whether the process is there for one answer; see `edge.runtime.huge_pages`.
 
     Raises:
         InputError: `context` is not within the bundle's, or `threads` is not positive.
@@ -79,14 +78,12 @@ class Engine:
         reproducible: bool = False,
         trees: bool = False,
         kv: str = FLOAT32,
-        brief: bool = False,
     ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
         self.plan = plan
         self.reproducible = reproducible
         self.kv = dataclasses.replace(bundle.manifest.kv, dtype=kv)
-        self._brief = brief
         self._role = "tree" if trees else "decoder" if kv == FLOAT32 else KV8
         context = context if plan is None else plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
@@ -110,7 +107,7 @@ class Engine:
 
     def _open_decoder(self) -> set[str]:
         """Load the decoder; the names of its inputs."""
-        self._session = cpu.open_session(self.bundle, self._role, brief=self._brief)
+        self._session = cpu.open_session(self.bundle, self._role)
         if self.bundle.manifest.wide is not None and self.kv.dtype == FLOAT32:
             from edge.runtime.wide import wide_form
 

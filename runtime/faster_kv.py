@@ -6,8 +6,8 @@ lose, as onnxruntime's attention over bytes takes each of them by itself. What b
 
 from __future__ import annotations
 
-import logging
 import platform
+from dataclasses import dataclass
 
 from edge.bundle import Bundle
 from edge.home import curves_dir
@@ -15,33 +15,44 @@ from edge.manifest import FLOAT32, INT8, KV8
 from edge.runtime.providers import cpu
 
 SHORT = 128  # tokens of a prompt behind which bytes gain nowhere, so that nothing is looked up
-SHORT_ANSWER = 64  # most tokens of an answer that does not win back what opening the graph over bytes takes longer
-# Tokens from which on bytes are the faster without drafts and with them, where nothing was measured: on x86-64
-# processors of two makers a token behind 512 took 0.8 and 0.93 of its time. Of other processors nothing is known.
-LONG, LONG_DRAFTED, KNOWN = 512, 1024, ("x86_64", "AMD64")
+SHORT_ANSWER = 64  # tokens of an answer that would win back what opening the graph over bytes takes longer
 PLAIN, DRAFTED = (1,), (1, 4, 8)  # tokens of the steps that stand for an answer's
 LEAST_GAIN = 1.05  # in the mean over those: the two curves were measured one after the other
+# Tokens of a prompt from which on bytes are taken where there is no curve and nothing drafts: behind 512 a token took
+# 0.85 and 0.93 of its time on the x86-64 processors that were measured. Of others, and of drafts, too little is known.
+LONG = 512
+MEASURED = ("x86_64", "AMD64")
 
 
-def faster_kv(bundle: Bundle, prompt: int, *, drafts: bool, threads: int | None = None) -> str:
-    """What the KV cache is best kept in behind about `prompt` tokens: float32 or int8.
+@dataclass(frozen=True)
+class Once:
+    """The one answer that a process is there for: how many tokens stand before it, about, and how many it may have."""
+
+    prompt: int
+    answer: int
+
+
+def faster_kv(bundle: Bundle, once: Once, *, drafts: bool, threads: int | None = None) -> str:
+    """What the KV cache is best kept in for this answer: float32 or int8.
 
     This device's cost curves decide; without them the length of the prompt. A bundle with a wide form, which reads
     floats and is there for long prompts, keeps these.
 
     Args:
+        drafts: whether some are verified, in steps of several tokens.
         threads: that will compute; default: as many as there would be.
     """
     graphs = {graph.role for graph in bundle.manifest.graphs}
-    if prompt < SHORT or KV8 not in graphs or bundle.manifest.wide is not None:
+    if once.prompt < SHORT or once.answer < SHORT_ANSWER or KV8 not in graphs or bundle.manifest.wide is not None:
         return FLOAT32
     if curves_dir().is_dir():  # importing what reads them takes 13 ms
-        from edge.runtime.profile.curve import load
+        from edge.runtime.profile.curve import load_both
 
-        say = logging.getLogger(__name__).warning
-        count = threads or cpu.default_threads()
-        floats, ints = (load(bundle, provider="cpu", threads=count, say=say, kv=kv) for kv in (FLOAT32, INT8))
-        if floats is not None and ints is not None:
-            gains = [floats.ms(size, prompt) / ints.ms(size, prompt) for size in (DRAFTED if drafts else PLAIN)]
+        # What is wrong with them the engine says, when it asks.
+        curves = load_both(bundle, provider="cpu", threads=threads or cpu.default_threads())
+        if {FLOAT32, INT8} <= curves.keys():
+            floats, ints = curves[FLOAT32], curves[INT8]
+            sizes = DRAFTED if drafts else PLAIN
+            gains = [floats.ms(size, once.prompt) / ints.ms(size, once.prompt) for size in sizes]
             return INT8 if sum(gains) / len(gains) >= LEAST_GAIN else FLOAT32
-    return INT8 if prompt >= (LONG_DRAFTED if drafts else LONG) and platform.machine() in KNOWN else FLOAT32
+    return INT8 if not drafts and once.prompt >= LONG and platform.machine() in MEASURED else FLOAT32

@@ -27,20 +27,27 @@ STOP = 2**16  # bytes behind blocks that are given back, which keep the heap fro
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SETTINGS = {M_TRIM_THRESHOLD: 2**26, M_MMAP_THRESHOLD: 2**25}
 NEVER = -1  # what is free at a heap's end is given back
+PAID_BACK = 600  # tokens that are 0.25 ms faster each, for 0.15 s that a start may take longer
 CPUINFO = Path("/proc/cpuinfo")
 OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
 TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 
 
-@contextmanager
-def huge_pages(size: int, *, brief: bool = False) -> Iterator[None]:
-    """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
-    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens.
+_brief = False  # whether starting soon is worth more than what large pages bring
 
-    brief: whether the process is there for one answer. On a virtual machine nothing happens then: where its host has to
-        find the memory first, a page takes 4.6 ms in the place of 0.24, which only hundreds of tokens pay back.
-    """
-    if size < LEAST or not _can() or (brief and _virtual()):
+
+def expect_one_answer(tokens: int) -> None:
+    """This process is there for one answer of up to `tokens`: on a virtual machine it does without large pages. Where
+    the host has to find the memory first, one takes 4.6 ms in the place of 0.24: `PAID_BACK` tokens make up for it."""
+    global _brief
+    _brief = tokens <= PAID_BACK and _virtual()
+
+
+@contextmanager
+def huge_pages(size: int) -> Iterator[None]:
+    """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
+    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens."""
+    if size < LEAST or not _can() or _brief:
         yield
         return
     for setting, value in (SETTINGS | {M_TRIM_THRESHOLD: NEVER}).items():

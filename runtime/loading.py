@@ -20,6 +20,7 @@ from edge.runtime.skip import OFF, make_policy
 from edge.runtime.speculate.base import AUTO, branches, parts_of_model
 
 if TYPE_CHECKING:
+    from edge.runtime.faster_kv import Once
     from edge.runtime.plan import Plan
     from edge.runtime.skip.base import SkipPolicy
 
@@ -60,12 +61,11 @@ def open_engine(
     reproducible: bool = False,
     speculate: str = OFF,
     kv: str = AUTO,
-    brief: bool = False,
 ) -> Engine:
     """The engine of a bundle: over its whole graph, that for trees where drafts branch, that over a KV cache in int8,
     or, under a skip policy or for drafts with some of its layers, over its segments.
 
-    kv: float32, int8, or auto: as the plan says, and float32 where there is none. brief: see `Engine`.
+    kv: float32, int8, or auto: as the plan says, and float32 where there is none.
 
     Raises:
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
@@ -76,14 +76,7 @@ def open_engine(
     if policy is None:
         trees = branches(speculate, bundle) and not reproducible and kv == FLOAT32
         return Engine(
-            bundle,
-            context=context,
-            threads=threads,
-            plan=plan,
-            reproducible=reproducible,
-            trees=trees,
-            kv=kv,
-            brief=brief,
+            bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees, kv=kv
         )
     from edge.runtime.skip.engine import SegmentedEngine
 
@@ -124,14 +117,6 @@ def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str
 
 
 @dataclass(frozen=True)
-class Once:
-    """The one answer that a process is there for: how many tokens stand before it, about, and how many it may have."""
-
-    prompt: int
-    answer: int
-
-
-@dataclass(frozen=True)
 class Loading:
     """A bundle whose manifest was read and whose engine is being made."""
 
@@ -166,7 +151,7 @@ def start(
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
         kv: what the KV cache is kept in; see `open_engine`.
         once: the answer, where the process is there for one alone: behind a long prompt ``auto`` takes int8 where that
-            is faster here, and loading does not wait for what only many answers pay back.
+            is faster here.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
@@ -177,11 +162,10 @@ def start(
     kinds = kv_dtypes(bundle, kv, whole=_policy(bundle, skip, speculate) is None)
     # What is reproducible depends on no measurement; drafts that branch read floats.
     if once is not None and len(kinds) > 1 and not reproducible and not branches(speculate, bundle):
-        from edge.runtime.faster_kv import SHORT_ANSWER, faster_kv
+        from edge.runtime.faster_kv import faster_kv
 
-        if once.answer >= SHORT_ANSWER:
-            kind = faster_kv(bundle, once.prompt, drafts=speculate != OFF, threads=threads)
-            kinds = [kind] if kind == INT8 else kinds
+        if faster_kv(bundle, once, drafts=speculate != OFF, threads=threads) == INT8:
+            kinds = [INT8, FLOAT32]
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -211,7 +195,6 @@ def start(
             reproducible=reproducible,
             speculate=speculate,
             kv=kinds[0],
-            brief=once is not None,
         )
 
     return Loading(bundle, Background(make))

@@ -102,7 +102,7 @@ def make_plan(
         branches: texts that grow side by side (beams); default: as many as the bundle sets.
         speculate: what drafts, of a decoder: ``auto``, ``off`` or a drafter's name.
         wide: whether the run uses the wide form of a bundle that has one.
-        kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says.
+        kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says, rather the first.
         present: bytes that this process has resident already; see `MemoryModel`.
 
     Raises:
@@ -206,6 +206,8 @@ class _Choices:
             chunks.append(chunks[-1] // 2)
         if self._wide:
             yield _Rung(widths[0], chunks[0], wide=True)
+        if self._kv[0] == INT8 and FLOAT32 in self._kv:  # rather bytes
+            yield _Rung(min(KV8_STEP, widths[0]), chunks[0], kv=INT8)
         least = 1  # step's width with floats in the cache
         if INT8 in self._kv:
             least = min(KV8_STEP, widths[0])
@@ -213,7 +215,7 @@ class _Choices:
             yield from (_Rung(width, chunks[0]) for width in widths if width >= least)
         if INT8 in self._kv:
             yield from (_Rung(width, chunks[0], kv=INT8) for width in widths if width <= KV8_STEP)
-        yield from (_Rung(widths[-1], chunk, kv=self._kv[-1]) for chunk in chunks[1:])
+        yield from (_Rung(widths[-1], chunk, kv=INT8 if INT8 in self._kv else FLOAT32) for chunk in chunks[1:])
 
     def demand(self, size: int, rung: _Rung) -> Demand:
         """The demand for `size` tokens of context and, of an encoder, of text."""

@@ -52,6 +52,11 @@ def step_ms(size: int, context: int) -> float:
     return (3.0 + context / 1000) * (1 + 0.2 * (size - 1))
 
 
+def int8_ms(size: int, context: int) -> float:
+    """The same over a KV cache in int8."""
+    return (3.1 + context / 3000) * (1 + 0.3 * (size - 1))
+
+
 def example_profile(*, slower: float = 1.0, kind: str = "decoder", noise: float = 0.02) -> Profile:
     """A profile; `slower` multiplies all its times. `kind`: "decoder", "text" or "speech" (two encoder-decoders)."""
     encoder = kind != "decoder"
@@ -99,6 +104,12 @@ def example_profile(*, slower: float = 1.0, kind: str = "decoder", noise: float 
             CurvePoint(size, context, ms, ms * (1 - noise / 4), ms * (1 + noise / 4), 12)
             for size, context, ms in points
         ],
+        curve_int8=[
+            CurvePoint(size, context, ms, ms * (1 - noise / 4), ms * (1 + noise / 4), 12)
+            for size, context, ms in [(n, c, slower * int8_ms(n, c)) for n in SIZES if n <= 8 for c in CONTEXTS]
+        ]
+        if kind == "decoder"
+        else [],
         source_tokens=512 if encoder else None,
         sustained=Sustained(
             tokens_per_s=280 / slower,

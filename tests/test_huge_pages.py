@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,26 +77,29 @@ def test_few_weights_and_settings_of_ones_own_are_left_alone() -> None:
     assert held("main", 64, MALLOC_ARENA_MAX="2")[0] >= 50
 
 
-@there
 @pytest.mark.parametrize(
-    ("flags", "brief", "left_alone"),
+    ("flags", "tokens", "left_alone"),
     [
-        ("fpu vme hypervisor lahf_lm", True, True),
-        ("fpu vme hypervisor lahf_lm", False, False),  # a process that stays
-        ("fpu vme lahf_lm", True, False),
-        (None, True, False),
+        ("fpu vme hypervisor lahf_lm", 512, True),
+        ("fpu vme hypervisor lahf_lm", 2000, False),  # they pay it back
+        ("fpu vme lahf_lm", 512, False),
+        (None, 512, False),
     ],
 )
 def test_one_answer_on_a_virtual_machine_does_not_wait_for_large_pages(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, brief: bool, left_alone: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str | None, tokens: int, left_alone: bool
 ) -> None:
     file = tmp_path / "cpuinfo"
     if flags is not None:
         file.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     made: list[int] = []
     monkeypatch.setattr(huge_pages, "CPUINFO", file)
+    monkeypatch.setattr(huge_pages, "_brief", False)
+    monkeypatch.setattr(huge_pages, "_can", lambda: True)
+    monkeypatch.setattr(huge_pages, "_libc", lambda: SimpleNamespace(mallopt=lambda setting, value: 1))
     monkeypatch.setattr(huge_pages, "_make_ready", lambda size: made.append(size) or [])
-    with huge_pages.huge_pages(2**28, brief=brief):
+    huge_pages.expect_one_answer(tokens)
+    with huge_pages.huge_pages(2**28):
         pass
     assert made == ([] if left_alone else [2**28])
 
@@ -127,6 +131,7 @@ def test_addresses_that_are_limited_end_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     freed: list[int] = []
     monkeypatch.setattr(huge_pages, "_can", lambda: True)
+    monkeypatch.setattr(huge_pages, "_brief", False)
     monkeypatch.setattr(huge_pages, "_libc", Libc)
     with huge_pages.huge_pages(2**31):
         assert len(freed) == 3  # the blocks, not the stop between them

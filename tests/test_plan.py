@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from profile_example import example_profile, step_ms
+from profile_example import example_profile, int8_ms, step_ms
 
 import edge
 from edge.bundle import Bundle
@@ -253,6 +253,10 @@ def test_edge_plan_tells_the_speed_that_was_measured(tiny_bundle: Bundle, capsys
     speeds = json.loads(capsys.readouterr().out)["tokens_per_s"]
     assert speeds == {str(n): pytest.approx(1e3 / step_ms(1, n), abs=0.06) for n in (128, 300)}
     assert main(command) == 0 and f"{speeds['300']:.0f} tokens/s at 300" in capsys.readouterr().out
+
+    assert main([*command, "--kv", "int8", "--json"]) == 0
+    speeds = json.loads(capsys.readouterr().out)["tokens_per_s"]
+    assert speeds == {str(n): pytest.approx(1e3 / int8_ms(1, n), abs=0.06) for n in (128, 300)}
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_a_profile_has_every_figure(measured: Profile) -> None:
     assert all(point.low_ms <= point.ms <= point.high_ms for point in measured.curve)
     assert {point.size for point in measured.curve_int8} == {size for size in profiles.SIZES if size <= KV8_STEP}
     assert {point.context for point in measured.curve_int8} <= {8, 32, 128, 448}
+    assert all(point.count >= 3 for point in measured.curve_int8)
     assert measured.sustained is not None and len(measured.sustained.rates) >= 3
     assert measured.load is not None and measured.load.warm.p50_ms > 1
     assert [use.phase for use in measured.usage] == ["prefill", "decode"]

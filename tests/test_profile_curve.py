@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_example import CONTEXTS, SIZES, example_profile, step_ms
+from profile_example import CONTEXTS, SIZES, example_profile, int8_ms, step_ms
 
 from edge.bundle import Bundle
+from edge.manifest import INT8
 from edge.runtime.engine import Engine
 from edge.runtime.profile import machine
 from edge.runtime.profile.curve import CostCurve, load, path_for, store
@@ -88,6 +89,18 @@ def test_what_was_kept_is_loaded(kept: Path, paper_bundle: Bundle, own_cache: Pa
     curve, said = ask(paper_bundle)
     assert own_cache in kept.parents and kept.name == "device.json" and said == ""
     assert curve is not None and curve.ms(8, 512) == pytest.approx(step_ms(8, 512))
+
+
+def test_the_curve_over_int8_is_kept_beside_it(kept: Path, paper_bundle: Bundle) -> None:
+    curve = load(paper_bundle, provider="cpu", threads=2, kv=INT8)
+    assert curve is not None and curve.ms(4, 512) == pytest.approx(int8_ms(4, 512))
+    raw = json.loads(kept.read_text())
+    raw["curve_int8"] = [point for point in raw["curve_int8"] if point["size"] > 1]
+    kept.write_text(json.dumps(raw))
+    assert ask(paper_bundle)[0] is None  # as where the other lacks them
+    del raw["curve_int8"]  # an older version's
+    kept.write_text(json.dumps(raw))
+    assert load(paper_bundle, provider="cpu", threads=2, kv=INT8) is None and ask(paper_bundle)[0] is not None
 
 
 def test_other_threads_and_other_bundles_have_files_of_their_own(kept: Path, paper_bundle: Bundle) -> None:

@@ -25,7 +25,7 @@ class _Edge:
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
         from edge.runtime.answer import never
 
-        model = self._models.model(len(ids))
+        model = self._models.model(len(ids), n)
         speculation = model.speculation
         cache, figures = model.engine.new_cache(len(ids) + n), speculation.figures()
         start, first, count = time.perf_counter(), 0.0, 0

@@ -12,7 +12,11 @@ from engines.base import Loaded, Models, Timed
 PACKAGE = "edge"
 MODULES = ("edge", "onnxruntime")
 IMPORT = "import edge; edge.load"
-VARIANTS: dict[str, dict[str, Any]] = {"as it comes": {}, "KV cache in int8": {"kv": "int8"}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "KV cache in float32": {"kv": "float32"},
+    "KV cache in int8": {"kv": "int8"},
+}
 TRIED = ("as it comes",)  # unless --variant names another
 
 
@@ -32,26 +36,29 @@ def first_token(python: str, model: Path, prompt: str, threads: int, variant: st
 
 
 class ByPrompt:
-    """The model as `edge run` loads it for a prompt: behind long ones over a KV cache in int8, where that is faster."""
+    """The model over the KV cache that `edge run` takes for a prompt: in int8 behind long ones, where that is faster.
+
+    settings: of `edge.load`; with `kv`, that is taken for all.
+    """
 
     def __init__(self, path: Path, drafts: bool, **settings: Any) -> None:
         import edge
 
         self.bundle = edge.open_bundle(path)
-        self._drafts, self._settings = drafts, settings
+        self._drafts, self._kv, self._settings = drafts, settings.pop("kv", None), settings
         self._models: dict[str, Any] = {}
 
-    def model(self, prompt: int) -> Any:
-        """The model for a prompt of so many tokens, loaded when the first of its kind comes."""
+    def model(self, prompt: int, answer: int) -> Any:
+        """The model for a prompt and an answer of so many tokens, loaded when the first of its kind comes."""
         import edge
-        from edge.runtime.faster_kv import faster_kv
+        from edge.runtime.faster_kv import Once, faster_kv
 
-        settings = {"kv": faster_kv(self.bundle, prompt, drafts=self._drafts, threads=self._settings["threads"])}
-        settings |= self._settings
-        if settings["kv"] not in self._models:
-            self._models[settings["kv"]] = edge.load(self.bundle.root, **settings)
-            _ = self._models[settings["kv"]].engine
-        return self._models[settings["kv"]]
+        once, threads = Once(prompt, answer), self._settings["threads"]
+        kv = self._kv or faster_kv(self.bundle, once, drafts=self._drafts, threads=threads)
+        found = self._models.get(kv)
+        if found is None:
+            found = self._models[kv] = edge.load(self.bundle.root, kv=kv, **self._settings)
+        return found
 
 
 class _Edge:
@@ -65,19 +72,24 @@ class _Edge:
         vocab = self._models.bundle.manifest.dims.vocab_size
         self._greedy = make_sampler(edge.GenerateOptions(), vocab, [])
 
+    def model(self, prompt: int, answer: int) -> Any:
+        """The model for a prompt and an answer of so many tokens."""
+        model = self._models.model(prompt, answer)
+        if not self._wide:
+            model.engine.wide = None
+        return model
+
     def generate(self, ids: list[int], n: int) -> Timed:
         import numpy as np
 
         from edge.runtime.answer import never
         from edge.runtime.generate import generate
 
-        model = self._models.model(len(ids))
-        if not self._wide:
-            model.engine.wide = None
+        model = self.model(len(ids), n)
         kind = model.engine.kv.dtype
-        if kind not in self._caches:
-            self._caches[kind] = model.engine.new_cache()
-        cache, chunk = self._caches[kind], model.prefill_chunk
+        cache, chunk = self._caches.get(kind), model.prefill_chunk
+        if cache is None:
+            cache = self._caches[kind] = model.engine.new_cache()
         cache.reset()
         start = time.perf_counter()
         prompt = np.asarray(ids, np.int64)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge.bundle import Bundle, open_bundle
-from edge.manifest import FLOAT32, KV8
+from edge.manifest import KV8
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
@@ -48,7 +49,7 @@ def command(
     opened.check_sizes()
     kinds = kv_dtypes(opened, kv)
     plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate, kv=kinds)
-    costs = _costs(opened) if plan.demand.kv == FLOAT32 else None  # which edge profile measures
+    costs = _costs(opened, plan.demand.kv)
     speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs, speculate)
     if as_json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
@@ -72,12 +73,13 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _costs(bundle: Bundle) -> CostCurve | None:
-    """The cost curve that `edge profile` left on this device; None where there is none."""
+def _costs(bundle: Bundle, kv: str) -> CostCurve | None:
+    """The cost curve over such a KV cache that `edge profile` left on this device; None where there is none."""
     from edge.runtime.profile.curve import load
     from edge.runtime.providers.cpu import default_threads
 
-    return load(bundle, provider="cpu", threads=default_threads(), say=lambda line: print(line, file=sys.stderr))
+    say = partial(print, file=sys.stderr)
+    return load(bundle, provider="cpu", threads=default_threads(), say=say, kv=kv)
 
 
 def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:

@@ -19,7 +19,7 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Piece, Timings
-    from edge.runtime.loading import Once
+    from edge.runtime.faster_kv import Once
     from edge.runtime.model import Model
 
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
@@ -73,6 +73,11 @@ def execute(args: list[str]) -> int:
         check_name(speculate)
         from edge.runtime.loading import start
 
+        once = _once(prompt, given)
+        if once is not None:
+            from edge.runtime.huge_pages import expect_one_answer
+
+            expect_one_answer(once.answer)
         loading = start(
             bundle,
             context=given.context,
@@ -84,14 +89,14 @@ def execute(args: list[str]) -> int:
             reproducible=given.reproducible,
             skip=given.skip,
             kv=given.kv or AUTO,
-            once=_once(prompt, given),
+            once=once,
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
         from edge.runtime.text import Text
 
         options = GenerateOptions(
-            max_tokens=MAX_TOKENS if given.max_tokens is None else given.max_tokens,
+            max_tokens=_most(given),
             temperature=given.temperature,
             top_k=given.top_k,
             top_p=given.top_p,
@@ -121,12 +126,16 @@ def execute(args: list[str]) -> int:
 
 def _once(prompt: str | None, given: argparse.Namespace) -> Once | None:
     """The one answer that this run is for; None where it chats, or answers many prompts."""
-    from edge.runtime.loading import Once
+    from edge.runtime.faster_kv import Once
 
     if prompt is None or given.output is not None:
         return None
-    length = len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN
-    return Once(length, MAX_TOKENS if given.max_tokens is None else given.max_tokens)
+    return Once(len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN, _most(given))
+
+
+def _most(given: argparse.Namespace) -> int:
+    """Tokens that an answer may have."""
+    return MAX_TOKENS if given.max_tokens is None else int(given.max_tokens)
 
 
 class _Parser(argparse.ArgumentParser):

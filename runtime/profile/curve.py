@@ -19,7 +19,7 @@ from pathlib import Path
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir
-from edge.manifest import FLOAT32, read_json, typed
+from edge.manifest import FLOAT32, INT8, read_json, typed
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
 
@@ -126,13 +126,20 @@ def load(
     say: Callable[[str], None] = lambda sentence: None,
     kv: str = FLOAT32,
 ) -> CostCurve | None:
-    """The curve of this bundle on this device; None where none was measured, or the one there is cannot be used:
-    `say` is told why.
+    """The curve of this bundle on this device over a KV cache in float32 or int8; None where none was measured, or the
+    one there is cannot be used: `say` is told why. Other arguments as of `load_both`."""
+    return load_both(bundle, provider=provider, threads=threads, say=say).get(kv)
+
+
+def load_both(
+    bundle: Bundle, *, provider: str, threads: int, say: Callable[[str], None] = lambda sentence: None
+) -> dict[str, CostCurve]:
+    """The curves of this bundle on this device, by what the KV cache is kept in.
 
     Args:
         provider: a name of `edge.runtime.profile.machine.PROVIDERS`.
         threads: those of the engine.
-        kv: what the KV cache is kept in, float32 or int8.
+        say: is told why those there are cannot be used.
     """
     device = machine.describe(provider, threads)
     sha256 = sha256_of(bundle.path(MANIFEST))
@@ -140,11 +147,11 @@ def load(
     try:
         found = _read(path)
     except FileNotFoundError:
-        return None
+        return {}
     except (InputError, OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e).rstrip(".")
         say(f"The cost curve {path} cannot be used and is ignored ({why}).")
-        return None
+        return {}
     for was, now, what in [
         (found.sha256, sha256, "of another bundle"),
         (found.device.cpu, device.cpu, f"of another processor, {found.device.cpu}"),
@@ -155,9 +162,8 @@ def load(
     ]:
         if was != now:
             say(f"The cost curve {path} is {what}, and is ignored; {ADVICE}.")
-            return None
-    points = found.curve if kv == FLOAT32 else found.curve_int8
-    return CostCurve(points) if points else None
+            return {}
+    return {kv: CostCurve(points) for kv, points in [(FLOAT32, found.curve), (INT8, found.curve_int8)] if points}
 
 
 def _read(path: Path) -> DeviceFile:
@@ -166,6 +172,6 @@ def _read(path: Path) -> DeviceFile:
         raise InputError(f"it has format {raw.get('format')!r} {raw.get('format_version')}, not {FORMAT_VERSION}")
     found = typed(raw, DeviceFile, FILE, advice=ADVICE, error=InputError)
     check_numbers(raw, FILE, ADVICE)
-    if not any(point.size == 1 for point in found.curve):
+    if any(not any(point.size == 1 for point in curve) for curve in (found.curve, found.curve_int8 or found.curve)):
         raise InputError(f"{FILE} has no step of one token; {ADVICE}")
     return found

@@ -4,6 +4,7 @@ to those that follow."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustain
 DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
 SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
 LONGEST = 1 / 8  # share of the time that one input may take
+FEW = 64  # tokens that are run to fill the second engine's cache
+LEAST_COUNT = 3  # measurements of each point over int8, with which `edge run` chooses
 LEAST_ROUNDS = 4  # of the cost curve, warm-up included, that there should be time for
 LEAST_CONTEXT = 16
 DECODER_START = 4  # most tokens that the decoder of an encoder-decoder begins with
@@ -102,58 +105,60 @@ class _Run:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
         self._waiting = dict(SHARES)
-        self._has_int8 = len(kv_dtypes(bundle)) > 1
+        # A wide form, for long prompts, reads floats.
+        self._has_int8 = len(kv_dtypes(bundle)) > 1 and bundle.manifest.wide is None
         if not self._has_int8:
             del self._waiting["curve over int8"]
         self._notes: list[str] = []
-        self._canary: Canary | None = None  # while the engine that it sings with is there
         self._capacity = _capacity(bundle.manifest, options.context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
         self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
 
     def profile(self) -> Profile:
         neighbours = machine.Neighbours()
+        found = self._over_floats()
+        curve_int8 = self._over_int8() if self._has_int8 else []
+        foreign = neighbours.share()
+        if foreign is not None and foreign > BUSY:
+            self._notes.append(f"Other processes took {foreign:.0%} of the machine meanwhile; repeat when it is idle.")
+        seconds = round(time.monotonic() - self._start, 3)
+        assert found.noise is not None
+        noise = dataclasses.replace(found.noise, foreign_cpu=foreign)
+        return dataclasses.replace(found, seconds=seconds, curve_int8=curve_int8, noise=noise, notes=self._notes)
+
+    def _over_floats(self) -> Profile:
+        """Everything but the cost curve over int8."""
         load = self._load()
         memory = self._memory()
         self._say("opening")
         engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads)
-        threads = engine.threads
         self._subject = Subject(engine, self._capacity)
         self._energy = machine.Energy()
         self._subject.fill()
-        canary = self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
+        self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
         firsts, tokens = self._answers()
-        curve = self._curve("curve", SIZES)
         context = self._contexts[min(1, len(self._contexts) - 1)]
         tell = self._between("long answers in a row")
         sustained, decoding = sustain(self._subject, context, self._until("sustained"), self._energy, tell)
-        ttft, decode = [job.result() for job in firsts], [job.result() for job in tokens]
-        usage, noise = [prefill_usage(firsts, self._energy), decoding], canary.noise(neighbours.share())
-        del engine, firsts, tokens
-        curve_int8 = self._curve_int8() if self._has_int8 else []
-        foreign = neighbours.share()
-        if foreign is not None and foreign > BUSY:
-            self._notes.append(f"Other processes took {foreign:.0%} of the machine meanwhile; repeat when it is idle.")
+        curve = self._curve("curve", SIZES)  # the last, beside that over int8: both are compared
         return Profile(
             format=FORMAT,
             format_version=FORMAT_VERSION,
             producer=f"edge {_version()}",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._start, 3),
-            device=machine.describe(self._options.provider, threads),
+            device=machine.describe(self._options.provider, engine.threads),
             bundle=bundle_info(self._bundle),
             context=self._capacity,
-            ttft=ttft,
-            decode=decode,
+            ttft=[job.result() for job in firsts],
+            decode=[job.result() for job in tokens],
             curve=curve,
-            curve_int8=curve_int8,
             source_tokens=self._subject.source_tokens,
             sustained=sustained,
             load=load,
             memory=memory,
-            usage=usage,
-            noise=noise,
-            notes=self._notes,
+            usage=[prefill_usage(firsts, self._energy), decoding],
+            noise=self._canary.noise(None),  # of this engine's steps alone
         )
 
     def _say(self, what: str) -> None:
@@ -244,17 +249,22 @@ class _Run:
             took = time.monotonic() - start
         return jobs
 
-    def _curve_int8(self) -> list[CurvePoint]:
-        """The cost curve over a KV cache in int8, whose steps are small ones: another engine, in the first one's place,
-        as two would hold the weights twice."""
+    def _over_int8(self) -> list[CurvePoint]:
+        """The cost curve over a KV cache in int8, whose steps are small ones; empty where there was no time for it. It
+        is another engine's, in the first one's place: two would hold the weights twice."""
+        phase = "curve over int8"
         del self._subject
-        self._canary = None
+        gc.collect()  # engines and what they hold know each other
         release_freed()
-        self._say("opening the graph over int8")
+        self._say(f"cost {phase}")
         engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads, kv=INT8)
         self._subject = Subject(engine, self._capacity)
-        self._subject.fill()
-        return self._curve("curve over int8", [size for size in SIZES if size <= KV8_STEP])
+        self._subject.fill(FEW)
+        points = self._curve(phase, [size for size in SIZES if size <= KV8_STEP])
+        if all(point.count >= LEAST_COUNT for point in points):
+            return points
+        self._notes.append(f"There was no time for the cost {phase}; more --seconds would measure it.")
+        return []
 
     def _curve(self, phase: str, sizes: Sequence[int]) -> list[CurvePoint]:
         until, contexts, what = self._until(phase), list(self._contexts), f"cost {phase}"
@@ -280,8 +290,7 @@ class _Run:
 
     def _between(self, what: str) -> Callable[[], None]:
         def tell() -> None:
-            if self._canary is not None:
-                self._canary.sing()
+            self._canary.sing()
             self._say(what)
 
         return tell

@@ -132,10 +132,10 @@ class Subject:
             for layer in self._manifest.kv.layers
         )
 
-    def fill(self) -> None:
-        """Write the whole cache: a few rows are run, and copied to the others. From here on an encoder-decoder decodes
-        behind `source_tokens` rows."""
-        rows = min(WRITTEN, self.capacity)
+    def fill(self, written: int = WRITTEN) -> None:
+        """Write the whole cache: so many rows are run, and copied to the others. From here on an encoder-decoder
+        decodes behind `source_tokens` rows."""
+        rows = min(written, self.capacity)
         if self.source_tokens:
             self._cross = self._encode(self.source_tokens)
         self._cache.reset(self._cross)

@@ -76,16 +76,14 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def open_session(bundle: Bundle, role: str, *, brief: bool = False) -> ort.InferenceSession:
+def open_session(bundle: Bundle, role: str) -> ort.InferenceSession:
     """A session over the graph with this role, its weights mapped from the bundle's `weights.bin`.
-
-    brief: whether the process is there for one answer.
 
     Raises:
         BundleError: onnxruntime refuses the graph.
     """
     path = bundle.path(bundle.manifest.graph(role).path)
-    return open_model(bundle, path, str(path), brief=brief)
+    return open_model(bundle, path, str(path))
 
 
 def release_unused() -> None:
@@ -94,10 +92,8 @@ def release_unused() -> None:
     release_code(LIBRARIES)
 
 
-def open_model(bundle: Bundle, model: Path | bytes, name: str, *, brief: bool = False) -> ort.InferenceSession:
+def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceSession:
     """A session over a model that points at the bundle's weights: a file, or the bytes of one; `name` is for errors.
-
-    brief: as in `open_session`.
 
     Raises:
         BundleError: onnxruntime refuses it.
@@ -116,7 +112,7 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str, *, brief: bool = 
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     try:
-        with huge_pages(bundle.path(WEIGHTS).stat().st_size, brief=brief):
+        with huge_pages(bundle.path(WEIGHTS).stat().st_size):
             return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as e:  # onnxruntime raises a dozen types without a common base
         raise BundleError(f"{name} could not be loaded by onnxruntime {ort.__version__}: {e}") from e
