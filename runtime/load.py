@@ -49,7 +49,8 @@ def load(
         skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
             docs/skipping.md.
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
-            ``auto``: float32, or int8 where `memory` has room for no other; see docs/memory.md.
+            ``auto``: float32, or int8 where `memory` has room for no other. Behind long prompts int8 is the faster one
+            for plain decoding; see docs/kv-cache.md.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
