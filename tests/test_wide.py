@@ -27,6 +27,7 @@ from edge.runtime.plan import make_plan, needed
 from edge.runtime.profile import ops
 from edge.runtime.speculate.base import NOTHING, Budget, Draft
 from edge.runtime.speculate.decode import Speculation
+from edge.runtime.speculate.successors import FILE as SUCCESSORS
 from edge.runtime.step import Bound, Step
 from edge.runtime.wide import LEAST, Wide
 
@@ -59,6 +60,16 @@ def without_it(bundle: Bundle) -> int:
 
 def tokens(size: int) -> np.ndarray:
     return np.random.default_rng(5).integers(3, 300, size)
+
+
+def test_text_to_draft_from_is_written_in_the_narrow_form(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Which form is faster is measured per bundle and device, and a bundle that is being written is none yet."""
+    made = [
+        edge.export(tiny_checkpoint, tmp_path / f"{wide}.edge", weights="int8", wide_weights=wide, draft_text=300)
+        for wide in ("none", "int8")
+    ]
+    narrow, wide = (bundle.path(SUCCESSORS).read_bytes() for bundle in made)
+    assert narrow == wide and made[1].manifest.wide is not None
 
 
 def test_the_wide_form_reads_text_nearly_as_torch_does(bundle: Bundle) -> None:
