@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from edge.bundle import Bundle
 from edge.home import curves_dir
-from edge.manifest import FLOAT32, INT8, KV8
+from edge.manifest import FLOAT32, INT8
+from edge.runtime.loading import kv_dtypes
 from edge.runtime.providers import cpu
 
 SHORT = 128  # tokens of a prompt behind which bytes gain nowhere, so that nothing is looked up
@@ -32,18 +33,22 @@ class Once:
     answer: int
 
 
+def may_choose(bundle: Bundle) -> bool:
+    """Whether there is a choice: a bundle with a wide form, which reads floats and is there for long prompts, keeps
+    these."""
+    return INT8 in kv_dtypes(bundle) and bundle.manifest.wide is None
+
+
 def faster_kv(bundle: Bundle, once: Once, *, drafts: bool, threads: int | None = None) -> str:
     """What the KV cache is best kept in for this answer: float32 or int8.
 
-    This device's cost curves decide; without them the length of the prompt. A bundle with a wide form, which reads
-    floats and is there for long prompts, keeps these.
+    This device's cost curves decide; without them the length of the prompt.
 
     Args:
         drafts: whether some are verified, in steps of several tokens.
         threads: that will compute; default: as many as there would be.
     """
-    graphs = {graph.role for graph in bundle.manifest.graphs}
-    if once.prompt < SHORT or once.answer < SHORT_ANSWER or KV8 not in graphs or bundle.manifest.wide is not None:
+    if once.prompt < SHORT or once.answer < SHORT_ANSWER or not may_choose(bundle):
         return FLOAT32
     if curves_dir().is_dir():  # importing what reads them takes 13 ms
         from edge.runtime.profile.curve import load_both

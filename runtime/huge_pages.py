@@ -32,7 +32,6 @@ CPUINFO = Path("/proc/cpuinfo")
 OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
 TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 
-
 _brief = False  # whether starting soon is worth more than what large pages bring
 
 

@@ -172,6 +172,7 @@ def _read(path: Path) -> DeviceFile:
         raise InputError(f"it has format {raw.get('format')!r} {raw.get('format_version')}, not {FORMAT_VERSION}")
     found = typed(raw, DeviceFile, FILE, advice=ADVICE, error=InputError)
     check_numbers(raw, FILE, ADVICE)
-    if any(not any(point.size == 1 for point in curve) for curve in (found.curve, found.curve_int8 or found.curve)):
+    measured = [found.curve, found.curve_int8] if found.curve_int8 else [found.curve]
+    if not all(any(point.size == 1 for point in curve) for curve in measured):
         raise InputError(f"{FILE} has no step of one token; {ADVICE}")
     return found
