@@ -9,6 +9,7 @@ import dataclasses
 import json
 import types
 import typing
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ FLOAT32, INT8 = KV_DTYPES  # of the KV cache
 KV8 = "kv8"  # the role of the decoder's graph over a cache in int8
 KV8_STEP = 8  # tokens of a step up to which that graph attends to bytes
 ADVICE = "export the model again"
+CHECKSUM = "crc32"  # the last field; SHA-256 would bring 3 MB of OpenSSL into every run
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 T = TypeVar("T")
@@ -261,7 +263,15 @@ class Manifest:
         return 8 * sum(g.bytes for g in self.groups) / sum(g.parameters for g in self.groups)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+        """The text of `edge.json`."""
+        return sealed(dataclasses.asdict(self))
+
+
+def sealed(fields: dict[str, Any]) -> str:
+    """A manifest's JSON text, whose last field is a checksum of all that stands before it."""
+    text = json.dumps({name: value for name, value in fields.items() if name != CHECKSUM}, indent=1, ensure_ascii=False)
+    before = text.removesuffix("\n}") + ",\n "
+    return f'{before}"{CHECKSUM}": "{_checksum(before)}"\n}}\n'
 
 
 def parse(text: str, where: str) -> Manifest:
@@ -269,9 +279,13 @@ def parse(text: str, where: str) -> Manifest:
     version are ignored, so that a later producer may add some.
 
     Raises:
-        BundleError: not JSON, a newer format version, or a field missing or of another type.
+        BundleError: not JSON, changed since it was written, a newer format version, or a field missing or of another
+            type.
     """
     raw = read_json(text, where)
+    before, found, after = text.rpartition(f'"{CHECKSUM}"')
+    if found and _checksum(before) not in after:  # bundles exported earlier have none
+        raise BundleError(f"{where} is damaged: its checksum differs; export or copy the bundle again.")
     version = raw.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
         raise BundleError(f"{where} has no format_version; it is not a manifest of this project.")
@@ -285,6 +299,10 @@ def parse(text: str, where: str) -> Manifest:
     for fault in _faults(manifest):
         raise BundleError(f"{where} cannot be used: {fault}; export the model again.")
     return manifest
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:

@@ -19,6 +19,7 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.cli.main import main
+from edge.manifest import sealed
 
 Refused = Callable[..., str]
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX limits and signals")
@@ -111,9 +112,19 @@ def test_one_flipped_byte(refused: Refused, command: str, name: str, tiny_bundle
     assert str(path) in refused(*on(command, tiny_bundle.root))
 
 
+@COMMANDS
+def test_one_flipped_byte_of_the_manifest(refused: Refused, command: str, tiny_bundle: Bundle) -> None:
+    path = tiny_bundle.root / "edge.json"
+    context = f'"context": {tiny_bundle.manifest.context}'.encode()
+    data = path.read_bytes()
+    assert data.count(context) == 1
+    path.write_bytes(data.replace(context, context[:-1] + bytes([context[-1] ^ 1])))
+    assert f"{path} is damaged" in refused(*on(command, tiny_bundle.root))
+
+
 def edit_manifest(bundle: Bundle, **fields: object) -> None:
     path = bundle.root / "edge.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    path.write_text(sealed(json.loads(path.read_text()) | fields))
 
 
 @COMMANDS

@@ -15,7 +15,7 @@ import pytest
 from edge import bundle as bundles
 from edge.bundle import PAGE, WEIGHTS, Bundle, BundleWriter, open_bundle, sha256_of
 from edge.errors import BundleError, ExportError
-from edge.manifest import Manifest
+from edge.manifest import Manifest, sealed
 
 
 def write(target: Path, manifest: Manifest, *, force: bool = False, golden: str = "{}") -> Bundle:
@@ -155,7 +155,7 @@ def test_a_path_out_of_the_bundle_is_refused(paper_bundle: Bundle, tmp_path: Pat
     for place in ("files", "graphs"):
         raw = json.loads(paper_bundle.manifest.to_json())
         raw[place][0]["path"] = name
-        file.write_text(json.dumps(raw))
+        file.write_text(sealed(raw))
         with pytest.raises(BundleError, match="leads out of the bundle"):
             open_bundle(paper_bundle.root)
 
@@ -164,7 +164,7 @@ def test_a_path_out_of_the_bundle_is_refused(paper_bundle: Bundle, tmp_path: Pat
 def test_a_manifest_must_list_what_the_contract_names(paper_bundle: Bundle, name: str) -> None:
     raw = json.loads(paper_bundle.manifest.to_json())
     raw["files"] = [f for f in raw["files"] if f["path"] != name]
-    (paper_bundle.root / "edge.json").write_text(json.dumps(raw))
+    (paper_bundle.root / "edge.json").write_text(sealed(raw))
     with pytest.raises(BundleError, match=f"does not list '{name}'"):
         open_bundle(paper_bundle.root)
 

@@ -15,6 +15,7 @@ from fake_engine import fake_model, says
 
 from edge.bundle import Bundle, open_bundle, sha256_of
 from edge.errors import BundleError, InputError
+from edge.manifest import sealed
 from edge.runtime.answer import GenerateOptions
 from edge.runtime.load import load
 from edge.runtime.speculate import cascade, model, recycle, trigram
@@ -289,7 +290,7 @@ def test_a_model_with_another_tokenizer_is_refused_in_a_sentence(tiny_bundle: Bu
     for file in listed["files"]:
         if file["path"] == "tokenizer.json":
             file |= {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    (other / "edge.json").write_text(json.dumps(listed))
+    (other / "edge.json").write_text(sealed(listed))
     with pytest.raises(InputError, match=r"cannot draft for tiny-llama: their tokenizers differ \(token 40 is "):
         model.make(with_bundle(tiny_bundle, other))
     with pytest.raises(BundleError, match="There is no bundle at"):
@@ -304,7 +305,7 @@ def test_a_tokenizer_written_another_way_is_the_same(tiny_bundle: Bundle, tmp_pa
     for file in listed["files"]:
         if file["path"] == "tokenizer.json":
             file |= {"size": path.stat().st_size, "sha256": sha256_of(path)}
-    (other / "edge.json").write_text(json.dumps(listed))
+    (other / "edge.json").write_text(sealed(listed))
     assert open_bundle(other).manifest != tiny_bundle.manifest
     model.make(with_bundle(tiny_bundle, other))
 

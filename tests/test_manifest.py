@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.errors import BundleError
-from edge.manifest import FORMAT_VERSION, Graph, Manifest, parse
+from edge.manifest import FORMAT_VERSION, Graph, Manifest, parse, sealed
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> str:
@@ -23,11 +24,26 @@ def changed(manifest: Manifest, path: str, value: Any) -> str:
         del place[last]
     else:
         place[last] = value
-    return json.dumps(raw)
+    return sealed(raw)
 
 
 def test_a_manifest_survives_its_json(manifest: Manifest) -> None:
     assert parse(manifest.to_json(), "edge.json") == manifest
+
+
+def test_a_changed_letter_is_seen_wherever_it_stands(manifest: Manifest) -> None:
+    manifest = dataclasses.replace(manifest, chat_template="{{ messages }} \N{LEFT DOUBLE QUOTATION MARK}")
+    text = manifest.to_json()
+    for place, letter in enumerate(text):
+        damaged = text[:place] + chr(ord(letter) ^ 1) + text[place + 1 :]
+        with contextlib.suppress(BundleError):
+            assert parse(damaged, "edge.json") == manifest, damaged[place - 20 : place + 20]
+
+
+def test_a_manifest_without_a_checksum_is_taken(manifest: Manifest) -> None:
+    fields = json.loads(manifest.to_json())
+    assert len(fields.pop("crc32")) == 8
+    assert parse(json.dumps(fields), "edge.json") == manifest
 
 
 def test_unknown_fields_of_the_same_version_are_ignored(manifest: Manifest) -> None:
@@ -38,7 +54,7 @@ def test_fields_with_defaults_may_be_absent(manifest: Manifest) -> None:
     text = json.loads(manifest.to_json())
     for name in ("quality", "segments", "routers", "files"):
         del text[name]
-    assert parse(json.dumps(text), "edge.json") == dataclasses.replace(manifest, quality={})
+    assert parse(sealed(text), "edge.json") == dataclasses.replace(manifest, quality={})
 
 
 def test_whole_numbers_are_accepted_for_floats(manifest: Manifest) -> None:

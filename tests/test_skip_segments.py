@@ -11,7 +11,7 @@ from skip_models import skipping_logits, torch_model
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, ExportError, InputError
-from edge.manifest import KVLayer, KVLayout
+from edge.manifest import KVLayer, KVLayout, sealed
 from edge.runtime.engine import Engine
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import grouped, skippable
@@ -153,6 +153,6 @@ def test_segments_that_do_not_make_a_decoder_are_refused(by_layer: Bundle, tmp_p
 
     text = json.loads(by_layer.manifest.to_json())
     del text["segments"][2]
-    (tmp_path / "edge.json").write_text(json.dumps(text))
+    (tmp_path / "edge.json").write_text(sealed(text))
     with pytest.raises(BundleError, match="segments have the layers"):
         edge.bundle.open_bundle(tmp_path)

@@ -17,7 +17,7 @@ import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
-from edge.manifest import Graph, WideForm
+from edge.manifest import Graph, WideForm, sealed
 from edge.runtime import memory_model
 from edge.runtime.engine import Engine
 from edge.runtime.form_costs import FormCosts, form_costs
@@ -330,7 +330,7 @@ def test_a_missing_graph_is_named(bundle: Bundle, tmp_path: Path) -> None:
         edge.load(copy)
     raw = json.loads((copy / MANIFEST).read_text())
     raw["graphs"] = [graph for graph in raw["graphs"] if Graph(**graph).role != "wide"]
-    (copy / MANIFEST).write_text(json.dumps(raw))
+    (copy / MANIFEST).write_text(sealed(raw))
     with pytest.raises(BundleError, match="described without its graph"):
         open_bundle(copy)
 
