@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,10 +154,11 @@ def compare(
             _predictions(reference, tokens, given), _predictions(candidate, tokens, given), strict=True
         ):
             log_p, log_q = log_softmax(p), log_softmax(q)
-            same += int((log_p.argmax(-1) == log_q.argmax(-1)).sum())
+            divergence = _divergence(log_p, log_q)
+            same += int(((log_p.argmax(-1) == log_q.argmax(-1)) & ~np.isnan(divergence)).sum())
             nll_reference -= float(_of_targets(log_p, targets).sum())
             nll_candidate -= float(_of_targets(log_q, targets).sum())
-            divergences.append(_divergence(log_p, log_q))
+            divergences.append(divergence)
     if progress is not None:
         progress(len(texts), len(texts))
     kl = np.concatenate(divergences)
@@ -197,9 +198,10 @@ def _of_targets(log_p: NDArray[np.float32], targets: NDArray[np.int64]) -> NDArr
 
 
 def _divergence(log_p: NDArray[np.float32], log_q: NDArray[np.float32]) -> NDArray[np.float32]:
-    """KL(p || q) [R]. A token that p rules out (a log-probability of -inf) contributes nothing."""
+    """KL(p || q) [R]. A token that p rules out (a log-probability of -inf) contributes nothing; NaN in either
+    is NaN in the result."""
     p = np.exp(log_p)
-    terms: NDArray[Any] = np.where(p > 0, p * (log_p - log_q), 0)
+    terms = p * np.subtract(log_p, log_q, out=np.zeros_like(p), where=p != 0)
     divergence: NDArray[np.float32] = np.maximum(terms.sum(-1), 0).astype(np.float32)
     return divergence
 

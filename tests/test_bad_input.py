@@ -188,6 +188,14 @@ def test_an_option_that_cannot_be_used_is_named_by_its_value(
 # Checkpoints
 
 
+def add_tensor(checkpoint: Path, name: str, shape: tuple[int, ...]) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(checkpoint / "model.safetensors")
+    save_file({**tensors, name: torch.ones(shape)}, checkpoint / "model.safetensors")
+
+
 def test_a_source_that_is_nothing(refused: Refused, target: Path) -> None:
     assert "no-such-model" in refused("export", "./no-such-model", "-o", target)
     assert names(target.parent) == []
@@ -218,6 +226,74 @@ def test_tensors_that_do_not_match_the_config(
     (checkpoint / "config.json").write_text(json.dumps(config | {field: value}))
     sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
     assert re.search(r"model\.\w+|lm_head", sentence), sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "shape"),
+    [
+        ({"num_hidden_layers": 1}, None, ()),
+        ({}, "model.layers.0.self_attn.q_proj.bias", (64,)),
+        ({}, "model.layers.0.input_layernorm.bias", (64,)),
+    ],
+)
+def test_tensors_without_a_place_in_the_config(
+    refused: Refused, checkpoint: Path, target: Path, changes: dict[str, int], name: str | None, shape: tuple[int, ...]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | changes))
+    if name is not None:
+        add_tensor(checkpoint, name, shape)
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert f"{checkpoint} holds the tensor '{name or 'model.layers.1.'}" in sentence
+    assert "for which its configuration has no place" in sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", -1),
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("hidden_act", "foo"),
+        ("num_key_value_heads", 0),
+    ],
+)
+def test_values_that_no_model_can_have(
+    refused: Refused, checkpoint: Path, target: Path, field: str, value: int | str
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {field: value}))
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert str(checkpoint / "config.json") in sentence
+    assert f"{field} as {value}" in sentence if isinstance(value, int) else repr(value) in sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize("options", [("--weights", "fp32", "--no-check"), ("--weights", "int4")])
+def test_weights_that_are_no_numbers(
+    refused: Refused, checkpoint: Path, target: Path, value: float, name: str, options: tuple[str, ...]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors[name].view(-1)[7] = value
+    save_file(tensors, checkpoint / "model.safetensors")
+    sentence = refused("export", checkpoint, "-o", target, *options)
+    assert f"{checkpoint / 'model.safetensors'}: the tensor '{name}' holds NaN or infinity" in sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
+def test_a_block_size_for_weights_without_blocks(
+    refused: Refused, checkpoint: Path, target: Path, weights: str
+) -> None:
+    sentence = refused("export", checkpoint, "-o", target, "--weights", weights, "--block-size", "32", "--no-check")
+    assert f"--block-size 32 cannot be had with {weights} weights" in sentence
     assert names(target.parent) == []
 
 

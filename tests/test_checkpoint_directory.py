@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from transformers import (
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.model_config import auto_class
 
 
 def write_tokenizer(root: Path, *, bos: bool = False, settings: dict[str, Any] | None = None) -> None:
@@ -312,12 +314,28 @@ class TestRefusals:
         torch.save(load_file(root / "model.safetensors"), path)
         (root / "model.safetensors").unlink()
         path.write_bytes(path.read_bytes()[:kept])
-        assert "pytorch_model.bin is damaged, cut short or holds more than tensors" in self.refusal(root)
+        assert "pytorch_model.bin is damaged, cut short or no file of tensors; fetch it" in self.refusal(root)
 
-    def test_a_torch_file_with_code_in_it(self, root: Path) -> None:
+    @pytest.mark.parametrize("content", [b"junk" * 100, b"hello", b"\x80\x63" + bytes(range(256)), b"("])
+    def test_a_torch_file_of_junk(self, root: Path, content: bytes, recwarn: pytest.WarningsRecorder) -> None:
         (root / "model.safetensors").unlink()
-        torch.save({"x": Path}, root / "pytorch_model.bin")
-        assert "holds more than tensors" in self.refusal(root)
+        (root / "pytorch_model.bin").write_bytes(content)
+        assert "pytorch_model.bin is damaged, cut short or no file of tensors; fetch it" in self.refusal(root)
+        assert len(recwarn) == 0
+
+    @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+    @pytest.mark.parametrize(("content", "named"), [({"x": Path}, "pathlib.Path"), ({"x": os.system}, "posix.system")])
+    def test_a_torch_file_with_code_in_it(self, root: Path, content: dict[str, Any], named: str, zipped: bool) -> None:
+        (root / "model.safetensors").unlink()
+        torch.save(content, root / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+        message = self.refusal(root)
+        assert f"pytorch_model.bin holds more than tensors ({named}), and to load that could run code" in message
+        assert "weights_only" not in message
+
+    def test_a_torch_file_of_a_list(self, root: Path) -> None:
+        (root / "model.safetensors").unlink()
+        torch.save([torch.zeros(2)], root / "pytorch_model.bin")
+        assert "holds a list where tensors by name belong" in self.refusal(root)
 
     def test_a_missing_shard(self, tmp_path: Path) -> None:
         tiny_model("llama").save_pretrained(tmp_path, max_shard_size="300KB")
@@ -403,6 +421,63 @@ def test_a_shared_embedding_is_found_under_any_of_its_names(tmp_path: Path, name
     embedding = tensors.pop("shared.weight")
     save_file({**tensors, name: embedding}, tmp_path / "model.safetensors")
     assert np.array_equal(open_checkpoint(str(tmp_path)).read("shared.weight"), embedding.numpy())
+
+
+def test_tensors_that_transformers_passes_over_are_passed_over(root: Path) -> None:
+    """Buffers of older versions, modules that the text model does not have, layers that predict further tokens."""
+    tensors = load_file(root / "model.safetensors")
+    edit(root / "config.json", num_nextn_predict_layers=1)
+    others = [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.vision_tower.encoder.layers.30.mlp.fc1.weight",
+        "vision_model.encoder.layers.30.mlp.fc1.weight",
+        "mtp.layers.0.input_layernorm.weight",
+        "v_head.summary.weight",
+        "score.weight",
+        "model.layers.4.eh_proj.weight",
+    ]
+    save_file({**tensors, **{name: torch.ones(4) for name in others}}, root / "model.safetensors")
+    assert reads_as(root, tiny_model("llama"))
+    save_file({**tensors, "model.layers.5.eh_proj.weight": torch.ones(4)}, root / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds the tensor 'model\.layers\.5\.eh_proj\.weight', for which"):
+        open_checkpoint(str(root))
+
+
+SEQ2SEQ = dict(
+    vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48,
+    encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64, pad_token_id=1,
+    decoder_start_token_id=1,
+)  # fmt: skip
+T5_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+COPIES = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"]
+WRITTEN = {
+    "t5": (T5, [T5_BIAS, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "encoder.block.2"),
+    "mt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "encoder.block.2"),
+    "umt5": (T5, ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"], "decoder.block.2"),
+    "bart": (SEQ2SEQ, [*COPIES, "encoder.version", "decoder.version", "final_logits_bias"], "model.encoder.layers.2"),
+    "mbart": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
+    "marian": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
+    "pegasus": (SEQ2SEQ, [*COPIES, "final_logits_bias"], "model.decoder.layers.2"),
+    "m2m_100": (SEQ2SEQ, [*COPIES, "model.encoder.embed_positions.weights"], "model.encoder.layers.2"),
+    "whisper": (SEQ2SEQ, ["proj_out.weight", "model.encoder.embed_positions.weight"], "model.encoder.layers.2"),
+}
+
+
+@pytest.mark.parametrize("model_type", WRITTEN)
+def test_copies_and_buffers_are_passed_over_and_further_layers_are_not(tmp_path: Path, model_type: str) -> None:
+    sizes, written, further = WRITTEN[model_type]
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = auto_class(config.to_dict()).from_config(config)
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    tensors = load_file(tmp_path / "model.safetensors")
+    extra = {name: state.get(name, torch.zeros(3)).clone() for name in written if name not in tensors}
+    assert extra
+    save_file({**tensors, **extra}, tmp_path / "model.safetensors")
+    assert {name for name, _ in model.named_parameters()} <= set(open_checkpoint(str(tmp_path)).names())
+    save_file({**tensors, f"{further}.norm.weight": torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"holds the tensor '{further}"):
+        open_checkpoint(str(tmp_path))
 
 
 def test_a_base_models_files_are_read_as_the_whole_models(tmp_path: Path) -> None:

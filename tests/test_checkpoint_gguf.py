@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,27 @@ class TestRefusals:
         path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), leave_out="blk.2.ffn_up.weight")
         with pytest.raises(CheckpointError, match=r"lacks the tensor 'model\.layers\.2\.mlp\.up_proj\.weight'"):
             open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("source", "name"), [
+        ("blk.4.attn_norm.weight", "layers.4.input_layernorm.weight"),  # the metadata counts 4 layers
+        ("blk.1.attn_q.bias", "layers.1.self_attn.q_proj.bias"),
+    ])  # fmt: skip
+    def test_a_tensor_without_a_place(self, tmp_path: Path, source: str, name: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), extra={source: np.ones(96, np.float32)})
+        with pytest.raises(CheckpointError, match=re.escape(f"m.gguf holds the tensor 'model.{name}', for which")):
+            open_checkpoint(str(path))
+
+    def test_a_block_with_a_scale_that_is_no_number(self, tmp_path: Path) -> None:
+        types = {"blk.1.ffn_up": Type.Q8_0}
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), types=types)
+        start = next(t.data_offset for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
+        data = bytearray(path.read_bytes())
+        data[start : start + 2] = np.float16(np.nan).tobytes()
+        path.write_bytes(data)
+        checkpoint = open_checkpoint(str(path))
+        for read in (checkpoint.read, checkpoint.blocks):
+            with pytest.raises(CheckpointError, match=r"the tensor 'blk\.1\.ffn_up\.weight' holds NaN or infinity"):
+                read("model.layers.1.mlp.up_proj.weight")
 
     def test_tensors_that_contradict_the_metadata(self, tmp_path: Path) -> None:
         model = tiny_model("llama")

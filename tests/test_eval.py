@@ -124,6 +124,19 @@ def test_a_broken_source_is_measured_and_not_hidden() -> None:
     assert not compare(Fixed(table), Fixed(broken), [np.arange(11)]).kl_mean <= 1e9
 
 
+def test_a_broken_reference_agrees_with_nothing() -> None:
+    broken = random_table(0)
+    broken[3] = np.nan
+    found = compare(Fixed(broken), Fixed(broken), [np.arange(11)])
+    assert np.isnan(found.kl_mean) and found.top1 == pytest.approx(0.9)
+
+
+def test_a_token_that_the_reference_rules_out_counts_for_nothing() -> None:
+    table = random_table(0)
+    table[:, 5] = -np.inf
+    assert compare(Fixed(table), Fixed(table), [np.arange(5)]).kl_mean == 0.0
+
+
 def test_vocabularies_of_different_sizes_are_refused() -> None:
     with pytest.raises(InputError, match=r"11.*12|12.*11"):
         compare(Fixed(random_table(0, 11)), Fixed(random_table(0, 12)), [np.arange(5)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,10 +136,12 @@ def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
         ({"weights": "keep"}, "not for encoder-decoders"),
         ({"encoder_weights": "int4"}, "--encoder-weights int4 is unknown"),
         ({"decoder_weights": "int2"}, "--decoder-weights int2 is unknown"),
+        ({"weights": "fp32", "block_size": 32}, "--block-size 32 cannot be had with fp32 weights"),
+        ({"weights": "int8", "block_size": 33}, "--block-size 33 must be a power of two"),
     ],
 )
 def test_weights_that_do_not_exist_are_refused(
-    tiny_t5: Path, tmp_path: Path, options: dict[str, str], message: str
+    tiny_t5: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ExportError, match=message):
         edge.export(tiny_t5, tmp_path / "x.edge", check=False, **options)

@@ -155,6 +155,12 @@ def test_keep_takes_no_block_size() -> None:
         quantize(Stored({OUT: "Q4_0"}), "keep", block_size=64)
 
 
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
+def test_floats_take_no_block_size(weights: str) -> None:
+    with pytest.raises(ExportError, match=f"--block-size 32 cannot be had with {weights} weights"):
+        quantize(Stored({OUT: "F32"}), weights, block_size=32)
+
+
 @pytest.mark.parametrize("size", [0, 8, 48, -32, 33])
 def test_a_block_size_is_a_power_of_two_from_16(size: int) -> None:
     with pytest.raises(ExportError, match=f"--block-size {size} must be a power of two"):

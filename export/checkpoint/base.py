@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import CheckpointError
 from edge.export.quantize.base import QTensor
 from edge.manifest import Tokens
 
@@ -45,7 +47,11 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """One tensor as float32, dequantized where the source holds integers."""
+        """One tensor as float32, dequantized where the source holds integers.
+
+        Raises:
+            CheckpointError: it holds NaN or infinity (`finite`).
+        """
         ...
 
     def blocks(self, name: str) -> QTensor | None:
@@ -55,3 +61,18 @@ class Checkpoint(Protocol):
     def stored_type(self, name: str) -> str:
         """The type in the source: F32, F16, BF16, Q8_0, Q4_1, ..."""
         ...
+
+
+def finite(values: NDArray[np.float32], name: str, where: Path) -> NDArray[np.float32]:
+    """`values` themselves, the tensor `name` as it was read from `where`.
+
+    Raises:
+        CheckpointError: they hold NaN or infinity.
+    """
+    # The extremes tell both, and unlike np.isfinite take no memory.
+    if not (np.isfinite(values.min(initial=0)) and np.isfinite(values.max(initial=0))):
+        raise CheckpointError(
+            f"{where}: the tensor {name!r} holds NaN or infinity, of which no answer can be computed; fetch the "
+            "checkpoint again, or use another."
+        )
+    return values

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.ctranslate2_file import CTranslate2File
 from edge.export.checkpoint.directory import licence_of
 from edge.export.checkpoint.tokenizer_files import read_json
@@ -81,8 +81,8 @@ class CTranslate2Checkpoint:
         self._sources = _sources(self.config)
         for source in self._sources.values():
             self._shape(source.variable)
-        expected = model_config.expected_tensors(self.config)
-        if expected is not None:
+        if (model := model_config.skeleton(self.config, str(root / MODEL))) is not None:
+            expected = model_config.parameter_shapes(model)
             model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(root / MODEL))
 
     @cached_property
@@ -104,7 +104,7 @@ class CTranslate2Checkpoint:
         source = self._sources[name]
         values = self._file.values(source.variable)
         rows = values.shape[0] // source.parts
-        return values[source.part * rows : (source.part + 1) * rows]
+        return finite(values[source.part * rows : (source.part + 1) * rows], source.variable, self._file.path)
 
     def blocks(self, name: str) -> QTensor | None:
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.quantize.base import QTensor
 
@@ -55,7 +56,7 @@ class DirectoryCheckpoint:
         found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
         self._names = list(found)
         self._made: dict[str, model_config.Made] = {}
-        model = model_config.skeleton(self.config)
+        model = model_config.skeleton(self.config, str(path))
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
             tied = model_config.tied_names(model)
@@ -67,6 +68,7 @@ class DirectoryCheckpoint:
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
             shapes = {name: found[name][0].shape(found[name][1]) for name in wanted if name in found}
             model_config.check_tensors(wanted, shapes, str(root))
+            model_config.check_leftovers(model, found, str(root))
         self._found = found
 
     def _untie(self, found: _Found, parameters: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]) -> list[str]:
@@ -112,7 +114,7 @@ class DirectoryCheckpoint:
                 f"{file.path}: the tensor {own!r} is stored as {tensor.dtype}; floating-point weights are read."
             )
         values: NDArray[np.float32] = tensor.to(torch.float32).contiguous().numpy()
-        return values
+        return finite(values, own, file.path)
 
     def blocks(self, name: str) -> QTensor | None:
         return None
@@ -155,9 +157,17 @@ class _TorchFile:
         self.path = path
         try:
             self._tensors = _load_torch(path)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as e:
-            reason = " ".join(str(e).split())[:200]
-            raise CheckpointError(f"{path} is damaged, cut short or holds more than tensors ({reason}).") from None
+        except Exception as e:  # unpickling raises many types; Torch's own words advise to run the file's code
+            if other := re.search(r"GLOBAL ([\w.]+)", str(e)):
+                raise CheckpointError(
+                    f"{path} holds more than tensors ({other[1]}), and to load that could run code of the file's own; "
+                    "get the checkpoint as safetensors."
+                ) from None
+            raise CheckpointError(f"{path} is damaged, cut short or no file of tensors; fetch it again.") from None
+        if not isinstance(self._tensors, dict):
+            raise CheckpointError(
+                f"{path} holds a {type(self._tensors).__name__} where tensors by name belong; it is no checkpoint."
+            )
 
     def names(self) -> list[str]:
         return [name for name, value in self._tensors.items() if isinstance(value, torch.Tensor)]
@@ -186,14 +196,13 @@ def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: st
             found[name] = found[other]
 
 
-def _load_torch(path: Path) -> dict[str, torch.Tensor]:
+def _load_torch(path: Path) -> Any:
     import zipfile
 
     mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are no archives and cannot be mapped
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(content, dict):
-        raise ValueError(f"it holds a {type(content).__name__}")
-    return content
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the pickle's protocol, in a file that is none
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def _weight_files(root: Path) -> list[_WeightFile]:

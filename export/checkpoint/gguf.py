@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_tokenizer, model_config
-from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.export.quantize.base import QTensor
 
@@ -41,9 +41,10 @@ class GGUFCheckpoint:
         )
         self.generation: dict[str, Any] = {}
         self._sources = self._named_tensors()
-        expected = model_config.expected_tensors(self.config)
-        if expected is not None:
+        if (model := model_config.skeleton(self.config, str(path))) is not None:
+            expected = model_config.parameter_shapes(model)
             model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
+            model_config.check_leftovers(model, self._sources, str(path))
             self._sources = {name: self._sources[name] for name in expected}
 
     @cached_property
@@ -60,7 +61,7 @@ class GGUFCheckpoint:
         return self._header.tensors[self._sources[name]].type.name
 
     def read(self, name: str) -> NDArray[np.float32]:
-        values = self._dequantized(self._sources[name])
+        values = finite(self._dequantized(self._sources[name]), self._sources[name], self._header.path)
         if (rows := self._row_order(name)) is not None:
             values = values[rows]
         if self._architecture.norm_offset and name.endswith("norm.weight"):
@@ -75,7 +76,9 @@ class GGUFCheckpoint:
         raw = self._header.raw(source)
         if (rows := self._row_order(name)) is not None:
             raw = raw[rows]
-        return _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
+        blocks = _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
+        finite(blocks.scales, source, self._header.path)
+        return blocks
 
     def _named_tensors(self) -> dict[str, str]:
         """transformers' name -> the name in the file."""

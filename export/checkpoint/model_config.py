@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,14 @@ from edge.errors import CheckpointError, ExportError
 
 if TYPE_CHECKING:
     import torch
+
+# Sizes without which there is no model, as the families' configurations name them.
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("num_layers", "num_decoder_layers", "num_heads", "d_model", "d_ff", "d_kv"),
+    *(f"{half}_{size}" for half in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")),
+)
 
 
 def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
@@ -34,6 +43,7 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
         raise CheckpointError(f"{where} describes weights already quantized by {method}; export the unquantized model.")
     if model_type not in CONFIG_MAPPING:
         return raw
+    _check_sizes(raw, where)
     with _quiet_transformers():
         try:
             whole = AutoConfig.for_model(**raw)
@@ -46,6 +56,16 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
     return complete_config
 
 
+def _check_sizes(raw: Mapping[str, Any], where: str) -> None:
+    """CheckpointError where a layer, a head or a width is counted below one."""
+    parts = [raw, *(raw.get(name) for name in ("text_config", "encoder", "decoder"))]
+    for part in (part for part in parts if isinstance(part, Mapping)):
+        for name in _SIZES:
+            value = part.get(name)
+            if isinstance(value, int) and value < 1:
+                raise CheckpointError(f"{where} gives {name} as {value}, and no model has less than 1; fetch it again.")
+
+
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
     """What an older config.json says about generating; `complete` leaves it out, as transformers 5 does."""
     from transformers import GenerationConfig
@@ -53,15 +73,13 @@ def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: raw[key] for key in vars(GenerationConfig()) if raw.get(key) is not None}
 
 
-def expected_tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of all parameters of the transformers model that `config` describes, or None where this
-    project has no graph for the family (it is refused later, with the list of known ones)."""
-    model = skeleton(config)
-    return None if model is None else parameter_shapes(model)
+def skeleton(config: dict[str, Any], where: str) -> Any:
+    """The transformers model that `config` describes, without values, or None where this project has no graph for the
+    family (it is refused later, with the list of known ones).
 
-
-def skeleton(config: dict[str, Any]) -> Any:
-    """The transformers model that `config` describes, without values, or None where there is no graph for it."""
+    Raises:
+        CheckpointError: transformers cannot build a model of these values.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -71,8 +89,15 @@ def skeleton(config: dict[str, Any]) -> Any:
         find_family(config["model_type"])
     except ExportError:
         return None
-    with _quiet_transformers(), torch.device("meta"):
-        return auto_class(config).from_config(AutoConfig.for_model(**config))
+    try:
+        with _quiet_transformers(), torch.device("meta"):
+            return auto_class(config).from_config(AutoConfig.for_model(**config))
+    except Exception as e:  # building raises many types, all of them about these values
+        reason = " ".join(str(e).split())[:300]
+        if isinstance(e, KeyError):  # of a registry: of activations, say
+            reason = f"{reason} is not known there"
+        kind = config["model_type"]
+        raise CheckpointError(f"{where} holds values that no {kind} can be built of: {reason}.") from None
 
 
 def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:
@@ -126,7 +151,7 @@ def auto_class(config: Mapping[str, Any]) -> Any:
 def check_tensors(
     expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    """Compare a checkpoint's tensors with what its configuration calls for; extra tensors are allowed.
+    """Compare a checkpoint's tensors with what its configuration calls for; `check_leftovers` looks at the others.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -144,6 +169,42 @@ def check_tensors(
                 f"{where}: the tensor {name!r} has shape {list(found[name])} where the configuration calls for "
                 f"{list(shape)}."
             )
+
+
+def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
+    """Refuse tensors that belong to `model`'s own modules but have no place in them: layers beyond the last, and
+    weights or biases that a module does without. Without them the export would be another model.
+
+    Others are allowed: what transformers passes over too, and modules that `model` does not have (vision towers,
+    heads for classes).
+
+    Raises:
+        CheckpointError: there are such tensors.
+    """
+    modules = dict(model.named_modules())
+    places = {name for name, _ in model.named_parameters(remove_duplicate=False)} | dict(model.named_buffers()).keys()
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    more_layers = getattr(model.config, "num_nextn_predict_layers", None) or 0  # they predict further tokens, unused
+
+    def is_left_over(name: str) -> bool:
+        if name in places or any(pattern.search(name) for pattern in ignored):
+            return False
+        path = name.split(".")
+        for at, part in enumerate(path):
+            layers = modules.get(".".join(path[:at]))
+            if part.isdecimal() and isinstance(layers, Sized) and int(part) >= len(layers):
+                return int(part) >= len(layers) + more_layers
+        owner = modules.get(".".join(path[:-1]))
+        return path[-1] in ("weight", "bias") and owner is not None and any(True for _ in owner.parameters(False))
+
+    prefix = f"{model.base_model_prefix}."
+    known = [name if name.partition(".")[0] in model._modules else prefix + name for name in names]
+    if leftovers := [name for name in known if is_left_over(name)]:
+        more = f" and {len(leftovers) - 1} more" if len(leftovers) > 1 else ""
+        raise CheckpointError(
+            f"{where} holds the tensor {leftovers[0]!r}{more}, for which its configuration has no place; the two are "
+            "not of the same model, so fetch both again."
+        )
 
 
 @contextlib.contextmanager

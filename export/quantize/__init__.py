@@ -48,9 +48,21 @@ def quantize(
     """
     if weights not in METHODS:
         raise ExportError(f"--weights {weights} is unknown; choose one of {', '.join(METHODS)}.")
-    if block_size is not None and (block_size < 16 or block_size & (block_size - 1)):
-        raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")
+    check_block_size(block_size, weights)
     return method(weights)(checkpoint, Options(block_size, calibration, progress))
+
+
+def check_block_size(block_size: int | None, weights: str) -> None:
+    """ExportError where `weights` cannot have blocks of this size. None: the method's own size."""
+    if block_size is None:
+        return
+    if weights in ("fp32", "fp16"):
+        raise ExportError(
+            f"--block-size {block_size} cannot be had with {weights} weights, which have no blocks; leave it out, or "
+            "choose int8 or int4."
+        )
+    if block_size < 16 or block_size & (block_size - 1):
+        raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")
 
 
 def read_calibration(path: str | Path) -> str:

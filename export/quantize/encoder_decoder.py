@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.quantize import check_block_size
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 
@@ -34,7 +35,7 @@ def quantize_encoder_decoder(
     weights, one of DECODER_WEIGHTS. Embedding and head are in 8 bits where the decoder is quantized.
 
     Raises:
-        ExportError: unknown weights.
+        ExportError: unknown weights, or a block size that the decoder's cannot have.
     """
     for value, known, flag in (
         (encoder, ENCODER_WEIGHTS, "--encoder-weights"),
@@ -42,6 +43,7 @@ def quantize_encoder_decoder(
     ):
         if value not in known:
             raise ExportError(f"{flag} {value} is unknown; choose one of {', '.join(known)}.")
+    check_block_size(options.block_size, decoder)
 
     def make(name: str) -> Weight:
         w = checkpoint.read(name)
