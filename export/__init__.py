@@ -7,18 +7,20 @@ function of the same name in `edge` would vanish with the first such import; the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edge import catalog
 from edge.bundle import GOLDEN, Bundle, BundleWriter
-from edge.errors import InputError, MissingExtraError
+from edge.errors import ExportError, InputError, MissingExtraError
 from edge.export import quantize as methods
 from edge.export.quantize.base import Options, Progress
 from edge.runtime.verify import record_golden
@@ -61,7 +63,7 @@ def export(
         out: the bundle to write; default: NAME.edge in the current folder.
         weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4, or int8
             for an encoder-decoder.
-        block_size: weights that share one scale; default: the catalog's, else the method's own.
+        block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
@@ -107,15 +109,17 @@ def export(
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
     defaults = {} if entry is None else entry.export
     both = bool(checkpoint.config.get("is_encoder_decoder"))
+    if block_size is None and weights in (None, defaults.get("weights")):
+        block_size = defaults.get("block_size")
     weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
-    block_size = defaults.get("block_size") if block_size is None else block_size
     max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     check_routers(checkpoint)
     context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     _describe(checkpoint, family, weights, tell)
-    with BundleWriter(Path(f"{name}.edge") if out is None else out, force=force) as writer:
+    target = Path(f"{name}.edge" if out is None else out)
+    with _no_folders_left(target), BundleWriter(target, force=force) as writer:
         if both:
             from edge.export.encoder_decoder import halves, write_encoder_decoder
 
@@ -164,6 +168,29 @@ def export(
             manifest = write_trees(writer, manifest)
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
+
+
+@contextlib.contextmanager
+def _no_folders_left(target: Path) -> Iterator[None]:
+    """Where writing `target` fails, remove the folders on the way to it that were not there before.
+
+    Raises:
+        ExportError: something on the way is no folder.
+    """
+    missing = []
+    for folder in target.parents:
+        if os.path.lexists(folder):
+            if not folder.is_dir():
+                raise ExportError(f"{target} cannot be written: {folder} is not a folder.")
+            break
+        missing.append(folder)
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # never made, or another program has put something there
+                folder.rmdir()
+        raise
 
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,17 @@ def paper_bundle(tmp_path: Path, pristine_paper_bundle: Bundle) -> Bundle:
     return Bundle(
         Path(shutil.copytree(pristine_paper_bundle.root, tmp_path / "paper.edge")), pristine_paper_bundle.manifest
     )
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch with one thread: more cost tiny models more than they bring, and wait for each other on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 SENTENCES = [

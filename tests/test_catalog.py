@@ -625,8 +625,19 @@ class TestTheCommand:
     def test_terms_are_shown_and_must_be_accepted(self, capsys: pytest.CaptureFixture[str]) -> None:
         status, out, err = self.run(capsys, "pull", "gemma-3-270m")
         assert (status, out) == (2, "")
-        assert "https://ai.google.dev/gemma/terms" in err
+        assert err.count("https://ai.google.dev/gemma/terms") == 1
         assert err.splitlines()[-1].endswith("edge models pull gemma-3-270m --accept-license")
+
+    def test_the_address_of_terms_is_shown_where_they_do_not_name_it(
+        self, capsys: pytest.CaptureFixture[str], server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        terms = Terms(text="Be good.", url="https://example.org/terms")
+        monkeypatch.setattr(catalog, "_read_all", lambda: {"toy": entry(server.source(), terms=terms)})
+        status, _, err = self.run(capsys, "pull", "toy")
+        assert status == 2 and err.startswith("Be good.\nhttps://example.org/terms\nedge: Toy comes under these terms")
+        status, out, err = self.run(capsys, "pull", "toy", "--accept-license")
+        assert status == 0 and err.startswith("Be good.\nhttps://example.org/terms\n")
+        assert Path(out.strip()).read_bytes() == CONTENT
 
     def test_an_unknown_name_exits_with_2(self, capsys: pytest.CaptureFixture[str]) -> None:
         status, _, err = self.run(capsys, "pull", "qwen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import typer
 from edge.bundle import Bundle
 from edge.cli.main import COMMANDS, main
 from edge.errors import InputError
+from edge.manifest import TensorGroup
 
 
 def edge(*args: str, code: str = "") -> subprocess.CompletedProcess[str]:
@@ -214,6 +216,24 @@ def test_inspect_shows_the_figures(paper_bundle: Bundle, capsys: pytest.CaptureF
         assert figure in text
     for figure in ("graphs/decoder.onnx", "8 B", "Apache-2.0", "top1_agreement", "0.97", "int4"):
         assert figure in text
+
+
+@pytest.mark.parametrize("method", ["gptq+tuned", "a_method_whose_name_is_long"])
+def test_inspect_cuts_nothing_off_at_80_columns(
+    paper_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    group = TensorGroup("feed_forward", 1_207_959_552, 689_700_000, 4.0, 64, method)  # as of 1.7B weights
+    large = Bundle(paper_bundle.root, dataclasses.replace(paper_bundle.manifest, groups=[group]))
+    monkeypatch.setattr("edge.cli.inspect.open_bundle", lambda path: large)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["inspect", str(paper_bundle.root)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (i for i, line in enumerate(lines) if "feed_forward" in line)
+    assert all(figure in lines[row] for figure in ("1,207,959,552", "689.7 MB", "4.57"))
+    column = lines[row - 2].index("Method")
+    end = next(i for i in range(row, len(lines)) if not lines[i].strip())
+    assert "".join(line[column:].strip() for line in lines[row:end]) == method
 
 
 def test_inspect_json_holds_the_same_figures(paper_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_engine import fake_model, says, tokens_in
@@ -18,8 +20,10 @@ from fake_engine import fake_model, says, tokens_in
 from edge.bundle import Bundle
 from edge.cli import chat as chat_command
 from edge.cli.main import main
-from edge.cli.run import CtrlC
-from edge.runtime.answer import GenerateOptions
+from edge.cli.run import CtrlC, figures
+from edge.runtime import loading
+from edge.runtime.answer import GenerateOptions, Piece, Timings
+from edge.runtime.model import Model
 
 JSON_KEYS = {
     *("text", "token_ids", "prompt_tokens", "generated_tokens", "ttft_ms", "decode_tokens_per_s"),
@@ -79,6 +83,11 @@ def test_the_figures_say_what_cut_an_answer_off(
     fake("Hello you, this is long.", context=context)
     err = run("x.edge", "hi", *options)[2]
     assert err.endswith(f"MiB{' · ' + said if said else ''}\n")
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(1, "1 prompt token · "), (2, "2 prompt tokens · ")])
+def test_one_prompt_token_is_one(tokens: int, said: str) -> None:
+    assert figures(Timings(tokens)).startswith(said)
 
 
 def test_text_is_written_as_it_comes(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +157,79 @@ def test_options_reach_the_answer(run: Run, fake: Callable) -> None:
     engine = fake("one STOP two", "one STOP two")
     assert run("x.edge", "hi", "--stop", "never", "--stop", "STOP", "--system", "Be brief.")[1] == "one \n"
     assert b"system\nBe brief." in bytes(t for t in tokens_in(engine.steps) if t < 256)
+
+
+SHAPING = {
+    **{"--max-tokens": 7, "--temperature": 0.5, "--top-k": 40, "--top-p": 0.9, "--min-p": 0.05},
+    **{"--repetition-penalty": 1.2, "--seed": 11},
+}
+SHAPED = GenerateOptions(
+    max_tokens=7, temperature=0.5, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.2, seed=11, stop=["A", "B"]
+)
+
+
+def options_of(given: dict[str, object]) -> list[object]:
+    return [each for option in given.items() for each in option] + ["--stop", "A", "--stop", "B"]
+
+
+def without_ctrl_c(options: GenerateOptions) -> GenerateOptions:
+    assert isinstance(options.interrupted, CtrlC)
+    return dataclasses.replace(options, interrupted=SHAPED.interrupted)
+
+
+def test_every_option_of_the_answer_reaches_the_model(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("Hello")
+    stream, given = Model.stream, list[tuple[Any, ...]]()
+
+    def recording(model: Model, prompt: str, options: GenerateOptions, **more: object) -> Iterator[Piece]:
+        given.append((model.prefill_chunk, prompt, without_ctrl_c(options), more))
+        return stream(model, "hi")
+
+    monkeypatch.setattr(Model, "stream", recording)
+    assert run("x.edge", "hi", *options_of(SHAPING), "--system", "Be brief.", "--prefill-chunk", 3)[0] == 0
+    assert run("x.edge", "hi", *options_of(SHAPING), "--raw")[0] == 0
+    assert given == [
+        (3, "hi", SHAPED, {"system": "Be brief.", "raw": False}),
+        (128, "hi", SHAPED, {"system": None, "raw": True}),
+    ]
+
+
+def test_every_option_of_the_answers_reaches_a_chat(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("Hello")
+    given = list[tuple[Any, ...]]()
+
+    def recording(model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC) -> None:
+        given.append((model.prefill_chunk, without_ctrl_c(options), system))
+
+    monkeypatch.setattr(chat_command, "chat", recording)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert run("x.edge", *options_of(SHAPING), "--system", "Be brief.", "--prefill-chunk", 3)[0] == 0
+    assert given == [(3, SHAPED, "Be brief.")]
+
+
+def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake("Hello")
+    start, given = loading.start, dict[str, object]()
+
+    def recording(bundle: Bundle, **options: object) -> object:
+        given.update(options)
+        return start(bundle, **options)
+
+    monkeypatch.setattr(loading, "start", recording)
+    machine = {"--context": 99, "--threads": 2, "--memory": "300MB", "--prefill-chunk": 3, "--kv": "int8"}
+    more = "--speculate", "lookup", "--skip", "unified:0.1", "--reproducible"
+    assert run("x.edge", "hi", *(each for option in machine.items() for each in option), *more)[0] == 0
+    del given["once"]
+    assert given == {
+        **{"context": 99, "threads": 2, "memory": "300MB", "chunk": 3, "kv": "int8", "beams": None},
+        **{"speculate": "lookup", "skip": "unified:0.1", "reproducible": True},
+    }
 
 
 def test_draws_with_a_seed_repeat(run: Run, tiny_bundle: Bundle) -> None:

@@ -16,6 +16,7 @@ import pytest
 from conftest import CHAT_TEMPLATE
 from gguf import GGMLQuantizationType as Type
 from gguf_files import tiny_model, write_gguf
+from tokenizers import Tokenizer
 
 import edge
 from edge import catalog
@@ -26,9 +27,13 @@ from edge.export import check as checks
 from edge.export import quantize as methods
 from edge.export.checkpoint import open_checkpoint
 from edge.export.quantize.base import FloatTensor
+from edge.export.torch_reference import TorchLogits, load_torch
 from edge.runtime.engine import Engine
-from edge.runtime.evaluate import Agreement
+from edge.runtime.evaluate import Agreement, EngineLogits, perplexity, windows
 from edge.runtime.verify import read_golden, replay_golden
+
+SMOLLM2 = catalog.local(catalog.resolve("smollm2-135m-instruct"))  # in the user's cache, before tests get their own
+WIKITEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wikitext2-test.txt"
 
 
 @pytest.fixture
@@ -51,6 +56,13 @@ def test_a_bundle_is_whole_and_holds_the_tokenizer(pristine_tiny_bundle: Bundle,
     own = json.loads((tiny_checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
     assert written["model"]["vocab"] == own["model"]["vocab"]
     assert 8 < manifest.bits_per_weight < 10
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_default_takes_at_most_5_9_bits_per_weight(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    manifest = edge.export(tiny_checkpoint, tmp_path / "x.edge", check=False, candidates=False).manifest
+    assert manifest.weights == "int4"
+    assert 4 < manifest.bits_per_weight <= 5.9  # over all weights: embedding, head and norms included
 
 
 def test_golden_answers_are_recorded_in_the_chat_format_and_replay(pristine_tiny_bundle: Bundle) -> None:
@@ -191,6 +203,70 @@ def test_a_bundle_is_replaced_only_when_asked(tiny_checkpoint: Path, tmp_path: P
     edge.export(tiny_checkpoint, target, weights="int8", check=False, force=True)
     assert open_bundle(target).manifest.weights == "int8"
     assert [p.name for p in tmp_path.iterdir()] == ["x.edge"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SMOLLM2 is None or SMOLLM2.suffix != ".gguf", reason="the GGUF of SmolLM2 is not in the cache")
+@pytest.mark.skipif(not WIKITEXT.is_file(), reason=f"there is no {WIKITEXT}")
+def test_smollm2_predicts_a_text_as_well_as_torch_does(tmp_path: Path) -> None:
+    """Quantized weights predict so few tokens a little better or worse by chance; only worse is held to tenths."""
+    checkpoint = open_checkpoint(str(SMOLLM2))
+    tokenizer, text = Tokenizer.from_str(checkpoint.tokenizer.json), WIKITEXT.read_text(encoding="utf-8")
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    texts = windows(ids, checkpoint.tokenizer.tokens, window=512, limit=2048)
+    torch = perplexity(TorchLogits(load_torch(checkpoint)), texts).perplexity
+
+    def more_than_torch(weights: str) -> float:
+        quick = {"check": False, "candidates": False, "draft_text": 0}
+        bundle = edge.export(str(SMOLLM2), tmp_path / f"{weights}.edge", weights=weights, **quick)
+        return perplexity(EngineLogits(Engine(bundle, context=512), 512), texts).perplexity / torch - 1
+
+    assert -0.01 < more_than_torch("keep") <= 0.001
+    assert -0.01 < more_than_torch("int8") <= 0.005
+
+
+@pytest.mark.parametrize("below", ["x.edge", "y/x.edge"])
+def test_a_target_below_a_file_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str
+) -> None:
+    file = tmp_path / "p.txt"
+    file.write_text("mine")
+    target = file / below
+    assert main(["export", str(tiny_checkpoint), "-o", str(target)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"edge: {target} cannot be written: {file} is not a folder."
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ExportError("It broke.")], ids=["interrupted", "failed"])
+def test_an_export_that_ends_early_removes_the_folders_it_made(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    made = []
+
+    def fail(*args: Any, **options: Any) -> None:
+        made.append((tmp_path / "new" / "dir").is_dir())
+        raise error
+
+    monkeypatch.setattr("edge.export.decoder.write_decoder", fail)
+    (tmp_path / "old").mkdir()
+    for folder in ("new/dir", "old"):
+        assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / folder / "x.edge"), "--no-check"]) == 2
+    assert made == [True, False]
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert list((tmp_path / "old").iterdir()) == []
+
+
+def test_a_new_folder_in_which_something_else_appears_stays(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        (tmp_path / "new" / "other.txt").write_text("another program's")
+        raise ExportError("It broke.")
+
+    monkeypatch.setattr("edge.export.decoder.write_decoder", fail)
+    with pytest.raises(ExportError, match="It broke"):
+        edge.export(tiny_checkpoint, tmp_path / "new" / "dir" / "x.edge", check=False)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["other.txt"]
 
 
 def test_the_catalogs_defaults_are_taken_unless_others_are_given(

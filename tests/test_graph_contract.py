@@ -77,6 +77,14 @@ def test_the_graph_holds_no_weights(tmp_path: Path, checkpoint: TinyCheckpoint) 
     assert locations == {"weights.bin"}
 
 
+def test_the_stream_is_added_up_and_normed_by_one_operator(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
+    built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
+    nodes = onnx.load(root / built.graphs[0].path, load_external_data=False).graph.node
+    fused = [node for node in nodes if node.op_type == "SkipSimplifiedLayerNormalization"]
+    assert len(fused) == 2 * 3  # two norms a layer, of which the very first has nothing to add, and the last one
+    assert {node.domain for node in fused} == {"com.microsoft"}
+
+
 def test_one_row_of_logits_makes_nothing_of_the_size_of_all(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
     built, root = build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
     graph = Graph(root, built, capacity=16, profile=tmp_path / "profile")

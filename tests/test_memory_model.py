@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.manifest import EncoderDims, Graph, KVLayer, KVLayout, Speech, TensorGroup, TextFormat
@@ -179,6 +182,41 @@ def test_a_tiny_bundle_peaks_where_it_is_predicted(tiny_bundle: Bundle) -> None:
     tokens, peak = json.loads(done.stdout)
     predicted = MemoryModel(tiny_bundle).footprint(Demand(tokens, 128)).peak / MIB
     assert predicted == pytest.approx(peak, rel=0.2)
+
+
+PEAK = """
+import sys, edge
+from edge.runtime.memory import peak_rss_mb
+model, tokens, sentence = edge.load(sys.argv[1], context=4200), int(sys.argv[2]), "The moon changes its shape. "
+prompt = sentence * (tokens // len(model.prompt_ids(sentence, raw=True)))
+result = model.generate(prompt, edge.GenerateOptions(max_tokens=2), raw=True)
+print(result.prompt_tokens, peak_rss_mb())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_prompt_of_4096_tokens_takes_no_more_than_one_of_512_and_its_kv_cache(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Within 8 MiB, which two processes may differ by; activations of the whole prompt at once would be 80 more."""
+    from transformers import AutoConfig, LlamaForCausalLM
+
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "long", ignore=shutil.ignore_patterns("*.safetensors")))
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_key_value_heads": 4}
+    config = AutoConfig.from_pretrained(tiny_checkpoint, max_position_embeddings=4352, head_dim=64, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    bundle = edge.export(folder, tmp_path / "long.edge", weights="int8", check=False, candidates=False)
+
+    def measured(tokens: int) -> tuple[int, float]:
+        command = [sys.executable, "-c", PEAK, str(bundle.root), str(tokens)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        prompt, peak = done.stdout.split()
+        return int(prompt), float(peak)
+
+    (short, low), (long, high) = measured(512), measured(4096)
+    cache = (long - short) * bundle.manifest.kv.bytes_per_token / MIB
+    assert short > 480 and cache > 25
+    assert 0.8 * cache < high - low < cache + 8
 
 
 def test_the_model_does_not_need_the_engine() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,8 @@ from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, tune
 from edge.manifest import Tokens
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES: dict[str, Any] = dict(
     vocab_size=256,
     hidden_size=40,
@@ -48,15 +49,6 @@ CONFIGS = {
     ),
     "phi3": lambda: Phi3Config(**SIZES),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads cost such small matrices more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def inputs_with_correlations(k: int, rows: int = 512, seed: int = 0) -> torch.Tensor:

