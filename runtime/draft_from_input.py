@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edge.runtime.engine import Engine
     from edge.runtime.profile.curve import CostCurve
 
-MOST = 15  # tokens of a draft
+WIDEST = 16  # tokens of a step: a draft, and what is not in the cache before it
 SLOPE = 7  # tokens of a draft whose step says what a further token costs
 LONGEST_RUN = 4  # equal tokens in a row after which it no longer matters how many there were
 MEMORY = 0.98  # what older observations weigh with each new one
@@ -155,11 +155,13 @@ def generate_from_draft(
 
     The sampler is asked for every token in turn, as it would be without drafts, so that the answer is that of the same
     logits. Those of a step of one token may differ in their last bits from those of more (other kernels compute them).
+    A step that drafts has no more tokens than memory was planned for.
     """
+    width = WIDEST if engine.plan is None else min(WIDEST, engine.plan.demand.width)
     cache.prompt = cache.length + len(prompt)
     waiting = prompt  # tokens of the answer that are not in the cache
     while not interrupted():
-        drafted = draft.propose(min(MOST, cache.room - len(waiting)))
+        drafted = draft.propose(max(0, min(width, engine.steady(cache)) - len(waiting)))
         tokens = np.array([*waiting, *drafted], np.int64)
         started = time.perf_counter()
         logits = engine.step(cache, tokens, np.arange(-1 - len(drafted), 0))  # [1 + drafted, V]

@@ -140,6 +140,12 @@ class Engine:
         say = logging.getLogger(__name__).warning
         return load(self.bundle, provider="cpu", threads=self.threads, say=say, kv=self.kv.dtype)
 
+    def steady(self, cache: KVCache) -> int:
+        """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
+        far as steps of any size do."""
+        last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `paired`
+        return max(1, min(cache.room, last - cache.length)) if self.reproducible else cache.room
+
     @property
     def takes_trees(self) -> bool:
         """Whether `step` can be given a `Tree`."""

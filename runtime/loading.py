@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES
 from edge.runtime.engine import Engine
 from edge.runtime.skip import OFF, make_policy
-from edge.runtime.speculate.base import AUTO, branches, parts_of_model
+from edge.runtime.speculate.base import AUTO, branches, check_argument, parts_of_model
 
 if TYPE_CHECKING:
     from edge.runtime.faster_kv import Once
@@ -149,7 +150,7 @@ def start(
         speculate: what drafts, that there must be memory for.
         reproducible: see `Engine`.
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
-        kv: what the KV cache is kept in; see `open_engine`.
+        kv: what the KV cache is kept in; see `open_engine`. Where answers are to be reproducible ``auto`` is float32.
         once: the answer, where the process is there for one alone: behind a long prompt ``auto`` takes int8 where that
             is faster here.
 
@@ -159,9 +160,11 @@ def start(
     """
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
     # What is wrong with these is said before anything is loaded.
-    kinds = kv_dtypes(bundle, kv, whole=_policy(bundle, skip, speculate) is None)
-    # What is reproducible depends on no measurement; drafts that branch read floats.
-    if once is not None and len(kinds) > 1 and not reproducible and not branches(speculate, bundle):
+    check_argument(speculate, bundle)
+    whole = _policy(bundle, skip, speculate) is None
+    # What is reproducible depends neither on a measurement nor on the memory that drafts leave.
+    kinds = kv_dtypes(bundle, FLOAT32 if reproducible and kv == AUTO else kv, whole=whole)
+    if once is not None and len(kinds) > 1 and not branches(speculate, bundle):  # drafts that branch read floats
         from edge.runtime.faster_kv import faster_kv
 
         if faster_kv(bundle, once, drafts=speculate != OFF, threads=threads) == INT8:
@@ -171,18 +174,19 @@ def start(
         from edge.runtime.memory import rss_bytes
         from edge.runtime.plan import make_plan
 
-        present = rss_bytes()
-        plan = make_plan(
+        planned = partial(
+            make_plan,
             bundle,
             memory,
-            context=context,
             chunk=chunk,
             branches=beams,
-            present=present,
-            speculate=speculate,
-            wide=not reproducible and skip == OFF,  # the wide form takes no part in either
+            present=rss_bytes(),
+            wide=not reproducible and whole,  # the wide form takes no part in either
             kv=kinds,
         )
+        if reproducible and context is None and bundle.manifest.encoder is None:
+            context = planned(speculate=AUTO).demand.context  # the same one whatever drafts, and where nothing does
+        plan = planned(context=context, speculate=speculate)
 
     def make() -> Engine:
         bundle.check_files_once()

@@ -42,6 +42,9 @@ class FakeEngine:
         self.steps: list[list[int]] = []
         self._contents: WeakKeyDictionary[KVCache, list[int]] = WeakKeyDictionary()
 
+    def steady(self, cache: KVCache) -> int:
+        return cache.room
+
     def new_cache(self, capacity: int | None = None) -> KVCache:
         assert capacity is None or capacity <= self.context
         return KVCache(LAYOUT, capacity or self.context)

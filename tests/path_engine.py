@@ -40,6 +40,9 @@ class PathEngine:
     def new_cache(self, capacity: int | None = None, cross: object = None) -> KVCache:
         return KVCache(LAYOUT, capacity or self.context)
 
+    def steady(self, cache: KVCache) -> int:
+        return cache.room
+
     def make_cache(self, rows: int, cross: object = None) -> KVCache:
         return KVCache(LAYOUT, rows, cross)  # type: ignore[arg-type]
 

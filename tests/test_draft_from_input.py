@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_text2text import END, START, fake_text2text
 
 from edge.runtime.draft_from_input import Experience, InputDraft
+from edge.runtime.memory_model import Demand
 from edge.runtime.profile.curve import CostCurve
 from edge.runtime.profile.record import CurvePoint
 from edge.runtime.text2text import Text2Text, Text2TextOptions
@@ -72,6 +74,14 @@ def test_the_draft_stays_within_the_cache(tmp_path: Path) -> None:
     result = model.generate(TEXT, DRAFTED)
     assert (result.finish_reason, result.text) == ("context", TEXT[:12])
     assert engine.longest <= 13
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_step_is_as_wide_as_memory_was_planned_for(tmp_path: Path, width: int) -> None:
+    model, engine = fake_text2text(tmp_path, lambda text: text)
+    engine.plan = SimpleNamespace(demand=Demand(context=1000, chunk=4, width=width))
+    assert model.generate(TEXT, DRAFTED).text == TEXT
+    assert max(engine.steps) == width
 
 
 def test_an_interruption_ends_the_output(tmp_path: Path) -> None:

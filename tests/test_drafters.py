@@ -17,7 +17,9 @@ from edge.bundle import Bundle, open_bundle, sha256_of
 from edge.errors import BundleError, InputError
 from edge.manifest import sealed
 from edge.runtime.answer import GenerateOptions
+from edge.runtime.engine import Engine
 from edge.runtime.load import load
+from edge.runtime.loading import start
 from edge.runtime.speculate import cascade, model, recycle, trigram
 from edge.runtime.speculate.base import NOTHING, Budget, Drafter, Setting
 from edge.runtime.speculate.planner import Planner
@@ -291,10 +293,34 @@ def test_a_model_with_another_tokenizer_is_refused_in_a_sentence(tiny_bundle: Bu
         if file["path"] == "tokenizer.json":
             file |= {"size": path.stat().st_size, "sha256": sha256_of(path)}
     (other / "edge.json").write_text(sealed(listed))
+    missing = tmp_path / "nothing"
+    asked = f"model={missing}"
     with pytest.raises(InputError, match=r"cannot draft for tiny-llama: their tokenizers differ \(token 40 is "):
         model.make(with_bundle(tiny_bundle, other))
-    with pytest.raises(BundleError, match="There is no bundle at"):
-        model.make(with_bundle(tiny_bundle, tmp_path / "nothing"))
+    with pytest.raises(InputError, match=r"cannot draft for tiny-llama: their tokenizers differ"):
+        load(tiny_bundle.root, speculate=f"model={other}")
+    for make in (lambda: model.make(with_bundle(tiny_bundle, missing)), lambda: start(tiny_bundle, speculate=asked)):
+        with pytest.raises(BundleError, match="There is no bundle at"):
+            make()
+
+
+def test_a_model_drafts_nothing_behind_a_token_that_it_does_not_know(tiny_bundle: Bundle) -> None:
+    """Equal tokenizers, and a vocabulary that was padded less."""
+    engine = Engine(tiny_bundle, context=60, threads=2)
+    vocab = tiny_bundle.manifest.dims.vocab_size
+    for cost in (0.1, 1.0):
+        drafter = model.DraftModel(engine, vocab, cost)
+        drafter.begin([5, 6, 7])
+        first = drafter.propose([5, 6, 7], Budget(3))
+        assert len(first.tokens) == 3
+        drafter.accept([8, vocab])
+        assert drafter.propose([5, 6, 7, 8, vocab], Budget(3)) == NOTHING
+        drafter.accept([9])
+        assert drafter.propose([5, 6, 7, 8, vocab, 9], Budget(3)) == NOTHING
+        drafter.begin([5, vocab, 7])
+        assert drafter.propose([5, vocab, 7], Budget(3)) == NOTHING
+        drafter.begin([5, 6, 7])
+        assert drafter.propose([5, 6, 7], Budget(3)).tokens == first.tokens
 
 
 def test_a_tokenizer_written_another_way_is_the_same(tiny_bundle: Bundle, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from path_engine import LAYOUT, PathEngine
 from edge.bundle import Bundle
 from edge.manifest import TensorGroup
 from edge.runtime.answer import GenerateOptions
+from edge.runtime.cache import KVCache
+from edge.runtime.generate import generate
 from edge.runtime.load import load
 from edge.runtime.model import Model
-from edge.runtime.sampling import SamplingOptions, make_sampler
+from edge.runtime.sampling import SamplingOptions, greedy, make_sampler
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import Budget, Draft, Drafter, Setting, find
@@ -207,6 +209,34 @@ def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
         assert got[-1].timings.speculation is not None
         tokens += got[-1].timings.speculation.drafted
     assert tokens > 100
+
+
+@pytest.mark.parametrize("name", ["recycle", "self=2,3"])
+def test_a_chat_goes_on_after_an_interruption_in_a_step_with_a_draft(
+    name: str, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does it: nothing of the draft that was just run stays, and the next turn is that of a fresh run."""
+    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5)))
+    model = load(by_layer.root, context=300, threads=2, speculate=name, reproducible=True)
+    assert isinstance(model, Model)
+    run, verified = model.engine._run, list[int]()
+
+    def watched(cache: KVCache, tokens: np.ndarray, wanted: np.ndarray, *rest: Any) -> np.ndarray:
+        if len(wanted) > 2:
+            verified.append(len(wanted))
+        return run(cache, tokens, wanted, *rest)
+
+    monkeypatch.setattr(model.engine, "_run", watched)
+    chat = model.chat()
+    said = [*chat.stream(PROMPTS[0], GenerateOptions(max_tokens=80, interrupted=lambda: len(verified) == 3))]
+    assert said[-1].finish_reason == "interrupted" and said[-1].timings.generated_tokens > 1
+    assert chat.cached_tokens == chat._cache.length, "no row of the draft is left"
+    result = chat.generate(PROMPTS[1], GenerateOptions(max_tokens=30))
+    assert result.speculation is not None and result.speculation["drafted"] > 0
+    engine, ids = plain(by_layer).engine, chat._cached[: result.prompt_tokens]
+    tokens = generate(engine, engine.new_cache(), np.array(ids), greedy, chunk=128, interrupted=lambda: False)
+    assert result.token_ids == [*itertools.islice(tokens, len(result.token_ids))]
 
 
 @functools.cache

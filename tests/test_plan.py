@@ -17,7 +17,8 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.manifest import Dims, Generation, KVLayer, KVLayout
+from edge.manifest import FLOAT32, KV8, Dims, Generation, KVLayer, KVLayout
+from edge.runtime import loading, memory
 from edge.runtime import plan as planning
 from edge.runtime.beam import BeamOptions, new_cache
 from edge.runtime.memory_model import MIB
@@ -320,3 +321,41 @@ def test_edge_plan_tells_what_drafts_take_and_bring(tiny_bundle: Bundle, capsys:
     assert "edge profile --speculate measures the gain" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", str(tiny_bundle.root), "--speculate", "off"]) == 0
     assert "none: every step is one token" in capsys.readouterr().out
+
+
+def test_edge_plan_promises_no_bytes_to_drafts_over_segments(
+    by_layer: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `edge run`, which keeps floats there."""
+    asked = ["plan", str(by_layer.root), "--kv", "int8"]
+    assert main(asked) == 0
+    assert main([*asked, "--speculate", "self"]) == 2
+    assert "needs all layers in one graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("drafter", ["off", "lookup", "recycle"])
+def test_drafts_change_neither_cache_nor_context_of_reproducible_answers(
+    bundle: Bundle, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the budget, the plan that is made has the context that `auto` leaves, in floats."""
+    manifest = bundle.manifest
+    graphs = [*manifest.graphs, dataclasses.replace(manifest.graph("decoder"), role=KV8)]
+    both = Bundle(bundle.root, dataclasses.replace(manifest, graphs=graphs))
+    monkeypatch.setattr(loading, "Background", lambda make: None)  # nothing is loaded
+    monkeypatch.setattr(memory, "rss_bytes", lambda: 0)
+    plans: list[Plan] = []
+
+    def recorded(*args: object, **options: object) -> Plan:
+        plans.append(make_plan(*args, **options))  # type: ignore[arg-type]
+        return plans[-1]
+
+    monkeypatch.setattr(planning, "make_plan", recorded)
+    widths = set()
+    for budget in range(160, 480, 20):
+        found = []
+        for speculate in ("auto", drafter):
+            loading.start(both, memory=budget * MB, reproducible=True, speculate=speculate)
+            found.append((plans[-1].demand.context, plans[-1].demand.kv))
+        widths.add(plans[-1].demand.width)
+        assert found[0] == found[1] and found[0][1] == FLOAT32
+    assert widths == {1} if drafter == "off" else max(widths) > 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -131,6 +133,21 @@ def test_a_turn_of_a_chat_goes_on_from_its_cache(by_layer: Bundle, monkeypatch: 
     texts = {name: [[piece.text for piece in turn] for turn in turns] for name, turns in said.items()}
     assert texts["off"] == texts["self=exit"]
     assert said["self=exit"][1][-1].timings.cached_tokens == said["off"][1][-1].timings.cached_tokens > 0
+
+
+def test_nothing_keeps_the_cache_of_an_answer_that_ended(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager(monkeypatch)
+    model = load(by_layer.root, context=200, threads=2, speculate="self=exit")
+    assert isinstance(model, Model)
+    caches, new_cache = [], model.engine.new_cache
+    monkeypatch.setattr(model.engine, "new_cache", lambda *args: caches.append(new_cache(*args)) or caches[-1])
+    for prompt in PROMPTS:
+        result = model.generate(prompt, GenerateOptions(max_tokens=20))
+        assert result.speculation is not None and result.speculation["drafted"] > 0
+    kept = [weakref.ref(cache) for cache in caches]
+    caches.clear()
+    gc.collect()
+    assert [cache() for cache in kept] == [None, None]
 
 
 def test_memory_is_known_and_limited(by_layer: Bundle) -> None:

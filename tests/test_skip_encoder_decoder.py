@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import BartConfig, M2M100Config, PreTrainedConfig, T5Config, U
 from edge.bundle import Bundle
 from edge.export.graph.segments import write_segments
 from edge.runtime.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.draft_from_input import Experience, generate_from_draft
 from edge.runtime.engine import BLOCKED, Tree
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import skippable
@@ -155,6 +157,45 @@ def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Pa
         found.append(engine.step(cache, given[6:], np.arange(6)).copy())
         assert engine.policy.route(cache, 1) != engine.everything
     assert np.array_equal(*found)
+
+
+class Known:
+    """Drafts what is known to follow."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def propose(self, most: int) -> list[int]:
+        return self._tokens[: min(most, 4)]
+
+    def saw(self, token: int) -> None:
+        assert self._tokens[:1] in ([], [token])
+        del self._tokens[:1]
+
+
+def test_an_answers_drafted_tokens_run_through_its_own_layers(tmp_path: Path) -> None:
+    """Those of the first step too, which holds the prompt."""
+    made = pair(tmp_path, T5)
+    segments = write_segments(made.writer, made.engine.bundle.manifest, "ffn")
+    parts = Bundle(made.engine.bundle.root, dataclasses.replace(made.engine.bundle.manifest, segments=segments))
+    engine = SegmentedEngine(parts, FeedForward(parts, 1))
+    rows = list[np.ndarray]()
+
+    def greedy(logits: np.ndarray) -> int:
+        rows.append(logits.copy())
+        return int(logits.argmax())
+
+    prompt, cache = np.arange(30, 42), read(engine)
+    cache.prompt = len(prompt)
+    said = [greedy(engine.step(cache, prompt)[0])]
+    for _ in range(9):
+        said.append(greedy(engine.step(cache, np.array(said[-1:]))[0]))
+    plain, rows[:] = list(rows), []
+    drafted = generate_from_draft(
+        engine, read(engine), prompt, greedy, Known(list(said)), Experience(), interrupted=lambda: False
+    )
+    assert list(itertools.islice(drafted, 10)) == said
+    np.testing.assert_allclose(rows[:10], plain, atol=1e-4)
 
 
 def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.first import First
 from edge.runtime.skip.skipdecode import SkipDecode
 from edge.runtime.skip.unified import Unified, spread
+from edge.runtime.speculate.planner import Planner
 from edge.runtime.text import Text
 
 LAYERS = 6  # of the small model
@@ -204,14 +205,35 @@ def test_chat_turns_are_what_a_fresh_run_says(routed: Bundle, skip: str) -> None
         assert ids == answer.token_ids
 
 
-@pytest.mark.parametrize("skip", ["unified:0.2", "first:skip=2", "first"])
-def test_drafts_on_top_of_a_policy_do_not_change_the_answer(routed: Bundle, skip: str) -> None:
+@pytest.mark.parametrize("skip", ["unified:0.2", "first:skip=2", "first", "skipdecode:2-6", "ffn:0.34"])
+def test_drafts_on_top_of_a_policy_do_not_change_the_answer(
+    routed: Bundle, by_half: Bundle, skip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
+    bundle, options, drafts = by_half if skip.startswith("ffn") else routed, edge.GenerateOptions(max_tokens=40), 0
     for question in QUESTIONS:
-        plain = model(routed, skip, reproducible=True).generate(question, edge.GenerateOptions(max_tokens=40))
-        drafted = model(routed, skip, reproducible=True, speculate="lookup").generate(
-            question, edge.GenerateOptions(max_tokens=40)
-        )
+        plain = model(bundle, skip, reproducible=True).generate(question, options)
+        drafted = model(bundle, skip, reproducible=True, speculate="recycle").generate(question, options)
         assert drafted.token_ids == plain.token_ids
+        assert drafted.speculation is not None
+        drafts += drafted.speculation["drafted"]
+    assert drafts > 30
+
+
+def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None:
+    engine = open_engine(routed, "skipdecode:2-6", context=400)
+    assert isinstance(engine, SegmentedEngine)
+    cache = engine.new_cache(60)
+    engine.step(cache, np.arange(20, 30))
+    cache.prompt = 10
+    routes = []
+    while cache.room:
+        found = set()
+        for _ in range(engine.steady(cache)):
+            found.add(engine.policy.route(cache, 1))
+            engine.step(cache, np.array([40]))
+        routes += found
+    assert len(routes) == len(set(routes)) == 5, "as many tokens as a level has, and none of the next one"
 
 
 @pytest.mark.parametrize("skip", POLICIES)

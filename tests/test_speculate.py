@@ -502,6 +502,8 @@ def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None
         texts[0] += a.text
         texts[1] += b.text
     assert texts == [SONG, SONG]
+    later = model.generate("sing").speculation
+    assert later is not None and later["drafted"] > 0, "the drafter was given back, by the one of the two that had it"
 
 
 def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
@@ -543,6 +545,42 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
         drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
         accepted += got.speculation["accepted"]  # type: ignore[index]
     assert drafted_tokens > 30 and accepted >= 3
+
+
+def test_reproducible_logits_are_the_same_up_to_the_last_row_of_the_bundles_context(by_layer: Bundle) -> None:
+    """That row is run alone with drafts too: plain decoding has no position for another one beside it."""
+    engine = Engine(by_layer, threads=2, reproducible=True)
+    prompt = np.random.default_rng(4).integers(3, 300, engine.context - 24).tolist()
+    seen: list[np.ndarray] = []
+
+    def sampler(logits: np.ndarray) -> int:
+        seen.append(logits.copy())
+        return int(logits.argmax())
+
+    cache = engine.new_cache()
+    said = list(generate(engine, cache, np.array(prompt), sampler, chunk=128, interrupted=lambda: False))
+    text, plain = [*prompt, *said], list(seen)
+    assert cache.length == cache.capacity == by_layer.manifest.context
+
+    def right(context: Sequence[int], budget: Budget) -> Draft:
+        tokens = text[len(context) :][: budget.tokens]
+        return Draft(tokens, [0] * len(tokens))
+
+    seen.clear()
+    figures = Figures("guesser")
+    drafted = Speculation(Guesser(right), AllOfIt(width=4)).generate(
+        engine,
+        engine.new_cache(),
+        prompt,
+        sampler,
+        figures,
+        chunk=128,
+        most=len(said),
+        ends=frozenset(),
+        interrupted=lambda: False,
+    )
+    assert list(drafted) == said and figures.steps < len(said) / 2
+    np.testing.assert_array_equal(seen, plain)
 
 
 def test_profiling_drafters_counts_what_was_right_by_position(tiny_bundle: Bundle) -> None:

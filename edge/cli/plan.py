@@ -42,13 +42,14 @@ def command(
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.loading import kv_dtypes
     from edge.runtime.plan import make_plan
-    from edge.runtime.speculate.base import check_name
+    from edge.runtime.speculate.base import check_name, parts_of_model
 
     check_name(speculate)
     opened = open_bundle(bundle)
     opened.check_sizes()
-    kinds = kv_dtypes(opened, kv)
-    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate, kv=kinds)
+    whole = parts_of_model(speculate, opened) is None
+    kinds = kv_dtypes(opened, kv, whole=whole)
+    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate, wide=whole, kv=kinds)
     costs = _costs(opened, plan.demand.kv)
     speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs, speculate)
     if as_json:

@@ -7,7 +7,7 @@ import torch
 
 from edge.export.tune.network import Network, Tensors
 from edge.export.tune.policy import FixedPolicy
-from edge.runtime.skip.skipdecode import HORIZON, WARM
+from edge.runtime.skip.skipdecode import HORIZON, WARM, level_ends
 
 
 class SkipDecode(FixedPolicy):
@@ -23,7 +23,9 @@ class SkipDecode(FixedPolicy):
         bypassed = list(range(warm, layers - 1))  # in the order that they are dropped
         never = min(layers - self._most, len(bypassed))
         self._never = frozenset(bypassed[:never])
-        self._falling = {layer: i for i, layer in enumerate(bypassed[never : layers - self._least])}
+        falling = bypassed[never : layers - self._least]
+        self._ends = np.array(level_ends(len(falling)))
+        self._falling = {layer: i for i, layer in enumerate(falling)}
         self._dropped = torch.zeros(0)  # [B, S]: layers that have fallen away for a token
         self._answer = torch.zeros(0, dtype=torch.bool)
 
@@ -31,7 +33,7 @@ class SkipDecode(FixedPolicy):
         size, width = tensors.tokens.shape
         starts = draw.integers(0, HORIZON, size) - tensors.prompts  # of answers that began so many tokens ago
         done = np.clip(starts[:, None] + np.arange(width), 0, HORIZON - 1)
-        dropped = done * (len(self._falling) + 1) // HORIZON
+        dropped = self._ends[done * len(self._ends) // HORIZON]
         self._answer = tensors.answer
         self._dropped = torch.from_numpy(dropped).to(tensors.answer.device) * tensors.answer
 

@@ -67,6 +67,10 @@ class SegmentedEngine(Engine):
     def takes_several(self) -> bool:
         return super().takes_several and not self.policy.observes
 
+    def steady(self, cache: KVCache) -> int:
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        return min(super().steady(cache), self.policy.steady(cache))
+
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
         cache = super().new_cache(capacity, cross)
         assert isinstance(cache, SegmentedCache)

@@ -40,8 +40,8 @@ class SkipDecode:
         bypassed = [unit for unit in units if segments[unit[0]].layers[0] >= warm]  # in the order that they are dropped
         never = min((layers - most) // width, len(bypassed))
         falling = bypassed[never : min((layers - least) // width, len(bypassed))]
-        self.levels = min(LEVELS, len(falling))
-        ends = [j * len(falling) // max(1, self.levels) for j in range(self.levels + 1)]
+        ends = level_ends(len(falling))
+        self.levels = len(ends) - 1
         apart = [tuple(i for unit in falling[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
         self.groups: Groups = grouped(len(segments), apart, [i for unit in bypassed[:never] for i in unit])
         self.optional = [self.groups.index(unit) for unit in apart]  # in the order that they are dropped
@@ -63,14 +63,20 @@ class SkipDecode:
         return _last(cache.prompt, cache.capacity)
 
     def steady(self, cache: SegmentedCache) -> int:
-        at, count = cache.length, 1
-        now = self.dropped(cache.prompt, at, cache.capacity)
-        while at + count < cache.capacity and self.dropped(cache.prompt, at + count, cache.capacity) == now:
-            count += 1
-        return count
+        prompt, last = cache.prompt, _last(cache.prompt, cache.capacity)
+        following = self.dropped(prompt, cache.length, cache.capacity) + 1
+        begins = -(-following * (last + 1) // (self.levels + 1))  # that level, as a place in the answer
+        end = prompt + begins if begins <= last else cache.capacity
+        return max(1, min(end, cache.capacity) - cache.length)
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass
+
+
+def level_ends(falling: int) -> list[int]:
+    """How many of the units that fall away have done so at each level, from 0 on."""
+    levels = min(LEVELS, falling)
+    return [level * falling // max(1, levels) for level in range(levels + 1)]
 
 
 def _last(prompt: int, capacity: int) -> int:

@@ -142,9 +142,9 @@ class Drafter(Protocol):
 class SharesCache(Protocol):
     """A drafter that runs the model that verifies, over the same KV cache."""
 
-    def share(self, cache: KVCache) -> None:
-        """The next text's cache. Whenever the drafter is asked it holds all of the text but the last token, and does so
-        again when it has answered."""
+    def share(self, cache: KVCache | None) -> None:
+        """The next text's cache, or None once that text has ended: nothing keeps its cache then. Whenever the drafter
+        is asked the cache holds all of the text but the last token, and does so again when it has answered."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,19 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
         return None
     module = importlib.import_module("edge.runtime.speculate.self")
     return cast("SkipPolicy", module.policy(bundle, argument))
+
+
+def check_argument(name: str, bundle: Bundle) -> None:
+    """Check what stands behind ``=`` in a drafter's name, as in ``model=PATH``, before anything is loaded.
+
+    Raises:
+        InputError: the drafter cannot be made of it for this bundle.
+        BundleError: it names no bundle, or a damaged one.
+    """
+    if name in (AUTO, OFF) or bundle.manifest.encoder is not None or _parts(name)[1] is None:
+        return
+    module, argument = find(name)
+    module.nbytes(Setting(bundle, bundle.manifest.context, argument))
 
 
 def branches(name: str, bundle: Bundle) -> bool:

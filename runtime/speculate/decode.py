@@ -86,10 +86,10 @@ class Speculation:
         token = sampler(logits[-1])
         yield token
         drafter = None if self.busy else self.drafter
-        self.busy = True
         try:
             text = [*prompt, token]
             if drafter is not None:
+                self.busy = True
                 started = time.perf_counter()
                 if isinstance(drafter, SharesCache):
                     drafter.share(cache)
@@ -102,7 +102,10 @@ class Speculation:
                     cache.length = length + ahead
                     yield token
         finally:
-            self.busy = drafter is None
+            if drafter is not None:  # whoever had none has none to give back
+                if isinstance(drafter, SharesCache):
+                    drafter.share(None)
+                self.busy = False
 
     def _rounds(
         self,
@@ -125,7 +128,7 @@ class Speculation:
             length, began = cache.length, clock()
             proposed = draft = NOTHING
             if drafter is not None:
-                budget = planner.budget(min(cache.room - 1, enough - len(text) - 1), length)
+                budget = planner.budget(min(engine.steady(cache), enough - len(text)) - 1, length)
                 if budget.tokens > 0:
                     proposed = drafter.propose(text, budget)
                     planner.drafted(len(proposed.tokens), clock() - began)

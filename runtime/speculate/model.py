@@ -127,11 +127,13 @@ class DraftModel:
         self._held: list[int] = []  # tokens whose keys and values are in the cache; drafted ones stand at the end
         self._length = 0  # of the text, as far as it was told
         self._right = 0  # tokens held that the text begins with
+        self._readable = True  # whether this model knows all of the text's tokens: its vocabulary may be padded less
 
     def begin(self, tokens: Sequence[int]) -> None:
         self._length = self._right = 0
+        self._readable = True
         self.accept(tokens)
-        if self.cost < CHEAP and len(tokens) < self._engine.context:
+        if self.cost < CHEAP and self._readable and len(tokens) < self._engine.context:
             self._read(tokens[:-1])  # here, and not in the first draft, by whose time drafts are judged
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -141,10 +143,11 @@ class DraftModel:
                     break
                 self._right += 1
         self._length += len(tokens)
+        self._readable = self._readable and max(tokens, default=0) < self._vocab
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
         count = min(budget.tokens, self._engine.context - len(context) + 1)
-        if count < 1 or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
+        if count < 1 or not self._readable or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
             return NOTHING
         self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
         logits = self._read(context)

@@ -2,8 +2,8 @@
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling": a
 matrix has for each token of the vocabulary the few candidates with the largest logits behind its latest occurrence,
-drafted tokens that turned out wrong included, and drafts are grown through it breadth first. Where steps take no trees,
-the draft is the chain of first candidates.
+drafted tokens that turned out wrong included, and drafts are grown through it, here the likeliest node first. Where
+steps take no trees, the draft is the chain of first candidates.
 
 A drafted token is graded by how often in a row the model held it the likeliest behind the token before; graded by the
 model's own probability, drafts were worse and cost more to learn from. Where steps take no trees, finding the largest

@@ -101,9 +101,9 @@ class SelfDraft:
         out = {i for unit in self._choice.left_out(tokens) for i in unit}
         return {g for g, group in enumerate(self._engine.groups) if set(group) <= out}
 
-    def share(self, cache: KVCache) -> None:
-        """The next text's cache, which drafting uses as well."""
-        assert isinstance(cache, SegmentedCache)
+    def share(self, cache: KVCache | None) -> None:
+        """The next text's cache, which drafting uses as well; None where that text has ended."""
+        assert cache is None or isinstance(cache, SegmentedCache)
         self._cache = cache
 
     def begin(self, tokens: Sequence[int]) -> None:
