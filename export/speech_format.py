@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 30 * SAMPLE_RATE
+ENGLISH_ALONE = 51_864  # tokens of OpenAI's English models; multilingual ones have more, the smallest 51,865
 
 
 def speech(checkpoint: Checkpoint) -> Speech:
-    """The ids by the tokens' names; which are suppressed, by the generation settings.
+    """The ids by the tokens' names; which are suppressed, and whether there are languages, by the generation settings.
 
     Raises:
         ExportError: the tokenizer lacks a token that transcribing needs.
@@ -35,7 +36,15 @@ def speech(checkpoint: Checkpoint) -> Speech:
             raise ExportError(f"The tokenizer of {checkpoint.name} has no {names[0]}, which transcribing needs.")
         return i
 
-    languages = {str(token).strip("<|>"): int(i) for token, i in (given.get("lang_to_id") or {}).items()}
+    # The tokens do not tell: English vocabularies name all languages and tasks too, which the models never learned.
+    multilingual = given.get("is_multilingual")
+    if multilingual is None:
+        multilingual = given.get("vocab_size") != ENGLISH_ALONE
+    languages, tasks = {}, {}
+    if multilingual:
+        named = {str(token).strip("<|>"): int(i) for token, i in (given.get("lang_to_id") or {}).items()}
+        languages = named or _languages(tokenizer, find("<|startoftranscript|>"), find("<|translate|>"))
+        tasks = {task: i for task in ("transcribe", "translate") if (i := find(f"<|{task}|>")) is not None}
     no_timestamps = need("<|notimestamps|>")
     return Speech(
         sample_rate=SAMPLE_RATE,
@@ -43,10 +52,8 @@ def speech(checkpoint: Checkpoint) -> Speech:
         start=need("<|startoftranscript|>"),
         no_timestamps=no_timestamps,
         timestamp_begin=find("<|0.00|>") or no_timestamps + 1,
-        languages=languages or _languages(tokenizer, find("<|startoftranscript|>"), find("<|translate|>")),
-        tasks={
-            task: i for task in ("transcribe", "translate") if (i := find(f"<|{task}|>")) is not None
-        },
+        languages=languages,
+        tasks=tasks,
         no_speech=find("<|nospeech|>", "<|nocaptions|>"),
         previous=find("<|startofprev|>"),
         suppress=[i for i in given.get("suppress_tokens") or [] if i >= 0],
@@ -56,7 +63,7 @@ def speech(checkpoint: Checkpoint) -> Speech:
 
 
 def _languages(tokenizer: Tokenizer, start: int | None, translate: int | None) -> dict[str, int]:
-    """The language tokens stand between <|startoftranscript|> and <|translate|>; English models have none to choose."""
+    """The language tokens stand between <|startoftranscript|> and <|translate|>."""
     if start is None or translate is None:
         return {}
     tokens = ((tokenizer.id_to_token(i), i) for i in range(start + 1, translate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import signal
@@ -19,6 +20,7 @@ from test_speech_audio import write_wave
 
 from edge.bundle import Bundle
 from edge.cli.main import main
+from edge.runtime.speech.segments import Segment
 
 ONE = Script(said(0.0, " One.", 12.5, 13.0, " Two.", 30.0, 30.0))
 THREE = Script(said(0.0, " Three.", 2.0))
@@ -127,6 +129,23 @@ def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, tal
     assert seen == ["", "One.\nTwo.\n"]
 
 
+@pytest.mark.parametrize(("option", "most"), [("--srt", 2), ("--json", 9)])
+def test_only_json_keeps_segments_to_its_end(run: Run, fake: Callable, tmp_path: Path, option: str, most: int) -> None:
+    engine, kept = fake(Script(said(0.0, " Again.", 30.0, 30.0))), []
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        kept.append(sum(type(each) is Segment for each in gc.get_objects()) - before)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    gc.collect()
+    before = sum(type(each) is Segment for each in gc.get_objects())
+    out = run("x.edge", "--audio", write_wave(tmp_path / "long.wav", noise(300)), option)[1]
+    assert out.count("Again.") >= 10 and len(kept) == 10
+    assert kept[-1] <= most and (option == "--srt" or kept[-1] == most)
+
+
 def test_damage_in_the_middle_keeps_what_was_transcribed(run: Run, fake: Callable, tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     samples = noise(40)
@@ -204,6 +223,26 @@ def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
     assert (status, out) == (0, "One.\nTwo.\nLast words.\n")
 
 
+def test_ctrl_c_ends_a_source_that_is_faster_than_the_model(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Flood(io.RawIOBase):
+        """Two hours of sound that are there at once."""
+
+        left, data = 7200, (noise(1) * 32767).astype("<i2").tobytes()
+
+        def read(self, size: int = -1) -> bytes:
+            self.left -= 1
+            return self.data if self.left >= 0 else b""
+
+    engine = fake(Script(said(0.0, " More.", 30.0, 30.0)))
+    press_at_window(engine, 1)
+    flood = Flood()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=flood, isatty=lambda: False))
+    assert run("x.edge", "--stdin-pcm")[0] == 0
+    assert flood.left > 6000 and len(engine.windows) < 30
+
+
 def test_where_nothing_was_said_it_says_so(run: Run, fake: Callable, tmp_path: Path) -> None:
     fake()
     status, out, err = run("x.edge", "--audio", write_wave(tmp_path / "a.wav", np.zeros(RATE // 5)))
@@ -242,6 +281,7 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(
         (("--audio", "TALK", "--temperature", "nan"), "temperature must be a number of 0 or more, not nan"),
         (("--audio", "TALK", "--seed", "-1"), "seed must be"),
         (("--audio", "TALK", "--output", "no/such/folder/a"), "no/such/folder/a cannot be written: No such file"),
+        (("--audio", "TALK", "--output", "TALK"), "The transcript would overwrite the recording TALK"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -253,6 +293,51 @@ def test_bad_input_gets_one_sentence_and_status_2(
     assert (status, out) == (2, "")
     assert sentence.replace("TALK", str(talk)) in err
     assert err.startswith("edge: ") and err.endswith(".\n") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_recording_is_not_overwritten_under_another_name(run: Run, fake: Callable, talk: Path, link: str) -> None:
+    fake()
+    before, other = talk.read_bytes(), talk.parent / "other.txt"
+    getattr(other, link)(talk)
+    status, out, err = run("x.edge", "--audio", talk, "--output", other)
+    assert (status, out) == (2, "") and talk.read_bytes() == before
+    assert err == f"edge: The transcript would overwrite the recording {talk}; name another file with --output.\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"no sound at all " * 100, "talk.wav "),  # what is said depends on the libraries that are there
+        (b"", "talk.wav is an empty file; there is nothing to hear in it."),
+        (0, "talk.wav holds no samples; there is nothing to hear in it."),
+        (0.05, "There is 0.05 s of sound, and nothing can be said in less than 0.1 s."),
+    ],
+    ids=["no audio", "no bytes", "no samples", "50 ms"],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_file_without_sound_gets_one_sentence_and_status_2(
+    run: Run, fake: Callable, tmp_path: Path, content: bytes | float, sentence: str, form: str
+) -> None:
+    fake()
+    path = tmp_path / "talk.wav"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        write_wave(path, noise(content))
+    status, out, err = run("x.edge", "--audio", path, *(["--json"] if form == "json" else []))
+    assert (status, out) == (2, "") and sentence in err
+    assert err.startswith("edge: ") and err.endswith("\n") and err.count("\n") == 1
+
+
+def test_50_ms_from_a_pipe_get_one_sentence_and_status_2(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(0.05))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (2, "")
+    assert err == "edge: There is 0.05 s of sound, and nothing can be said in less than 0.1 s.\n"
 
 
 def test_a_terminal_as_a_microphone_is_told_how_to_pipe_one(
@@ -270,6 +355,47 @@ def test_a_failed_start_leaves_an_earlier_transcript(run: Run, fake: Callable, t
     (tmp_path / "a.txt").write_text("earlier")
     assert run("x.edge", "--audio", "none.wav", "--output", tmp_path / "a.txt")[0] == 2
     assert (tmp_path / "a.txt").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.vtt", "a.json"])
+def test_a_failure_before_the_first_segment_leaves_an_earlier_transcript(
+    run: Run, fake: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "talk.wav", np.full(RATE, np.nan, np.float32), RATE, subtype="FLOAT")
+    (tmp_path / name).write_text("earlier")
+    fake()
+    status, _, err = run("x.edge", "--audio", tmp_path / "talk.wav", "--output", tmp_path / name)
+    assert status == 2 and "is damaged: sample 0" in err
+    assert (tmp_path / name).read_text() == "earlier"
+    stdin_of(monkeypatch, noise(0))
+    assert run("x.edge", "--stdin-pcm", "--output", tmp_path / name)[0] == 2
+    assert (tmp_path / name).read_text() == "earlier"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_before_the_first_segment_leaves_an_earlier_transcript(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, times: int
+) -> None:
+    press_at_window(fake(), 0, times)
+    (tmp_path / "a.json").write_text("earlier")
+    assert run("x.edge", "--audio", talk, "--output", tmp_path / "a.json")[0] == 130
+    assert (tmp_path / "a.json").read_text() == "earlier"
+
+
+def test_a_transcript_takes_the_place_of_a_longer_one(run: Run, fake: Callable, talk: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.srt").write_text("earlier\n" * 100)
+    fake()
+    assert run("x.edge", "--audio", talk, "--output", tmp_path / "a.srt")[0] == 0
+    assert (tmp_path / "a.srt").read_text() == SRT
+    silence = write_wave(tmp_path / "silence.wav", np.zeros(RATE))
+    assert run("x.edge", "--audio", silence, "--output", tmp_path / "a.srt")[0] == 0
+    assert (tmp_path / "a.srt").read_text() == ""
+
+
+def test_a_transcript_goes_to_what_is_no_file(run: Run, fake: Callable, talk: Path) -> None:
+    fake()
+    assert run("x.edge", "--audio", talk, "--output", "/dev/null")[:2] == (0, "")
 
 
 @pytest.mark.parametrize("option", ["--audio=talk.wav", "--stdin-pcm", "--srt", "--vtt", "--timestamps", "--task=x"])

@@ -151,10 +151,31 @@ def test_a_file_without_samples_gets_a_sentence(tmp_path: Path, without: Callabl
     assert "holds no samples" in refusal(write_wave(tmp_path / "a.wav", np.zeros(0)))
 
 
+@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
+def test_a_file_without_a_sample_rate_gets_a_sentence(
+    tmp_path: Path, without: Callable[..., None], library: bool
+) -> None:
+    if library:
+        pytest.importorskip("soundfile")
+    else:
+        without("soundfile")
+    path = write_wave(tmp_path / "a.wav", tone(1))
+    data = bytearray(path.read_bytes())
+    data[24:28] = bytes(4)
+    path.write_bytes(data)
+    sentence = refusal(path)
+    assert library or "its header says 0 samples a second" in sentence
+
+
 def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, without: Callable[..., None]) -> None:
     without("soundfile", "soxr")
     (tmp_path / "a.flac").write_bytes(b"fLaC" + b"\0" * 100)
     assert refusal(tmp_path / "a.flac", MissingExtraError).endswith("run: pip install 'edge[audio]'")
+    path = write_wave(tmp_path / "wide.wav", tone(1))
+    data = bytearray(path.read_bytes())
+    data[32:36] = struct.pack("<HH", 8, 64)
+    path.write_bytes(data)
+    assert "is not a WAV file of plain PCM (64 bits a sample)" in refusal(path, MissingExtraError)
     path = write_wave(tmp_path / "a.wav", tone(1, 48_000), 48_000)
     sentence = refusal(path, MissingExtraError)
     assert "48,000 samples a second and this model hears 16,000" in sentence and "pip install 'edge[audio]'" in sentence

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from whisper_files import IDS, LANGUAGES, TOKENS, tiny_whisper, write_ctranslate
 
 import edge
 from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.export.checkpoint.whisper_vocabulary import read_vocabulary
 from edge.runtime.engine import Engine
 from edge.runtime.speech.transcribe import Transcriber
 
@@ -107,9 +111,9 @@ def theirs(
 
     monkeypatch.setattr(WhisperForConditionalGeneration, "_get_input_segment", staticmethod(window))
     whole = extractor(samples, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest")
-    out = model.generate(
-        whole.input_features, return_timestamps=True, return_segments=True, task="transcribe", **options
-    )
+    if model.generation_config.is_multilingual:
+        options["task"] = "transcribe"
+    out = model.generate(whole.input_features, return_timestamps=True, return_segments=True, **options)
     segments = [
         (round(float(s["start"]), 3), round(float(s["end"]), 3), [t for t in s["tokens"].tolist() if t < END])
         for s in out["segments"][0]
@@ -158,3 +162,24 @@ def test_texts_that_are_cut_off_are_those_of_transformers(
     found = ours(transcriber, samples, previous_text=False, beams=beams)
     wanted = theirs(model, samples, monkeypatch, condition_on_prev_tokens=False, num_beams=beams)
     assert found == wanted and [len(words) for _, _, words in found] == [MOST - 1]
+
+
+def test_an_english_checkpoint_is_transcribed_as_by_transformers_and_refuses_other_languages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = speaking_whisper()
+    model.generation_config.is_multilingual = False
+    del model.generation_config.lang_to_id, model.generation_config.task_to_id
+    model.save_pretrained(tmp_path / "tiny.en")
+    (tmp_path / "vocabulary.json").write_text(json.dumps(TOKENS))
+    (tmp_path / "tiny.en" / "tokenizer.json").write_text(read_vocabulary(tmp_path, len(TOKENS)).files().json)
+    bundle = edge.export(tmp_path / "tiny.en", tmp_path / "x.edge", weights="fp32", check=False)
+    english = edge.load(bundle.root)
+    assert isinstance(english, Transcriber)
+    samples = sound(62, 0)
+    found = ours(english, samples, language="en")
+    assert len(found) > 3 and found == theirs(model, samples, monkeypatch, condition_on_prev_tokens=True)
+    with pytest.raises(InputError, match="understands English alone, not 'de'"):
+        ours(english, samples, language="de")
+    with pytest.raises(InputError, match="one of transcribe for this model, not 'translate'"):
+        ours(english, samples, task="translate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fake_speech import RATE, Script, fake_transcriber, noise, said
 
 from edge.errors import InputError
 from edge.runtime.speech.audio import Audio
-from edge.runtime.speech.live import recording
+from edge.runtime.speech.live import AHEAD_S, recording
 from edge.runtime.speech.windows import Windows, ends_in_pause, silence_to_skip, sound_before_gap
 
 
@@ -117,7 +118,7 @@ def test_a_recording_is_transcribed_at_its_pauses_and_each_sound_once(tmp_path: 
 
     model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 3.0)))
     texts = []
-    for segment in model.transcribe_stream(recording(Audio(speaking(), None), lambda: False)):
+    for segment in model.transcribe_stream(recording(Audio(speaking(), None), RATE, lambda: False)):
         texts.append((segment.start, segment.end))
         heard.release()
     assert texts == [(0.0, 3.0), (4.0, 7.0), (9.0, 12.0)]
@@ -134,7 +135,7 @@ def test_nothing_of_a_recording_reaches_into_the_next_window(tmp_path: Path) -> 
 
     model, _ = fake_transcriber(tmp_path, Script(said(0.0, " One.", 9.0)), Script(said(0.0, " Two.", 1.0)))
     ends = []
-    for segment in model.transcribe_stream(recording(Audio(speaking(), None), lambda: False)):
+    for segment in model.transcribe_stream(recording(Audio(speaking(), None), RATE, lambda: False)):
         ends.append(segment.end)
         said_on.set()
     assert ends == [4.0, 5.0]
@@ -148,7 +149,7 @@ def test_sound_that_waits_already_fills_whole_windows(tmp_path: Path) -> None:
         read.set()
 
     model, engine = fake_transcriber(tmp_path, Script(said(0.0, " Said.", 30.0, 30.0)))
-    audio = recording(Audio(piped(), None), lambda: False)
+    audio = recording(Audio(piped(), None), RATE, lambda: False)
     next(audio.blocks)
     assert read.wait(10)
     list(model.transcribe_stream(audio))
@@ -162,7 +163,7 @@ def test_a_recording_is_read_on_while_the_model_computes() -> None:
         yield from (noise(1) for _ in range(20))
         read.set()
 
-    audio = recording(Audio(speaking(), None), lambda: False)
+    audio = recording(Audio(speaking(), None), RATE, lambda: False)
     next(audio.blocks)
     assert read.wait(10), "a pipe that nobody reads loses sound"
 
@@ -176,7 +177,7 @@ def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
         later.wait(5)
         yield noise(1)
 
-    audio = recording(Audio(speaking(), None), stop.is_set)
+    audio = recording(Audio(speaking(), None), RATE, stop.is_set)
     heard = [next(audio.blocks)]
     assert taken.wait(10)
     stop.set()
@@ -185,12 +186,38 @@ def test_a_stop_ends_a_recording_with_what_was_said_until_then() -> None:
     later.set()
 
 
+@pytest.mark.parametrize("seconds", [2.0, 0.1])
+def test_a_source_of_any_speed_is_read_ten_minutes_ahead_and_no_further_after_a_stop(seconds: float) -> None:
+    stop, block, read = threading.Event(), noise(seconds), 0
+
+    def flood() -> Iterator[np.ndarray]:
+        nonlocal read
+        for _ in range(round(3 * AHEAD_S / seconds)):
+            read += 1
+            yield block
+
+    def settled() -> int:
+        before = -1
+        while before != read:
+            before = read
+            time.sleep(0.3)
+        return read
+
+    audio = recording(Audio(flood(), None), RATE, stop.is_set)
+    next(audio.blocks)
+    ahead = settled()
+    assert AHEAD_S <= ahead * seconds <= AHEAD_S + 2 * seconds, "blocks of any size are so much sound"
+    stop.set()
+    assert sum(map(len, audio.blocks)) == (ahead - 1) * len(block), "what waited was heard"
+    assert settled() == ahead
+
+
 def test_what_goes_wrong_while_recording_is_raised() -> None:
     def broken() -> Iterator[np.ndarray]:
         yield noise(1)
         raise InputError("The microphone broke.")
 
-    audio = recording(Audio(broken(), None), lambda: False)
+    audio = recording(Audio(broken(), None), RATE, lambda: False)
     next(audio.blocks)
     with pytest.raises(InputError, match="microphone broke"):
         next(audio.blocks)

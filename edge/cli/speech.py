@@ -99,14 +99,15 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
             from edge.runtime.speech.audio import from_pcm
             from edge.runtime.speech.live import recording
 
-            sound = recording(from_pcm(sys.stdin.buffer, speech.sample_rate), interrupted)
+            sound = recording(from_pcm(sys.stdin.buffer, speech.sample_rate), speech.sample_rate, interrupted)
         model = Transcriber(loading.bundle, loading.engine, spoken(loading.bundle))
         with _Output(args.output, FORMATS[form], progress) as output:
             running = _transcribe(model, sound, options, output)
-        if args.stdin_pcm and not running.position:
-            raise InputError(
-                f"Standard input ended without a sample; pipe 16-bit mono samples at {speech.sample_rate:,} Hz into it."
-            )
+            if args.stdin_pcm and not running.position:
+                raise InputError(
+                    "Standard input ended without a sample; "
+                    f"pipe 16-bit mono samples at {speech.sample_rate:,} Hz into it."
+                )
         if form != "json":
             print(_figures(running, output.count, progress.seconds), file=sys.stderr)
     return INTERRUPTED if interrupted() and not args.stdin_pcm else 0
@@ -150,6 +151,15 @@ def _check(args: argparse.Namespace) -> None:
         )
     if not (args.audio or args.stdin_pcm):
         raise InputError(f"{args.bundle} transcribes sound; name a file with --audio or pipe one into --stdin-pcm.")
+    if args.audio and args.output and _same_file(Path(args.audio), args.output):
+        raise InputError(f"The transcript would overwrite the recording {args.audio}; name another file with --output.")
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    try:
+        return a.samefile(b)
+    except OSError:  # one of them is not there
+        return False
 
 
 def _temperatures(first: float) -> list[float]:
@@ -161,32 +171,37 @@ def _temperatures(first: float) -> list[float]:
 
 
 class _Output:
-    """Where segments go, each written through as it comes; leaving it writes the end, also after an error."""
+    """Where segments go, each written through as it comes; leaving it writes the end, also after an error.
+
+    An earlier transcript in the file stays until there is a segment, or the sound was heard to its end without one.
+    """
 
     def __init__(self, path: Path | None, form: Format, progress: _Progress) -> None:
         self.count = 0
         self._path, self._form, self._progress = path, form, progress
         self._running: Transcription | None = None
-        self._segments: list[Segment] = []
+        self._segments: list[Segment] = []  # those that the format's end needs
+        self._begun = self._earlier = False
 
     def __enter__(self) -> _Output:
         return self
 
     def begin(self, running: Transcription) -> None:
-        """Open the file: not before the sound could be read, so that an earlier transcript is not lost for nothing."""
+        """Open the file: not before the sound could be opened, so that none is made for nothing."""
         self._file: TextIO = sys.stdout
         if self._path is not None:
             try:
-                self._file = self._path.open("w", encoding="utf-8")  # `__exit__` closes it
+                self._file = self._path.open("a", encoding="utf-8")  # `__exit__` closes it
+                self._earlier = self._path.is_file() and self._path.stat().st_size > 0
             except OSError as e:
                 raise InputError(f"The output file {self._path} cannot be written: {e.strerror}.") from None
         self._running = running
         self._progress.start(running.duration)
-        self._write(self._form.begin())
 
     def write(self, segment: Segment) -> None:
         self.count += 1
-        self._segments.append(segment)
+        if self._form.needs_segments:
+            self._segments.append(segment)
         self._write(self._form.segment(self.count, segment))
 
     def __exit__(
@@ -195,12 +210,18 @@ class _Output:
         self._progress.clear()
         if self._running is None:
             return
-        self._write(self._form.end(self._running.transcript(self._segments)))
+        finished = kind is None and self._running.complete
+        if self._begun or finished or not self._earlier:
+            self._write(self._form.end(self._running.transcript(self._segments)))
         if self._path is not None:
             self._file.close()
 
     def _write(self, text: str) -> None:
         self._progress.clear()
+        if not self._begun:
+            self._begun, text = True, self._form.begin() + text
+            if self._earlier:
+                self._file.truncate(0)
         if text:
             self._file.write(text)
             self._file.flush()

@@ -20,6 +20,7 @@ from edge.errors import InputError, MissingExtraError
 BLOCK_S = 1  # seconds read at once
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
 EXTRA = "pip install 'edge[audio]'"
+WIDEST = 4  # bytes of a sample that are read without soundfile
 UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
 
 
@@ -53,6 +54,8 @@ def open_audio(path: str | Path, rate: int) -> Audio:
         sound: _Sound = _WaveFile(path)
     else:
         sound = _SoundFile(soundfile, path)
+    if sound.rate < 1:
+        raise InputError(f"{path} is damaged: its header says {sound.rate} samples a second.")
     if sound.frames == 0:
         raise InputError(f"{path} holds no samples; there is nothing to hear in it.")
     duration = None if sound.frames is None else sound.frames / sound.rate
@@ -175,6 +178,8 @@ class _WaveFile(_Sound):
     def __init__(self, path: Path) -> None:
         try:
             self._file = wave.open(str(path), "rb")  # noqa: SIM115 (`read` closes it)
+            if self._file.getsampwidth() > WIDEST:
+                raise wave.Error(f"{8 * self._file.getsampwidth()} bits a sample")
         except (wave.Error, EOFError) as e:
             raise MissingExtraError(
                 f"{path} is not a WAV file of plain PCM ({_reason(e)}); for other formats run: {EXTRA}"

@@ -15,7 +15,10 @@ from edge.runtime.speech.transcribe import Transcript
 
 
 class Format(Protocol):
-    """`begin`, then `segment` for each, counted from 1, then `end`."""
+    """`begin`, then `segment` for each, counted from 1, then `end`, whose transcript has its segments where
+    `needs_segments` is true."""
+
+    needs_segments: bool
 
     def begin(self) -> str: ...
 
@@ -26,6 +29,8 @@ class Format(Protocol):
 
 class _Plain:
     """One line per segment."""
+
+    needs_segments = False
 
     def begin(self) -> str:
         return ""
@@ -65,6 +70,8 @@ class _Vtt(_Plain):
 
 class _Json:
     """One object: `segments` with everything known about each, then `text`, `language`, `duration`, `complete`."""
+
+    needs_segments = True
 
     def begin(self) -> str:
         return '{"segments": ['
