@@ -45,7 +45,8 @@ class Text2TextOptions(SamplingOptions):
         beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
         groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.beam.BeamOptions`.
         no_repeat_ngram: no run of so many tokens occurs twice; 0: no such rule.
-        draft_from_input: verify the input as a draft of the output: the same output, sooner where the two resemble.
+        draft_from_input: verify the input as a draft of the output, sooner done where the two resemble. The output is
+            the same with float32 weights or a reproducible engine; else a near-tie may fall the other way.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
         interrupted: asked before every step; the output ends once it says True.
 
@@ -195,12 +196,15 @@ class Text2Text:
             self._source_language(options)
 
     def prompt_ids(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[int]:
-        """The token ids that the encoder would get for this text.
+        """The token ids that the encoder would get for this text, as soon as the engine has loaded.
 
         Raises:
-            InputError: the text is empty or too long, or a language that the model does not have.
+            InputError: the text is empty, or longer than the encoder takes in the memory that it may take, or a
+                language that the model does not have.
         """
-        return self._source(text, _own(options))[0]
+        source, _ = self._source(text, _own(options))
+        self._check_length(source, self.engine)
+        return source
 
     def stream(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Iterator[Piece]:
         """Turn a text into another, piece by piece as its tokens come; with beams, as they become certain.
@@ -250,6 +254,7 @@ class Text2Text:
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
+        self._check_length(source, engine)
         task = self._task(source, bare, options, engine)
         return self._tokens(engine, task, found), Timings(len(source)), task.ends, started
 
@@ -360,13 +365,22 @@ class Text2Text:
         if form.source_at or options.source_language is not None:
             language = self._source_language(options)
             source = [language, *source] if form.source_at == "prefix" else [*source, language]
-        most = self.bundle.manifest.encoder.max_length if self.bundle.manifest.encoder else len(source)
+        self._check_length(source)
+        return source, bare
+
+    def _check_length(self, source: list[int], engine: Engine | None = None) -> None:
+        """Raise InputError where a text is longer than the model's encoder takes, or that of an engine, which may have
+        memory for less."""
+        assert self.bundle.manifest.encoder is not None
+        whole = most = self.bundle.manifest.encoder.max_length
+        if engine is not None:
+            assert engine.encoder is not None
+            most = engine.encoder.max_length
         if len(source) > most:
             raise InputError(
-                f"The text has {len(source)} tokens and this model's encoder takes up to {most}; split it, for example "
-                "into sentences."
+                f"The text has {len(source)} tokens and this model's encoder takes up to {most}"
+                f"{' in the memory that it may take' if most < whole else ''}; split it, for example into sentences."
             )
-        return source, bare
 
     def _to_target(self, bare: list[int], source: list[int], code: str | None) -> list[int]:
         """The input with the target's token in front, which a text may have brought along."""

@@ -164,17 +164,11 @@ def test_the_command_answers_a_file_of_prompts_in_their_order(
     assert [json.loads(line)["token_ids"] for line in (first, *others)] == alone
 
 
-def test_a_file_of_prompts_that_was_stopped_goes_on(
-    by_layer: Bundle, prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def stop_after_an_answer(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run it, with Ctrl-C once the first answer is kept."""
     from edge.cli.lines import Kept
 
-    out, add, pressed = tmp_path / "out.txt", Kept.add, list[int]()
-    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
-    assert main([*command, "--batch", "2"]) == 0
-    whole = out.read_text(encoding="utf-8")
-    out.unlink()
+    add, pressed = Kept.add, list[int]()
 
     def press(self: Kept, place: int, shown: str) -> None:
         add(self, place, shown)
@@ -184,12 +178,50 @@ def test_a_file_of_prompts_that_was_stopped_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Kept, "add", press)
-        capsys.readouterr()
-        assert main([*command, "--batch", "2"]) == 130
+        assert main(command) == 130
+
+
+def test_a_file_of_prompts_that_was_stopped_goes_on(
+    by_layer: Bundle, prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out.txt"
+    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
+    assert main([*command, "--batch", "2"]) == 0
+    whole = out.read_text(encoding="utf-8")
+    out.unlink()
+
+    capsys.readouterr()
+    stop_after_an_answer([*command, "--batch", "2"], monkeypatch)
     assert "of 5 lines done" in capsys.readouterr().err and not out.exists()
     assert main([*command, "--batch", "3"]) == 0
     assert "lines were done already" in capsys.readouterr().err
     assert out.read_text(encoding="utf-8") == whole
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "--context 128"),
+        ("", "--reproducible"),
+        ("", "--memory 8GB"),
+        ("", "--prefill-chunk 16"),
+        ("", "--skip unified:0.2"),
+        ("", "--kv float32"),
+        ("--memory 8GB", "--memory 8GB --batch 3"),
+    ],
+)
+def test_what_another_command_left_of_prompts_is_not_mixed_in(
+    by_layer: Bundle, prompts_file: Path, tmp_path: Path, before: str, after: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out.txt"
+    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
+    stop_after_an_answer([*command, "--batch", "2", *before.split()], monkeypatch)
+    kept = out.with_name("out.txt.part").read_bytes()
+    assert main([*command, *after.split()]) == 2
+    assert "other options or another bundle" in capsys.readouterr().err
+    assert out.with_name("out.txt.part").read_bytes() == kept
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,18 @@ def test_lines_that_changed_are_answered_again(run: Run, fake: Callable, sentenc
     assert len(engine.encoded) == 2
 
 
-@pytest.mark.parametrize("options", [("--max-tokens", 5), ("--json",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-tokens", 5),
+        ("--json",),
+        ("--skip", "unified:0.2"),
+        ("--context", 64),
+        ("--reproducible",),
+        ("--memory", "1GB"),
+    ],
+    ids=lambda options: options[0],
+)
 def test_what_another_command_left_is_not_mixed_in(
     run: Run, fake: Callable, sentences: Path, options: tuple[object, ...]
 ) -> None:

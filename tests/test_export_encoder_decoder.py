@@ -18,23 +18,31 @@ from edge.runtime.verify import noise, read_golden, replay_golden
 SENTENCES = ["A man rides a bicycle.", "Two children play with a ball.", "Ein Mann fährt Fahrrad.", "The old clock."]
 
 
+def save_tokenizer(folder: Path, special: list[str], around: str) -> Any:
+    """A Unigram tokenizer as transformers writes it, whose first tokens are `special`; `around` is its template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
+    ids = [(token, place) for place, token in enumerate(special)]
+    tokenizer.post_processor = processors.TemplateProcessing(around, None, ids)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    return fast
+
+
 @pytest.fixture(scope="module")
 def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory as transformers writes it: a random T5 v1.1, and a Unigram tokenizer that ends texts."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+    from transformers import T5Config, T5ForConditionalGeneration
 
     folder = tmp_path_factory.mktemp("tiny") / "tiny-t5"
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES * 20, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A $B </s>", [("</s>", 1)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
-    fast.save_pretrained(folder)
+    fast = save_tokenizer(folder, ["<pad>", "</s>", "<unk>"], "$A </s>")
     torch.manual_seed(3)
     config = T5Config(
         vocab_size=len(fast),
@@ -97,6 +105,82 @@ def test_a_umt5_whose_head_is_its_own_is_not_scaled(tiny_t5: Path, tmp_path: Pat
         torch.testing.assert_close(load_torch(open_checkpoint(str(root)))(**given).logits, scaled * 32**0.5)
     manifest = edge.export(root, tmp_path / "umt5.edge", weights="fp32").manifest
     assert manifest.family == "umt5" and manifest.quality["kl_mean"] < 1e-6
+
+
+FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
+BART = dict(
+    d_model=32,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=2,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+    max_position_embeddings=64,
+)
+
+
+def tiny_config(family: str, vocab_size: int) -> Any:
+    from transformers import BartConfig, MBartConfig, PegasusConfig, T5GemmaConfig, T5GemmaModuleConfig
+
+    if family == "bart":
+        return BartConfig(**BART, vocab_size=vocab_size)
+    if family == "mbart":
+        return MBartConfig(**BART, vocab_size=vocab_size, scale_embedding=True, decoder_start_token_id=5)
+    if family == "pegasus":
+        return PegasusConfig(**BART, vocab_size=vocab_size, scale_embedding=True)
+    sizes = dict(hidden_size=32, intermediate_size=48, head_dim=16, max_position_embeddings=64, sliding_window=5)
+    heads = dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    half = T5GemmaModuleConfig(**sizes, **heads, vocab_size=vocab_size)
+    ids = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
+    return T5GemmaConfig(encoder=half, decoder=half, vocab_size=vocab_size, **ids)
+
+
+@pytest.mark.parametrize(
+    ("family", "special", "around"),
+    [
+        ("bart", FAIRSEQ, "<s> $A </s>"),
+        ("mbart", [*FAIRSEQ, "en_XX", "de_DE"], "$A </s> en_XX"),
+        ("pegasus", ["<pad>", "</s>", "<unk>"], "$A </s>"),
+        ("t5gemma", ["<pad>", "</s>", "<s>", "<unk>"], "<s> $A"),
+    ],
+)
+def test_a_directory_of_every_family_answers_as_in_transformers(
+    tmp_path: Path, family: str, special: list[str], around: str
+) -> None:
+    """From text to tokens: tokenizer, format, settings, weights and graphs together."""
+    import torch
+    from encoder_decoder_harness import tiny_model
+
+    root = tmp_path / family
+    tokenizer = save_tokenizer(root, special, around)
+    model = tiny_model(tiny_config(family, len(tokenizer)))
+    model.generation_config.update(max_length=16, no_repeat_ngram_size=2)  # else random weights say one thing
+    model.save_pretrained(root)
+    bundle = edge.export(root, tmp_path / "x.edge", weights="fp32")
+    assert bundle.manifest.quality["top1_agreement"] == 1.0
+    ours, theirs = edge.load(bundle.root), list[list[int]]()
+    for text in SENTENCES:
+        given = tokenizer(text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            theirs.append(model.generate(given, do_sample=False)[0].tolist())
+    start = [model.generation_config.decoder_start_token_id]
+    assert [[*start, *ours.generate(text).token_ids] for text in SENTENCES] == theirs
+    assert len(set(map(tuple, theirs))) > 1, "what is said depends on what is read"
+
+
+def test_a_line_that_memory_has_no_room_for_is_named_before_anything_is_done(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The encoder takes what was planned for, which is less than what the model takes."""
+    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("A man.\n" + "A man rides a bicycle. " * 8)
+    command = ["run", str(bundle.root), "-f", str(source), "--output", str(out), "--max-tokens", "4"]
+    assert main([*command, "--memory", "8GB", "--context", "16"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"edge: Line 2 of {source}: The text has ") and "up to 16 in the memory" in said
+    assert list(tmp_path.glob("out*")) == []
+    assert main(command) == 0
 
 
 def test_the_bundle_proves_itself_and_another_model_does_not(bundle: Bundle) -> None:

@@ -16,6 +16,7 @@ from transformers import (
     M2M100Config,
     MarianConfig,
     MBartConfig,
+    MT5Config,
     PegasusConfig,
     PreTrainedConfig,
     T5Config,
@@ -70,6 +71,7 @@ def gemma(layers: int, heads: int, key_value: int, **options: Any) -> T5GemmaMod
 CONFIGS: dict[str, PreTrainedConfig] = {
     "t5": T5Config(**T5, feed_forward_proj="relu"),
     "t5-v1.1": T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": MT5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "umt5": UMT5Config(**T5),
     "umt5-untied": UMT5Config(**T5, feed_forward_proj="relu"),
     "bart": BartConfig(**BART),
@@ -92,7 +94,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 def model_of(name: str) -> Any:
     """A random model of one of CONFIGS; a T5 with a head of its own gets it here, because its class always ties it."""
     model = tiny_model(copy.deepcopy(CONFIGS[name]))
-    if name in ("t5-v1.1", "umt5-untied"):
+    if name in ("t5-v1.1", "mt5", "umt5-untied"):
         noise = torch.randn(model.lm_head.weight.shape, generator=torch.Generator())
         model.lm_head.weight = torch.nn.Parameter(noise)
         model.config.tie_word_embeddings = False

@@ -23,8 +23,11 @@ from edge.cli.text2text import Answer, answer
 from edge.errors import InputError
 
 if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.answer import GenerateOptions
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
+SHAPING = ("json", "skip", "context", "reproducible", "memory")  # arguments that can change an answer
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 
 
@@ -47,7 +50,7 @@ def run_lines(
     model.check(options)
     lengths = _lengths(model, lines, options, args.file)
     begun, done = time.monotonic(), list[Answer]()
-    with Kept(args.output, _identity(model, options, args.json), lines) as kept:
+    with Kept(args.output, identity(model.bundle, options, args), lines) as kept:
         waiting = [i for i in sorted(lengths, key=lambda i: -lengths[i]) if i not in kept.answers]
         if args.output is None:
             waiting = [i for i, _ in enumerate(lines)]
@@ -134,11 +137,12 @@ def _lengths(model: Text2Text, lines: Sequence[str], options: Text2TextOptions, 
     return lengths
 
 
-def _identity(model: Text2Text, options: Text2TextOptions, as_json: bool) -> str:
-    """Equal for two commands that give the same answers."""
+def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: argparse.Namespace, *also: str) -> str:
+    """Equal for two commands that give the same answers: of the same bundle, options, and arguments `SHAPING` and
+    `also`. Those for speed alone, such as --threads, may differ."""
     shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
-    manifest = model.bundle.manifest.to_json()
-    return hashlib.sha256(json.dumps([manifest, shaping, as_json], sort_keys=True).encode()).hexdigest()
+    given = {name: getattr(args, name) for name in (*SHAPING, *also)}
+    return hashlib.sha256(json.dumps([bundle.manifest.to_json(), shaping, given], sort_keys=True).encode()).hexdigest()
 
 
 def report(done: Sequence[Answer], seconds: float) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import time
 from typing import TYPE_CHECKING
 
-from edge.cli.lines import Kept, report, tell_stopped, tell_taken_up
+from edge.cli.lines import Kept, identity, report, tell_stopped, tell_taken_up
 from edge.cli.progress import bar
 from edge.cli.run import INTERRUPTED, CtrlC
 from edge.cli.text2text import CUT, OUTPUT_OF_LINES, Answer, on_one_line
@@ -19,6 +18,8 @@ from edge.text_file import lines_of
 if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Result
     from edge.runtime.model import Model
+
+SHAPING = ("system", "raw", "kv", "speculate", "prefill_chunk")  # can change an answer, as those of edge.cli.lines
 
 
 def check_prompts(args: argparse.Namespace) -> None:
@@ -47,8 +48,10 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
             check_room(len(model.prompt_ids(lines[i], system=args.system, raw=args.raw)), model.engine, "shorten it")
         except InputError as e:
             raise InputError(f"Line {i + 1} of {args.file}: {e}") from None
+    # How many are side by side changes no answer, but what a memory budget has room for.
+    shaping = (*SHAPING, "batch") if args.memory is not None else SHAPING
     begun, done = time.monotonic(), list[Answer]()
-    with Kept(args.output, _identity(model, options, args), lines) as kept:
+    with Kept(args.output, identity(model.bundle, options, args, *shaping), lines) as kept:
         waiting = [i for i in asked if i not in kept.answers]
         if len(waiting) < len(asked):
             tell_taken_up(kept)
@@ -73,11 +76,3 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
 
 def _shown(result: Result, as_json: bool) -> str:
     return json.dumps(dataclasses.asdict(result), ensure_ascii=False) if as_json else on_one_line(result.text)
-
-
-def _identity(model: Model, options: GenerateOptions, args: argparse.Namespace) -> str:
-    """Equal for two commands that give the same answers."""
-    shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
-    given = [args.system, args.raw, args.json, args.skip, args.kv, args.speculate]
-    manifest = model.bundle.manifest.to_json()
-    return hashlib.sha256(json.dumps([manifest, shaping, given], sort_keys=True).encode()).hexdigest()

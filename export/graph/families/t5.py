@@ -45,7 +45,7 @@ def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> Enc
         [DecoderLayer(config, weights, i) for i in range(config.num_decoder_layers)],
         EncoderBias(config, weights),
         DecoderBias(config, weights, max_context),
-        scaled=config.scale_decoder_outputs,
+        scaled=getattr(config, "scale_decoder_outputs", False),
     )
 
 
