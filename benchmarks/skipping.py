@@ -163,9 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path, skips in given.tuned if given.questions is not None else ():
         for skip in skips.split(","):
             if skip.startswith("first"):
-                sets[skip] = skip_sets.report(open_bundle(path), skip, given.questions, PROMPTS)
+                name = f"{Path(path).name} {skip}"
+                sets[name] = skip_sets.report(open_bundle(path), skip, given.questions, PROMPTS)
                 if given.drafts:
-                    drafted[skip] = skip_drafts.report(open_bundle(path), skip, given.questions, given.drafts)
+                    drafted[name] = skip_drafts.report(open_bundle(path), skip, given.questions, given.drafts)
     given.out.mkdir(parents=True, exist_ok=True)
     measured = [dataclasses.asdict(f) | {"speedup": f.speedup} for f in figures]
     result = {"segments": rows, "policies": measured, "left_out": sets, "drafts": drafted}

@@ -123,8 +123,12 @@ def test_unified_is_trained_as_it_runs(network: Network, by_layer: Bundle) -> No
     np.testing.assert_allclose(logits, runtime_logits(by_layer, policy.skip(), one, 64), atol=3e-4)
 
 
-def test_skipdecode_is_trained_as_it_runs(network: Network, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a fall of 16 tokens, so that an answer of 20 meets all of it."""
+@pytest.mark.parametrize("levels", [2, 8])
+def test_skipdecode_is_trained_as_it_runs(
+    network: Network, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch, levels: int
+) -> None:
+    """Over a fall of 16 tokens, so that an answer of 20 meets all of it, by two layers at a time and one by one."""
+    monkeypatch.setattr("edge.runtime.skip.skipdecode.LEVELS", levels)
     monkeypatch.setattr("edge.runtime.skip.skipdecode.HORIZON", 16)
     monkeypatch.setattr("edge.export.tune.skipdecode.HORIZON", 16)
     one = batch([9, 12], [29, 32])
@@ -219,14 +223,19 @@ def test_both_losses_take_a_texts_likelihood_and_own_answers_for_what_they_are(
     assert losses["both"] == pytest.approx(losses["distill"] + losses["lm"], rel=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["first", "skipdecode", "unified", "ffn"])
-def test_a_resumed_run_ends_with_the_same_weights(policy: str, six_layers: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "stopped"), [("first", 4), ("first", 6), ("skipdecode", 4), ("unified", 4), ("ffn", 4)]
+)
+def test_a_resumed_run_ends_with_the_same_weights(
+    policy: str, stopped: int, six_layers: Path, data: Path, tmp_path: Path
+) -> None:
+    """Stopped in the midst of training, or of what follows the last step."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     losses = run(six_layers, whole, settings(data, policy))
     with pytest.raises(Stopped):
-        run(six_layers, halves, settings(data, policy), stop=lambda step: step == 4, every=3)
+        run(six_layers, halves, settings(data, policy), stop=lambda step: step == stopped, every=3)
     assert not halves.exists()
-    assert run(six_layers, halves, settings(data, policy)) == losses[4:]
+    assert run(six_layers, halves, settings(data, policy)) == losses[stopped:]
     names = ["model.safetensors", "tuning.json"] + ["routers.safetensors"] * (policy == "first")
     for name in names:
         assert (whole / name).read_bytes() == (halves / name).read_bytes(), name
@@ -253,6 +262,7 @@ def test_a_tuned_model_becomes_a_bundle_with_its_routers(tuned: Path, tmp_path: 
     bundle = edge.export(tuned, tmp_path / "tuned.edge", weights="fp32", segments=1, check=False)
     kept = np.load(bundle.path(bundle.manifest.routers or ""))
     np.testing.assert_array_equal(kept, load_file(tuned / "routers.safetensors")["routers"])
+    assert json.loads((tuned / "tuning.json").read_text())["explained"] == 0  # twelve sequences teach nothing
     text = edge.load(bundle.root, skip="first", context=100)
     assert isinstance(text, edge.Model)
     assert text.generate("The moon", edge.GenerateOptions(max_tokens=5)).generated_tokens

@@ -160,6 +160,7 @@ def tune(
     schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
     trainer = Trainer(network, policy, examples, schedule, work)
     trainer.run(stop, progress, told)
+    finished = trainer.finish(stop, progress)
     last = trainer.history[-max(1, settings.steps // 10) :]
     about = {
         "policy": settings.policy,
@@ -169,6 +170,7 @@ def tune(
         "settings": same,
         "loss": sum(step.loss for step in last) / len(last),
         "skipped": sum(step.skipped for step in last) / len(last),
+        **finished,
         "history": [[step.loss, step.skipped] for step in trainer.history],
     }
     write_result(out, checkpoint, network.deltas(), policy.routers(), about, progress)

@@ -118,15 +118,20 @@ def read_examples(
 
 def batches(examples: Sequence[Example], size: int, seed: int, start: int = 0) -> Iterator[Batch]:
     """Batches without end, from the one numbered `start` on: what each holds depends on `seed` and its number alone."""
-    per_epoch = max(1, len(examples) // size)
+    count = per_epoch(examples, size)
     number = start
     while True:
-        epoch = number // per_epoch
+        epoch = number // count
         order = _epoch(examples, size, np.random.default_rng([seed, 0, epoch]))
-        for at in range(number % per_epoch, per_epoch):
+        for at in range(number % count, count):
             draw = np.random.default_rng([seed, 1, number])
             yield _batch([examples[i] for i in order[at]], draw)
             number += 1
+
+
+def per_epoch(examples: Sequence[Example], size: int) -> int:
+    """Batches in which no example comes twice."""
+    return max(1, len(examples) // size)
 
 
 def _epoch(examples: Sequence[Example], size: int, draw: np.random.Generator) -> list[NDArray[np.int64]]:

@@ -42,7 +42,7 @@ def least_missed(
                 progress(done, sum(rounds), "finding the layers that are missed least")
                 out = {layer for i in (*chosen, unit) for layer in units[i]}
                 costs[unit] = sum(
-                    float(divergence(teacher, network.logits(batch, _without(out, batch), adapted=False)))
+                    float(divergence(teacher, network.logits(batch, without(out, batch), adapted=False)))
                     for batch, teacher in zip(batches, teachers, strict=True)
                 )
                 _write(notes, chosen, candidates, costs)
@@ -59,6 +59,7 @@ def _write(notes: Path, chosen: list[int], candidates: list[int], costs: dict[in
     part.replace(notes)
 
 
-def _without(out: set[int], batch: Tensors) -> Gate:
+def without(out: set[int], batch: Tensors) -> Gate:
+    """Leaves these layers out of all answers."""
     kept = (~batch.answer).float()[..., None]
     return lambda layer, stream: kept if layer in out else 1.0

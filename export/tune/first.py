@@ -5,12 +5,14 @@ A router is a logit of the residual stream that its layer is about to read, divi
 needed with the mean of its probabilities over the prompt, and left out below one half. The decision is hard, its
 gradient that of the probability (straight through), and a penalty holds the share of layers that are left out at its
 target. While training, a random shift that all routers of an answer share makes it leave out more or fewer, so that one
-model serves several speeds, and a random shift for each router tries sets that would not have been chosen.
+model serves several speeds, and a random shift for each router tries sets that would not have been chosen. Behind the
+last step routers are fitted to what answers turn out to need (`edge.export.tune.needs`), which replaces what they had
+learnt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge.export.quantize.base import Progress
 from edge.export.tune.depth import least_missed
+from edge.export.tune.needs import guess, measure
 from edge.export.tune.network import Network, Tensors
 from edge.export.tune.policy import Target
 from edge.runtime.skip.first import EPSILON
@@ -27,6 +30,7 @@ BEYOND = 1.6  # times as many units as the target leaves out have a router, unle
 APART = 0.4  # between the first biases of two routers, in the order in which their layers are missed
 SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
 OWN = 0.3  # the scale of each router's own shift
+SPREAD = 0.3  # of fitted logits: a prompt's tokens differ more, and the mean of their probabilities decides
 NOTES = "missed.json"
 
 
@@ -94,6 +98,24 @@ class First:
     def skipped(self) -> float:
         gates = torch.stack(list(self._gates.values())).detach()
         return float((1 - gates).sum(0).mean()) * self._unit / self._layers
+
+    def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
+        """Fit the routers to what answers turn out to need: units that are cheap to lose get low logits, and as many as
+        the target leaves out are below zero in the mean of all answers."""
+        routed = torch.isfinite(self.bias).nonzero().flatten().tolist()
+        if not self._wanted < len(routed):
+            return {}
+        needs = measure(network, [self.units[i] for i in routed], self._wanted, batches)
+        guessed = guess(needs)
+        costs = np.sort(guessed.costs(needs.seen), axis=None)
+        out = len(needs.costs) * self._wanted
+        level = costs[out - 1 : out + 1].mean()
+        scale = SPREAD / max(float(costs.std()), 1e-9)
+        with torch.no_grad():
+            weights = torch.from_numpy(scale / self._per_weight * guessed.weights)
+            self.weights[routed] = weights.to(self.weights)
+            self.bias[routed] = torch.from_numpy(scale * (guessed.bias - level)).to(self.bias)
+        return {"explained": guessed.explained}
 
     def routers(self) -> NDArray[np.float32]:
         rows = torch.cat([self.weights * self._per_weight, self.bias[:, None]], dim=1).detach().cpu().numpy()

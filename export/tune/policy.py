@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,6 +49,10 @@ class TrainedPolicy(Protocol):
         """The share of the layers that the answers of the step left out."""
         ...
 
+    def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
+        """Look at the model behind the last step, by these answers; what is worth telling, by name."""
+        ...
+
     def routers(self) -> NDArray[np.float32] | None:
         """Routers [units, H + 1] as the runtime reads them; None where the policy has none."""
         ...
@@ -67,6 +71,9 @@ class FixedPolicy:
         pass
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {}
+
+    def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
         return {}
 
     def penalty(self) -> float:

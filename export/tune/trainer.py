@@ -7,7 +7,7 @@ which is resumed from a checkpoint ends with the weights of one that was never i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import torch
 
 from edge.errors import InputError
 from edge.export.quantize.base import Progress
-from edge.export.tune.data import Batch, Example, batches
-from edge.export.tune.network import Network, divergence, likelihood
+from edge.export.tune.data import Batch, Example, batches, per_epoch
+from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy
 
 LOOKED_AT = 1  # batches that a policy sees before the first step
 WARM_UP = 0.1  # of the steps: the learning rate rises
+FINISHED_BY = 256  # sequences that it sees behind the last one
 LAST = 0.1  # of the learning rate: what a cosine falls to
 ROUTERS = 3.0  # times the adapters' learning rate: of a policy's own parameters
 CLIP = 1.0  # the longest gradient
@@ -110,6 +111,30 @@ class Trainer:
             if self.done % self.schedule.every == 0:
                 self.save()
         self.save()
+
+    def finish(self, stop: Callable[[], bool], progress: Progress) -> dict[str, float]:
+        """Let the policy look at the trained model, by some of the sequences that it was trained on: the model's own
+        answers as far as they are half of them, because their prompts differ most.
+
+        Raises:
+            Stopped: as `run`.
+        """
+        order = np.random.default_rng([self.schedule.seed, 4]).permutation(len(self.examples))
+        own = [i for i in order if not self.examples[i].given]
+        given = [i for i in order if self.examples[i].given]
+        few = min(len(own), max(FINISHED_BY // 2, FINISHED_BY - len(given)))
+        chosen = [self.examples[i] for i in [*own[:few], *given[: FINISHED_BY - few]]]
+        count = per_epoch(chosen, self.schedule.batch)  # so that no sequence comes twice
+        following = batches(chosen, self.schedule.batch, self.schedule.seed)
+
+        def looked() -> Iterator[Tensors]:
+            for done in range(count):
+                if stop():
+                    raise Stopped(self.done)
+                progress(done, count, "measuring which layers answers need")
+                yield self.network.tensors(next(following))
+
+        return self.policy.finish(self.network, looked())
 
     def _step(self, batch: Batch) -> Step:
         number = self.done

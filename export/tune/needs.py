@@ -1,0 +1,151 @@
+"""What answers need of layers, measured for each of them and guessed from its prompt: what routers choose by.
+
+A router that learns through its own hard decisions sees one set of layers for each answer, and hardly moves from where
+it began. So routers are fitted once the adapters are done. Answers are predicted without several sets of units, and
+what an answer loses without each is what explains the losses of the sets best, in the least squares' sense. Ridge
+regression guesses that from what the router sees of the prompt, as strongly as answers that were held back allow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge.export.tune.depth import without
+from edge.export.tune.gates import Gate
+from edge.export.tune.network import Network, Tensors, divergence
+from edge.runtime.skip.first import EPSILON
+
+SETS = 2  # for each unit: sets that are left out of an answer
+DRAWS = 64  # of such sets, of which those are taken that tell units apart best
+FOLDS = 5
+RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the mean square of what is seen, from its middle
+FEWEST = 60  # answers: fewer may explain each other by chance
+LEAST = 0.03  # of the variance: less is explained by chance
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of N answers and R units.
+
+    costs: nats a token [N, R] that an answer loses without a unit, more than without another one in the mean.
+    seen: [N, R, H], the mean over the prompt of the residual stream that the unit is about to read, divided by its root
+    mean square.
+    """
+
+    costs: NDArray[np.float64]
+    seen: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A linear guess of `Needs.costs`: weights [R, H] of what is seen, and a bias [R].
+
+    explained: the share of the costs' variance that it explains of answers it was not fitted to; 0 where weights are 0.
+    """
+
+    weights: NDArray[np.float64]
+    bias: NDArray[np.float64]
+    explained: float
+
+    def costs(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[N, R]."""
+        guessed: NDArray[np.float64] = np.einsum("nrh,rh->nr", seen, self.weights) + self.bias
+        return guessed
+
+
+def measure(network: Network, units: Sequence[Sequence[int]], out: int, batches: Iterable[Tensors]) -> Needs:
+    """What the answers in `batches` lose without each of R units, where `out` of them are left out, 0 < out < R, beside
+    the network's own predictions with all layers.
+
+    units: the layers of each.
+    """
+    sets = _sets(len(units), out)
+    effects = np.linalg.pinv(sets - sets.mean(0))  # [R, sets]
+    costs, seen = list[NDArray[np.float64]](), list[NDArray[np.float64]]()
+    with torch.no_grad():
+        for batch in batches:
+            streams = dict[int, torch.Tensor]()
+            whole = network.logits(batch, _watching(units, batch, streams))
+            lost = []
+            for left in sets:
+                layers = {layer for unit in np.flatnonzero(left).tolist() for layer in units[unit]}
+                lost.append(_by_answer(whole, network.logits(batch, without(layers, batch)), batch))
+            losses = torch.stack(lost).double().numpy()  # [sets, B]
+            costs.append((effects @ (losses - losses.mean(0))).T)
+            seen.append(torch.stack([streams[unit] for unit in range(len(units))], dim=1).double().numpy())
+    return Needs(np.concatenate(costs), np.concatenate(seen))
+
+
+def _sets(units: int, out: int) -> NDArray[np.float64]:
+    """[sets, R]: 1 where a set leaves a unit out. All sets where they are few, else those of some draws whose losses
+    say most surely what each unit costs."""
+    count = SETS * units
+    if math.comb(units, out) <= count:
+        every = list(itertools.combinations(range(units), out))
+        return np.array([[float(unit in left) for unit in range(units)] for left in every])
+    draw = np.random.default_rng(0)
+    drawn = [np.array([draw.permutation(units) < out for _ in range(count)], np.float64) for _ in range(DRAWS)]
+
+    def unsure(sets: NDArray[np.float64]) -> float:
+        spread = np.linalg.svd(sets - sets.mean(0), compute_uv=False)[: units - 1]  # all sets are of one size
+        return math.inf if spread[-1] < 1e-9 else float(np.sum(1 / spread**2))
+
+    return min(drawn, key=unsure)
+
+
+def _watching(units: Sequence[Sequence[int]], batch: Tensors, streams: dict[int, torch.Tensor]) -> Gate:
+    """Leaves nothing out; `streams` takes what each unit's router sees of the prompts, [B, H]."""
+    prompt = batch.prompt.float()[..., None]
+    firsts = {layers[0]: unit for unit, layers in enumerate(units)}
+
+    def gate(layer: int, stream: torch.Tensor) -> float:
+        if layer in firsts:
+            x = stream.float()
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+            streams[firsts[layer]] = ((x * prompt).sum(1) / prompt.sum(1)).cpu()
+        return 1.0
+
+    return gate
+
+
+def _by_answer(whole: torch.Tensor, part: torch.Tensor, batch: Tensors) -> torch.Tensor:
+    """The divergence of each answer's predictions [B], in nats a token."""
+    counts = batch.answer.sum(1).tolist()
+    return torch.stack([divergence(*pair) for pair in zip(whole.split(counts), part.split(counts), strict=True)]).cpu()
+
+
+def guess(needs: Needs) -> Guess:
+    """The guess with the ridge that explains most of answers held back; the mean of all answers where none explains
+    more than chance does."""
+    count = len(needs.costs)
+    fold = np.random.default_rng(0).permutation(count) % min(FOLDS, count)
+    best = Guess(np.zeros(needs.seen.shape[1:]), needs.costs.mean(0), 0.0)
+    for ridge in RIDGES if count >= FEWEST else ():
+        wrong = rest = 0.0
+        for held in range(fold.max() + 1):
+            known, other = fold != held, fold == held
+            fitted = _fitted(Needs(needs.costs[known], needs.seen[known]), ridge)
+            wrong += float(np.square(fitted.costs(needs.seen[other]) - needs.costs[other]).sum())
+            rest += float(np.square(needs.costs[known].mean(0) - needs.costs[other]).sum())
+        if rest and 1 - wrong / rest > max(LEAST, best.explained):
+            best = _fitted(needs, ridge, 1 - wrong / rest)
+    return best
+
+
+def _fitted(needs: Needs, ridge: float, explained: float = 0.0) -> Guess:
+    """Ridge regression in its dual form, as answers are fewer than dimensions."""
+    weights = np.empty(needs.seen.shape[1:])
+    middle, mean = needs.seen.mean(0), needs.costs.mean(0)
+    for unit in range(len(weights)):
+        seen = needs.seen[:, unit] - middle[unit]
+        products = seen @ seen.T
+        products[np.diag_indices_from(products)] += ridge * max(np.trace(products) / len(products), 1e-12)
+        weights[unit] = seen.T @ np.linalg.solve(products, needs.costs[:, unit] - mean[unit])
+    return Guess(weights, mean - np.einsum("rh,rh->r", middle, weights), explained)
