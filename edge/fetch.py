@@ -104,7 +104,7 @@ def _intact(entry: Entry, tell: Say) -> Path | None:
         here = catalog.local_from(entry, source)
         if here is None:
             continue
-        changed = [path for path, sha256 in _pinned(source, here) if not path.is_file() or _digest(path) != sha256]
+        changed = _changed(source, here)
         if not changed:
             return here
         tell(f"{changed[0]} is damaged: its sha256 differs from the catalog's; it is fetched again.")
@@ -112,13 +112,15 @@ def _intact(entry: Entry, tell: Say) -> Path | None:
     return None
 
 
-def _pinned(source: Source, here: Path) -> list[tuple[Path, str]]:
-    """The files of a source whose content is fixed, and their sha256."""
+def _changed(source: Source, here: Path) -> list[Path]:
+    """The files that are not, or not there, what the catalog's sha256 of them says."""
     if isinstance(source, HubSource):
-        return [(here / name, sha256) for name, sha256 in source.sha256.items()]
-    if isinstance(source, PypiSource):
-        return [(here / file.name if source.folder else here, file.sha256) for file in source.files]
-    return [(here, source.sha256)]
+        pinned = {here / name: sha256 for name, sha256 in source.sha256.items()}
+    elif isinstance(source, PypiSource):
+        pinned = {here / file.name if source.folder else here: file.sha256 for file in source.files}
+    else:
+        pinned = {here: source.sha256}
+    return [path for path, sha256 in pinned.items() if not path.is_file() or _digest(path) != sha256]
 
 
 def _fetch(entry: Entry, source: Source, advance: Progress, tell: Say) -> Path:
@@ -150,10 +152,9 @@ def snapshot(repo: str, revision: str | None, folder: Path | None = None) -> Pat
 def _from_hub(source: HubSource, target: Path, tell: Say) -> None:
     staging = target.with_name(f".{target.name}.part")
     _snapshot(source.id, source.revision, staging)
-    for name, digest in source.sha256.items():
-        if not (staging / name).is_file() or _digest(staging / name) != digest:
-            shutil.rmtree(staging)
-            raise _Unavailable(f"its file {name} is not the pinned one")
+    if changed := _changed(source, staging):
+        shutil.rmtree(staging)
+        raise _Unavailable(f"its file {changed[0].relative_to(staging).as_posix()} is not the pinned one")
     if not source.sha256:
         tell(f"The hub's {source.id} is not pinned: the catalog has no sha256 for it.")
     shutil.rmtree(staging / ".cache", ignore_errors=True)
