@@ -6,12 +6,16 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from edge.bundle import Bundle, BundleWriter
 from edge.manifest import Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
+
+if TYPE_CHECKING:
+    from edge.export.tune.network import Network
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +163,15 @@ def six_layers(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) 
     torch.manual_seed(3)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def network(six_layers: Path) -> Network:
+    """The model of six layers with adapters, as `edge tune` trains it."""
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.tune.network import Network
+
+    return Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
 
 
 @pytest.fixture(scope="session")

@@ -48,11 +48,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def network(six_layers: Path) -> Network:
-    return Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
-
-
 def settings(data: Path | None, policy: str = "first", **other: Any) -> Settings:
     target = Target(span=(3, 6)) if policy == "skipdecode" else Target(ratio=0.34)
     chosen: dict[str, Any] = {"steps": 6, "batch": 3, "length": 64, "rank": 4, "precision": "fp32", **other}

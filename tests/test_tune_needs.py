@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from edge.export.checkpoint import open_checkpoint
 from edge.export.tune.data import Batch
 from edge.export.tune.first import First
 from edge.export.tune.needs import Needs, _sets, guess, measure
@@ -16,11 +13,6 @@ from edge.export.tune.network import Network, Tensors, divergence
 from edge.export.tune.policy import Target, make_policy
 
 LAYERS, WIDTH = 6, 64  # of the small model
-
-
-@pytest.fixture(scope="module")
-def network(six_layers: Path) -> Network:
-    return Network(open_checkpoint(str(six_layers)), rank=4, seed=1, device="cpu", bf16=False)
 
 
 def answers(count: int, seed: int = 2) -> Batch:
