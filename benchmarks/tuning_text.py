@@ -14,11 +14,10 @@ import json
 import random
 import re
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 from edge.errors import EdgeError, InputError
-from edge.export.tune import PROMPTS
+from edge.export.prompts import built_in
 from edge.text_file import read_text
 
 ASKS = (
@@ -82,7 +81,8 @@ def pieces(text: str) -> list[str]:
 
 def write(args: argparse.Namespace) -> None:
     text, draw = read_text(args.text), random.Random(args.seed)
-    own = (files("edge.models") / PROMPTS).read_text(encoding="utf-8").splitlines()
+    with built_in() as own_path:
+        own = read_text(own_path).splitlines()
     prompts: list[dict[str, str]] = [{"prompt": asked} for asked in passages(text, args.summaries, draw)]
     prompts += [json.loads(line) for line in own] * args.times
     prompts += [{"text": begun} for begun in beginnings(text, args.continued, draw)]

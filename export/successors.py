@@ -1,7 +1,9 @@
 """A bundle's table of successors, with which the drafter `blend` guesses: what follows what in the model's own answers.
 
-The questions are the model's own as well, as in Xu et al. 2024, "Magpie": behind the opening of a user's turn, a model
-that was trained on chats writes what users write. A model without chats goes on with a few words.
+Half of the questions are the model's own as well, as in Xu et al. 2024, "Magpie": behind the opening of a user's turn,
+a model that was trained on chats writes what users write. The others are the built-in prompts, as long as there are
+some: translations, word problems and more that people ask for, and a model by itself hardly does. A model without chats
+goes on with a few words.
 
 A successor counts once for each answer it occurs in: what an answer repeats, `lookup` finds in the answer. Of a context
 of several tokens it must have come in two answers. How likely it is to follow is measured: by what was counted in other
@@ -19,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
+from edge.export.prompts import by_themselves
 from edge.runtime.answer import GenerateOptions
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speculate.successors import FILE, Context, level_of, write_table
@@ -79,31 +82,42 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
 
 
 def own_answers(model: Model) -> Iterator[list[int]]:
-    """Greedy answers to questions that the model draws at random: the token ids of each, behind the last `BEFORE` of
-    its prompt. Each time the same, and without end but where a model says nothing to `BLOCK` questions in a row."""
+    """Greedy answers to built-in prompts and to questions that the model draws at random, in turns: the token ids of
+    each, behind the last `BEFORE` of its prompt. Each time the same, and without end but where a model says nothing to
+    `BLOCK` questions in a row."""
     opening, room = _opening(model), model.engine.context // 3
     begins = itertools.cycle(OPENINGS if opening else tuple(filter(None, OPENINGS)))
+    built_in = iter(by_themselves() if opening else ())
     greedy = GenerateOptions(max_tokens=min(ANSWER, room))
     drawn = GenerateOptions(max_tokens=min(QUESTION if opening else BEGUN, room), temperature=1.0, top_p=0.9)
     for first in itertools.count(0, BLOCK):
-        words = list(itertools.islice(begins, BLOCK))
-        options = [dataclasses.replace(drawn, seed=first + i) for i in range(BLOCK)]
+        given = list(itertools.islice(built_in, BLOCK // 2))
+        words = list(itertools.islice(begins, BLOCK - len(given)))
+        options = [dataclasses.replace(drawn, seed=first + i) for i in range(len(words))]
+        turns = itertools.zip_longest(given, _drawn(model, opening, words, options))
         questions, prompts = list[str](), list[list[int]]()
-        with contextlib.suppress(InputError):  # the context is too short for the template
-            said_behind = model.generate_all([opening + each for each in words], options, raw=True)
-            for begun, said in zip(words, said_behind, strict=True):
-                question = (begun + said.text).strip()
-                if question and model.text.special.isdisjoint(said.token_ids[:-1]):
-                    prompt = model.prompt_ids(question, raw=not opening)
-                    if len(prompt) < model.engine.context:
-                        questions.append(question)
-                        prompts.append(prompt)
+        for question in filter(None, itertools.chain.from_iterable(turns)):
+            prompt = model.prompt_ids(question, raw=not opening)
+            if len(prompt) < model.engine.context:
+                questions.append(question)
+                prompts.append(prompt)
         answers = model.generate_all(questions, greedy, raw=not opening) if questions else []
         if not any(answer.token_ids for answer in answers):
             return
         for prompt, answer in zip(prompts, answers, strict=True):
             if answer.token_ids:
                 yield [*prompt[-BEFORE:], *answer.token_ids]
+
+
+def _drawn(model: Model, opening: str, words: Sequence[str], options: Sequence[GenerateOptions]) -> list[str]:
+    """Questions that begin with these words, as far as the model asks any."""
+    questions = list[str]()
+    with contextlib.suppress(InputError):  # the context is too short for the template
+        said_behind = model.generate_all([opening + each for each in words], options, raw=True)
+        for begun, said in zip(words, said_behind, strict=True):
+            if model.text.special.isdisjoint(said.token_ids[:-1]):
+                questions.append((begun + said.text).strip())
+    return questions
 
 
 def _opening(model: Model) -> str:

@@ -211,7 +211,7 @@ def test_a_model_as_large_as_a_tests_writes_no_text_of_itself_and_others_about_a
 
 @pytest.fixture(scope="module")
 def with_own_text(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("own") / "own.edge", weights="int8", draft_text=1500)
+    return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("own") / "own.edge", weights="int8", draft_text=5000)
 
 
 def test_an_export_counts_what_follows_what_in_the_models_own_answers(with_own_text: Bundle) -> None:
@@ -221,7 +221,7 @@ def test_an_export_counts_what_follows_what_in_the_models_own_answers(with_own_t
     for answer in own_answers(model):
         answers.append(answer)
         written += len(answer) - BEFORE
-        if written >= 1500:
+        if written >= 5000:
             break
     found = successors(answers)
     assert with_own_text.path(FILE).read_bytes() == write_table(found) and len(found) > 3

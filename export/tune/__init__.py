@@ -12,13 +12,13 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge.errors import InputError
+from edge.export.prompts import built_in
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 ANSWERS = "answers.jsonl"
 SETTINGS = "settings.json"
-PROMPTS = "recipes/prompts.jsonl"  # of edge.models: what a model answers where no data and no prompts are given
 LOSSES = ("distill", "lm", "both")
 PRECISIONS = ("auto", "bf16", "fp32")
 
@@ -147,8 +146,8 @@ def tune(
     except OSError as e:
         raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
     bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
-    with as_file(files("edge.models") / PROMPTS) as built_in:
-        prompts = settings.prompts or built_in
+    with built_in() as file:
+        prompts = settings.prompts or file
         same = identity(checkpoint, settings, settings.sources(prompts)) | {"bf16": bf16}
         _claim(work, same)
         if settings.answering:

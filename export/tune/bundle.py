@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from edge.bundle import open_bundle
 from edge.errors import InputError
-from edge.export.tune import ANSWERS, PROMPTS, Settings, identity, split, tune
+from edge.export.prompts import built_in
+from edge.export.tune import ANSWERS, Settings, identity, split, tune
 from edge.export.tune.result import ABOUT
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str
 
     about = json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["settings"]
     checkpoint = open_checkpoint(source, progress=progress, say=say)
-    with as_file(files("edge.models") / PROMPTS) as built_in:
-        same = identity(checkpoint, settings, settings.sources(settings.prompts or built_in))
+    with built_in() as file:
+        same = identity(checkpoint, settings, settings.sources(settings.prompts or file))
     if differ := [name for name in same if same[name] != about.get(name)]:
         raise InputError(
             f"{tuned.parent} holds a model tuned with other settings ({', '.join(differ)}); give the same ones to go "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import InputError
+from edge.export.prompts import PREVIOUS
 from edge.export.tune.data import Row, read_rows
 from edge.runtime.answer import GenerateOptions
 from edge.text_file import lines_of, read_text
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from edge.export.quantize.base import Progress
     from edge.runtime.model import Model
 
-PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
 BUNDLE = "answers.edge"
 BLOCK = 64  # prompts whose answers are kept together: an interrupted run loses no more
 TOP_P = 0.95  # what is drawn far out in the tail leads small models astray

@@ -113,8 +113,8 @@ class Trainer:
         self.save()
 
     def finish(self, stop: Callable[[], bool], progress: Progress) -> dict[str, float]:
-        """Let the policy look at the trained model, by some of the sequences that it was trained on: the model's own
-        answers as far as they are half of them, because their prompts differ most.
+        """Let the policy look at the trained model, by some of the sequences that it was trained on: rather the model's
+        own answers, because what is asked of it differs most, and text where they are too few.
 
         Raises:
             Stopped: as `run`.
@@ -122,8 +122,7 @@ class Trainer:
         order = np.random.default_rng([self.schedule.seed, 4]).permutation(len(self.examples))
         own = [i for i in order if not self.examples[i].given]
         given = [i for i in order if self.examples[i].given]
-        few = min(len(own), max(FINISHED_BY // 2, FINISHED_BY - len(given)))
-        chosen = [self.examples[i] for i in [*own[:few], *given[: FINISHED_BY - few]]]
+        chosen = [self.examples[i] for i in [*own, *given][:FINISHED_BY]]
         count = per_epoch(chosen, self.schedule.batch)  # so that no sequence comes twice
         following = batches(chosen, self.schedule.batch, self.schedule.seed)
 

@@ -1,0 +1,23 @@
+"""The prompts that come with this package: what a model answers where nobody brings text of their own."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from importlib.resources import as_file, files
+from pathlib import Path
+
+PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
+FILE = "recipes/prompts.jsonl"  # of edge.models
+
+
+def built_in() -> AbstractContextManager[Path]:
+    """Their file: JSONL lines with a `prompt`, or with a `text` that is to be continued."""
+    return as_file(files("edge.models") / FILE)
+
+
+def by_themselves() -> list[str]:
+    """Those that ask for something, and not about the answer before."""
+    with built_in() as path:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [row["prompt"] for row in rows if "prompt" in row and PREVIOUS not in row["prompt"]]
