@@ -3,18 +3,16 @@
 What is given up, in the order of least loss:
 
 1. **The wide form** of a bundle that has one: prompts are read in the narrow form, in half the speed.
-2. **Step width**: a narrower step verifies fewer drafted tokens; the answer is the same. With steps of up to 8 tokens
-   instead of 16, answers were 2% slower, with 4 tokens 6%, with 2 14% (Spec-Bench's questions, SmolLM2-135M); with one
-   token nothing is drafted, and the tables that drafts are made from are not there. Those that a bundle brings are
-   given up before steps of less than `OWN_TABLES` tokens: a few percent of speed for a few hundred kilobytes.
+2. **Step width** down to `KV8_STEP`: a narrower step verifies fewer drafted tokens; the answer is the same.
 3. **Bits of the KV cache**, of a bundle with a graph for that: in int8 it takes a quarter. Plain decoding is then 3%
-   slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower, so
-   it comes before steps of less than `KV8_STEP` tokens.
-4. **The prompt chunk**: a prompt that runs in steps of 32 tokens instead of 128 is the same prompt, read a sixth
-   slower, in steps of 16 a third slower (SmolLM2-135M, and a model 2048 wide; two cores).
+   slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower.
+4. **Narrower steps and a smaller prompt chunk**, in turns, by `WIDTH_LOSS` and `CHUNK_LOSS`: a prompt that runs in
+   steps of 32 tokens instead of 128 is the same prompt, read more slowly. With steps of one token nothing is drafted,
+   and the tables that drafts are made from are not there. Those that a bundle brings are given up before steps of less
+   than `OWN_TABLES` tokens: a few percent of speed for a few hundred kilobytes.
 5. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
-   given up. Without one, the chunk goes first where less than `GOAL` tokens would be left; above that, reading prompts
-   faster is worth more than a few percent of context that nobody asked for.
+   given up. Without one, all of the above goes first where less than `GOAL` tokens would be left; above that, speed is
+   worth more than a few percent of context that nobody asked for.
 
 Beams are never given up: with fewer of them a model says something else. A further thing to save on is a field of
 `Demand`, and a step of `_Choices.ladder` before the context.
@@ -44,8 +42,13 @@ LEAST_CONTEXT = 128  # a question and a short answer
 LEAST_CHUNK = 16
 RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
+# What answers lose by steps of at most so many tokens in the place of twice as many (Spec-Bench's questions,
+# SmolLM2-135M), and prompts by half the chunk, once, twice and three times (two cores).
+WIDTH_LOSS = {8: 0.02, 4: 0.04, 2: 0.08, 1: 0.12}
+CHUNK_LOSS = (0.05, 0.10, 0.15)
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
 OWN_TABLES = 8  # tokens of a step from which on the tables that a bundle brings for drafts are kept
+SHOWN = 10**6  # bytes, to which a list of budgets is rounded up
 WIDEST = 64  # tokens of a step that `Plan.widest` looks for
 
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
@@ -143,6 +146,33 @@ def make_plan(
     return Plan(demand, model.footprint(demand), budget, widest)
 
 
+def budgets(
+    bundle: Bundle,
+    *,
+    context: int | None = None,
+    branches: int | None = None,
+    speculate: str = OFF,
+    wide: bool = True,
+    kv: Sequence[str] = (FLOAT32,),
+) -> list[int]:
+    """The budgets from which on less is given up, rising, in bytes: the smallest that would do, one for each thing of
+    the list above that there is room for from there on, and one that holds the whole context besides.
+
+    Arguments and errors are those of `make_plan`, which makes the plan of each.
+    """
+    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, wide, kv)
+    rungs = list(choices.ladder())
+    demands = [choices.demand(choices.most, rungs[0])]
+    demands += [choices.demand(choices.goal, rung) for rung in rungs]
+    demands += [choices.demand(choices.least, rungs[-1])]
+    found: list[int] = []
+    for demand in demands:  # what is chosen rather comes first: whatever needs more than it is never chosen
+        budget = math.ceil(needed(model.footprint(demand)) / SHOWN) * SHOWN
+        if not found or budget < found[-1]:
+            found.append(budget)
+    return found[::-1]
+
+
 def needed(footprint: Footprint) -> int:
     """The smallest budget for a run that is predicted to take this much."""
     return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
@@ -204,18 +234,16 @@ class _Choices:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
+        pairs = list(_narrowing(widths, chunks))
         if self._wide:
             yield _Rung(widths[0], chunks[0], wide=True)
         if self._kv[0] == INT8 and FLOAT32 in self._kv:  # rather bytes
             yield _Rung(min(KV8_STEP, widths[0]), chunks[0], kv=INT8)
-        least = 1  # step's width with floats in the cache
-        if INT8 in self._kv:
-            least = min(KV8_STEP, widths[0])
         if FLOAT32 in self._kv:
-            yield from (_Rung(width, chunks[0]) for width in widths if width >= least)
+            least = min(KV8_STEP, widths[0]) if INT8 in self._kv else 1
+            yield from (_Rung(*pair) for pair in pairs if pair[0] >= least and (least == 1 or pair[1] == chunks[0]))
         if INT8 in self._kv:
-            yield from (_Rung(width, chunks[0], kv=INT8) for width in widths if width <= KV8_STEP)
-        yield from (_Rung(widths[-1], chunk, kv=INT8 if INT8 in self._kv else FLOAT32) for chunk in chunks[1:])
+            yield from (_Rung(*pair, kv=INT8) for pair in pairs if pair[0] <= KV8_STEP)
 
     def demand(self, size: int, rung: _Rung) -> Demand:
         """The demand for `size` tokens of context and, of an encoder, of text."""
@@ -226,6 +254,17 @@ class _Choices:
         if self._speculate != OFF and rung.width > 1:
             drafts = table_bytes(self._speculate, self._bundle, context, files=rung.width >= OWN_TABLES)
         return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
+
+
+def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
+    moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
+    moves += [(CHUNK_LOSS[min(at, len(CHUNK_LOSS) - 1)], 0, chunk) for at, chunk in enumerate(chunks[1:])]
+    width, chunk = widths[0], chunks[0]
+    yield width, chunk
+    for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
+        width, chunk = narrower or width, smaller or chunk
+        yield width, chunk
 
 
 def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from profile_example import example_profile, int8_ms, step_ms
@@ -17,7 +18,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
-from edge.manifest import FLOAT32, KV8, Dims, Generation, KVLayer, KVLayout
+from edge.manifest import FLOAT32, INT8, KV8, Dims, Generation, KVLayer, KVLayout
 from edge.runtime import loading, memory
 from edge.runtime import plan as planning
 from edge.runtime.beam import BeamOptions, new_cache
@@ -285,7 +286,7 @@ def test_edge_run_imports_the_plan_only_for_a_budget(tiny_bundle: Bundle) -> Non
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_drafts_are_narrowed_and_then_left_out_before_a_context_is_given_up(bundle: Bundle) -> None:
+def test_steps_and_prompt_chunks_narrow_by_what_they_cost_before_a_context_is_given_up(bundle: Bundle) -> None:
     dims = dataclasses.replace(bundle.manifest.dims, vocab_size=100_000)  # logits weigh
     large = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, dims=dims))
     most, seen = make_plan(large, context=1024, speculate="auto").demand, []
@@ -296,9 +297,30 @@ def test_drafts_are_narrowed_and_then_left_out_before_a_context_is_given_up(bund
         except InputError:
             break
         assert plan.demand.context == 1024 and (plan.demand.drafts > 0) == (plan.demand.width > 1)
-        assert plan.demand.width == 1 or plan.demand.chunk == most.chunk, "drafts go before the prompt's chunk"
-        seen.append(plan.demand.width)
-    assert [width for width, _ in itertools.groupby(seen)] == [16, 8, 4, 2, 1]
+        seen.append((plan.demand.width, plan.demand.chunk))
+    pairs = [pair for pair, _ in itertools.groupby(seen)]
+    assert pairs == [(16, 128), (8, 128), (4, 128), (4, 64), (2, 64), (2, 32), (1, 32), (1, 16)]
+
+
+@pytest.mark.parametrize("asked", [{}, {"context": 3000}])
+def test_the_budgets_from_which_on_less_is_given_up(bundle: Bundle, asked: dict[str, int]) -> None:
+    """Below each of them something has to go; the smallest is the smallest that would do; the last has room for all."""
+    manifest = bundle.manifest
+    graphs = [*manifest.graphs, dataclasses.replace(manifest.graph("decoder"), role=KV8)]
+    dims = dataclasses.replace(manifest.dims, vocab_size=100_000)  # logits weigh
+    both = Bundle(bundle.root, dataclasses.replace(manifest, graphs=graphs, dims=dims))
+    options: dict[str, Any] = {**asked, "speculate": "auto", "kv": (FLOAT32, INT8)}
+
+    def kept(budget: int) -> tuple[object, ...]:
+        demand = make_plan(both, budget, **options).demand
+        return demand.kv, demand.width, demand.chunk, demand.context >= GOAL
+
+    found = planning.budgets(both, **options)
+    assert found == sorted(set(found)) and len({kept(budget) for budget in found}) > 6
+    with pytest.raises(InputError):
+        make_plan(both, found[0] - planning.SHOWN, **options)
+    assert all(kept(budget - planning.SHOWN) != kept(budget) for budget in found[1:-1])
+    assert make_plan(both, found[-1], **options).demand == make_plan(both, "4GB", **options).demand
 
 
 def test_a_loaded_model_drafts_as_its_plan_says(tiny_bundle: Bundle) -> None:
@@ -317,10 +339,34 @@ def test_edge_plan_tells_what_drafts_take_and_bring(tiny_bundle: Bundle, capsys:
     assert drafts["tokens"] == 15 and drafts["gain"] > 1.2 and not drafts["measured"]
     vocab = tiny_bundle.manifest.dims.vocab_size
     assert drafts["bytes"] >= 15 * 4 * vocab
+    assert main(["plan", str(tiny_bundle.root), "--json", "--speculate", "lookup"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafts"]["gain"] == drafts["gain"]
     assert main(["plan", str(tiny_bundle.root), "--speculate", "trigram"]) == 0
     assert "edge profile --speculate measures the gain" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", str(tiny_bundle.root), "--speculate", "off"]) == 0
     assert "none: every step is one token" in capsys.readouterr().out
+
+
+def test_edge_plan_tells_what_drafts_take_and_bring_at_several_budgets(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of them what `--memory` says of it alone; without drafts there is nothing to tell."""
+    command = ["plan", str(tiny_bundle.root), "--json"]
+    one = planning.budgets(tiny_bundle)[0]  # loading is so small a model's peak, whatever it does then
+    monkeypatch.setattr(planning, "budgets", lambda *args, **options: [one, 2 * one])
+    assert main(command) == 0
+    rows = json.loads(capsys.readouterr().out)["budgets"]
+    assert len(rows) == 2 and rows[-1]["context"] == tiny_bundle.manifest.context
+    for row in rows:
+        assert main([*command, "--memory", str(row["budget"])]) == 0
+        alone = json.loads(capsys.readouterr().out)
+        assert row == {name: alone[name] for name in row}
+    assert rows[-1]["drafts"]["tokens"] == 15 and rows[-1]["drafts"]["gain"] > 1.2
+    assert main(command[:-1]) == 0
+    shown = capsys.readouterr().out
+    assert "From these budgets on" in shown and f"{rows[-1]['drafts']['gain']:.2f}x" in shown
+    assert main([*command, "--speculate", "off"]) == 0
+    assert all(row["drafts"] is None for row in json.loads(capsys.readouterr().out)["budgets"])
 
 
 def test_edge_plan_promises_no_bytes_to_drafts_over_segments(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,7 +42,7 @@ def command(
 ) -> None:
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.loading import kv_dtypes
-    from edge.runtime.plan import make_plan
+    from edge.runtime.plan import budgets, make_plan
     from edge.runtime.speculate.base import check_name, parts_of_model
 
     check_name(speculate)
@@ -49,14 +50,20 @@ def command(
     opened.check_sizes()
     whole = parts_of_model(speculate, opened) is None
     kinds = kv_dtypes(opened, kv, whole=whole)
-    plan = make_plan(opened, memory, context=context, branches=beams, speculate=speculate, wide=whole, kv=kinds)
-    costs = _costs(opened, plan.demand.kv)
-    speeds, drafts = _speeds(costs, plan), _drafts(opened, plan, costs, speculate)
+    planned = partial(make_plan, opened, branches=beams, speculate=speculate, wide=whole, kv=kinds)
+    plan = planned(memory, context=context)
+    costs = {kind: _costs(opened, kind) for kind in kinds}
+    speeds, drafts = _speeds(costs[plan.demand.kv], plan), _drafts(opened, plan, costs, speculate)
+    rows = []
+    if opened.manifest.encoder is None:
+        each = budgets(opened, context=context, speculate=speculate, wide=whole, kv=kinds)
+        rows = [_row(opened, planned(budget, context=context), costs, speculate) for budget in each]
     if as_json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json.dumps({**found, "budgets": rows}, indent=1, ensure_ascii=False))
     else:
         _show(opened.manifest, plan, speeds, drafts)
+        _show_budgets(opened.manifest, rows)
 
 
 def summary(plan: Plan) -> dict[str, Any]:
@@ -90,10 +97,18 @@ def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
     return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
 
 
-def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None, drafter: str) -> dict[str, Any] | None:
+def _row(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve | None], drafter: str) -> dict[str, Any]:
+    """What one of several budgets has room for."""
+    chosen = {name: getattr(plan.demand, name) for name in ("context", "chunk", "width", "kv", "wide")}
+    return {"budget": plan.budget, **chosen, "drafts": _drafts(bundle, plan, costs, drafter)}
+
+
+def _drafts(
+    bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve | None], drafter: str
+) -> dict[str, Any] | None:
     """What drafts cost in memory and gain in speed under this plan; None where there are none.
 
-    The gain is estimated for the drafter that is chosen by default alone: None for others.
+    The gain is estimated for what `auto` chooses and for `lookup`, of which it is: None for others.
     """
     from edge.runtime.memory_model import MemoryModel
     from edge.runtime.speculate.base import AUTO, CHOSEN
@@ -104,10 +119,11 @@ def _drafts(bundle: Bundle, plan: Plan, costs: CostCurve | None, drafter: str) -
         return None
     model, without = MemoryModel(bundle), dataclasses.replace(plan.demand, width=1, drafts=0)
     running = [sum(model.footprint(demand).running.values()) for demand in (plan.demand, without)]
-    steps = StepCosts(lambda: costs, width)
+    curve = costs[plan.demand.kv]
+    steps = StepCosts(lambda: curve, width)
     steps.begin()
-    gain = round(expected_gain(steps.ratios, width), 2) if drafter in (AUTO, CHOSEN) else None
-    return {"tokens": width - 1, "bytes": running[0] - running[1], "gain": gain, "measured": costs is not None}
+    gain = round(expected_gain(steps.ratios, width), 2) if drafter in (AUTO, CHOSEN, "lookup") else None
+    return {"tokens": width - 1, "bytes": running[0] - running[1], "gain": gain, "measured": curve is not None}
 
 
 def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None) -> None:
@@ -138,6 +154,29 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
     else:
         used = tides.peak / plan.budget
         console.print(f"[bold]{'Budget':14}[/] {show_size(plan.budget)}: {_bar(used, 30)} {used:.0%} at the peak")
+
+
+def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What each of several budgets has room for, and what drafts cost and bring there."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    title = "From these budgets on, less is given up"
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
+    for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
+        table.add_column(heading, justify="right")
+    if manifest.wide is not None:
+        table.add_column("Wide form")
+    for row in rows:
+        drafts = row["drafts"]
+        taken = "" if drafts is None else f"{drafts['bytes'] / 1e6:.1f}"
+        gain = "" if drafts is None or drafts["gain"] is None else f"{drafts['gain']:.2f}x"
+        cells = [f"{row['budget'] / 1e6:.0f}", f"{row['context']:,}", f"{row['chunk']}", row["kv"], f"{row['width']}"]
+        table.add_row(*cells, taken, gain, *(["yes" if row["wide"] else "no"] if manifest.wide is not None else []))
+    Console(highlight=False).print(table)
 
 
 def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
