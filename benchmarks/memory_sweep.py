@@ -1,10 +1,12 @@
 """Does a run stay under its memory budget, and is its peak what was predicted?
 
     python benchmarks/memory_sweep.py smollm2.edge translator.edge whisper-base.edge
+    python benchmarks/memory_sweep.py smollm2.edge --speculate lookup,recycle,trigram,cascade,self,model=smaller.edge
 
 Every case is a fresh process: it loads a bundle under a budget, from just enough to plenty, and takes a prompt, from a
 few tokens to the whole context that the plan allows; its peak RSS is read from the system (Linux only). The exit status
-is 0 where every peak was under its budget and within 10% of the prediction.
+is 0 where every peak was under its budget and within 10% of the prediction. With `--speculate`, decoders run with each
+of these drafters instead, under each budget from which on the planner gives up less and something is drafted.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,14 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.loading import kv_dtypes
 from edge.runtime.memory_model import Demand, MemoryModel
-from edge.runtime.plan import Plan, make_plan, needed
+from edge.runtime.plan import Plan, budgets, make_plan, needed
+from edge.runtime.speculate.base import AUTO, parts_of_model
 
 TOLERANCE = 0.1
 BUDGETS = (1.0, 1.08, 1.25, 1.6, 2.2)  # times the smallest that would do; the last one holds everything
 PROMPTS = (0.0, 0.5, 1.0)  # of what the plan leaves for the prompt
 SHORT, ANSWER = 16, 16  # tokens
+DRAFTED, DRAFTED_CONTEXT = 200, 1024  # tokens of an answer with a drafter, and of its context
 BEAMS, BEAM_CONTEXT = 4, 256
 FRAME = 3  # tokens that a format puts around a text
 RATE, SECONDS = 16_000, 70  # of sound: three windows, so that earlier text leads the later ones
@@ -45,6 +49,8 @@ class Case:
     answer: int
     beams: int | None = None
     audio: str | None = None
+    speculate: str = AUTO
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Outcome:
     answer: int
     context: int
     chunk: int
+    drafted: int = 0  # tokens that were
 
     @property
     def off(self) -> float:
@@ -74,17 +81,19 @@ def main() -> int:
         return 0
     print("Megabytes. Budget, then the plan: context and prompt chunk; then what ran: prompt and answer.\n")
     print(f"{'bundle':24} {'budget':>7} {'context':>7} {'chunk':>5} {'prompt':>6} {'answer':>6} {'beams':>5} "
-          f"{'predicted':>9} {'measured':>8} {'off':>6}")  # fmt: skip
+          f"{'predicted':>9} {'measured':>8} {'off':>6}  {'drafts':>6}")  # fmt: skip
     failed = 0
     for path in args.bundles:
-        for case in cases(open_bundle(path), args.audio, args.quick):
+        bundle = open_bundle(path)
+        for case in drafting(bundle, args.speculate) if args.speculate else cases(bundle, args.audio, args.quick):
             outcome = measure(case)
             held = outcome.held(case.budget)
             failed += not held
             print(
                 f"{path.stem[:24]:24} {'none' if case.budget is None else f'{case.budget / MB:.0f}':>7} "
                 f"{outcome.context:7} {outcome.chunk:5} {outcome.prompt:6} {outcome.answer:6} {case.beams or 1:5} "
-                f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%}"
+                f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%}  "
+                f"{outcome.drafted:6} {case.speculate}"
                 f"{'' if held else '  MISSED'}",
                 flush=True,
             )
@@ -97,6 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("bundles", nargs="*", type=Path)
     parser.add_argument("--audio", help="a recording for speech bundles (default: noise)")
     parser.add_argument("--quick", action="store_true", help="two budgets and the longest prompts alone")
+    parser.add_argument("--speculate", type=lambda text: text.split(","), help="drafters, separated by commas")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -112,8 +122,8 @@ def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
         return
     smallest = smallest_budget(bundle)
     most = needed(planned(bundle, context=manifest.context).footprint)
-    budgets = sorted({min(int(smallest * times), most) for times in BUDGETS} | {most})
-    for budget in sorted({budgets[0], budgets[-1]}) if quick else budgets:
+    several = sorted({min(int(smallest * times), most) for times in BUDGETS} | {most})
+    for budget in sorted({several[0], several[-1]}) if quick else several:
         plan = planned(bundle, budget)
         room = plan.demand.context - ANSWER
         if manifest.text is not None:
@@ -127,6 +137,23 @@ def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
         budget = needed(planned(bundle, context=min(BEAM_CONTEXT, manifest.context), branches=BEAMS).footprint)
         plan = planned(bundle, budget, branches=BEAMS)
         yield Case(name, budget, plan.demand.source - 1, plan.demand.context - 4, beams=BEAMS)
+
+
+def drafting(bundle: Bundle, drafters: Sequence[str]) -> Iterator[Case]:
+    """Each drafter of a decoder under each budget that has room for drafts, and from which on less is given up."""
+    for drafter in drafters:
+        context = min(DRAFTED_CONTEXT, bundle.manifest.context)
+        asked: dict[str, Any] = {"context": context, "speculate": drafter, "kv": _kinds(bundle, drafter)}
+        for budget in budgets(bundle, **asked):
+            if make_plan(bundle, budget, **asked).demand.width > 1:
+                prompt = max(SHORT, context // 2)
+                answer = min(DRAFTED, context - prompt - ANSWER)
+                yield Case(str(bundle.root), budget, prompt, answer, speculate=drafter, context=context)
+
+
+def _kinds(bundle: Bundle, drafter: str) -> list[str]:
+    """What the KV cache may be in."""
+    return kv_dtypes(bundle, whole=parts_of_model(drafter, bundle) is None)
 
 
 def smallest_budget(bundle: Bundle) -> int:
@@ -165,8 +192,10 @@ def run(case: Case) -> Outcome:
 
     bundle = open_bundle(case.bundle)
     present = rss_bytes()
-    model = edge.load(case.bundle, memory=case.budget, beams=case.beams)
+    asked: dict[str, Any] = {"context": case.context, "speculate": case.speculate}
+    model = edge.load(case.bundle, memory=case.budget, beams=case.beams, **asked)
     plan = model.engine.plan or planned(bundle)
+    drafted = 0
     if isinstance(model, Transcriber):
         prompt, answer, windows = _transcribe(model, case)
         # What was said leads the next window's text; a first window has no such prompt.
@@ -176,14 +205,14 @@ def run(case: Case) -> Outcome:
         prompt, answer = _translate(model, case)
         ran = Demand(answer, plan.demand.chunk, plan.demand.branches, plan.demand.branches, prompt)
     else:
-        prompt, answer = _answer(model, case)
+        prompt, answer, drafted = _answer(model, case)
         ran = replace(plan.demand, context=prompt + answer)
     predicted = MemoryModel(bundle, present).footprint(ran).peak
-    return Outcome(predicted, _peak(), prompt, answer, plan.demand.context, plan.demand.chunk)
+    return Outcome(predicted, _peak(), prompt, answer, plan.demand.context, plan.demand.chunk, drafted)
 
 
-def _answer(model: Any, case: Case) -> tuple[int, int]:
-    """A prompt of real text, cut to its length, and an answer."""
+def _answer(model: Any, case: Case) -> tuple[int, int, int]:
+    """A prompt of real text, cut to its length, and an answer; the last number is that of drafted tokens."""
     from pydoc_data.topics import topics
 
     from edge import GenerateOptions
@@ -197,7 +226,7 @@ def _answer(model: Any, case: Case) -> tuple[int, int]:
     while len(model.prompt_ids(text, raw=True)) > case.prompt:
         text = text[: -max(1, (len(ids) - case.prompt) // 2)]
     result = model.generate(text, GenerateOptions(max_tokens=case.answer), raw=True)
-    return result.prompt_tokens, result.generated_tokens
+    return result.prompt_tokens, result.generated_tokens, (result.speculation or {}).get("drafted", 0)
 
 
 def _translate(model: Any, case: Case) -> tuple[int, int]:

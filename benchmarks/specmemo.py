@@ -4,8 +4,9 @@
 
 The claim is SpecMemo's (2025): bounded, at least 96% of the throughput in at least 65% less generation memory.
 Generation memory is all above the weights: KV cache, logits, activations, tables. Each setting is a process of its own,
-loaded as by `--memory` and `--context`; they take both turns of each question in turns with the others, greedily. The
-wide form of a bundle is left out everywhere: it is weights, and reads prompts alone.
+loaded as by `--memory` and `--context`: none, and each budget from which on the planner gives up less. They take both
+turns of each question in turns with the others, greedily. The wide form of a bundle is left out everywhere: it is
+weights, and reads prompts alone.
 docs/speculation.md says more.
 """
 
@@ -43,7 +44,7 @@ class Setting:
     speculate: str
     plan: Planned | None = None
     talked: list[Talked] = field(default_factory=list)
-    full_mb: float | None = None  # resident above what was loaded, once its context was full
+    full_mb: float | None = None  # resident beside what was loaded, once its context was full
 
     @property
     def planned_mb(self) -> float:
@@ -53,7 +54,7 @@ class Setting:
 
     @property
     def resident_mb(self) -> float:
-        """The most that a conversation had resident above what was loaded."""
+        """The most that a conversation had resident beside what was loaded and pages of files."""
         return max(each.resident_mb for each in self.talked)
 
     @property
@@ -108,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens of a conversation that budgets have room for")
     parser.add_argument("--count", type=int, default=40, help="conversations")
     parser.add_argument("--skip", type=int, default=0, help="conversations to leave out first")
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
     parser.add_argument("--fill", type=Path, help="a text to fill each context with, to see what is resident then")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
@@ -116,12 +117,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def settings(bundle: Path, context: int) -> list[Setting]:
-    """Unbounded first: the bundle's whole context, the widest steps, and `auto`'s table or all tables. Then the
-    smallest budgets for `context` tokens at several step widths; of a small model loading is the peak, whatever the
-    width, and a budget that has room for a wider step is no other setting."""
+    """Unbounded first: the bundle's whole context, the widest steps, floats in the KV cache, and `auto`'s table or all
+    tables. Then the budgets for `context` tokens from which on the planner gives up less, the largest first; of those
+    without drafts the largest alone."""
     import edge
-    from edge.runtime.memory_model import MemoryModel
-    from edge.runtime.plan import make_plan, needed
+    from edge.runtime.loading import kv_dtypes
+    from edge.runtime.plan import budgets, make_plan
 
     opened = edge.open_bundle(bundle)
     whole = opened.manifest.context
@@ -129,15 +130,13 @@ def settings(bundle: Path, context: int) -> list[Setting]:
         Setting(f"{UNBOUNDED}, all tables", None, whole, "cascade"),
         Setting(UNBOUNDED, None, whole, "auto"),
     ]
-    model, demand = MemoryModel(opened), make_plan(opened, None, context=context, speculate="auto").demand
-    narrow = dataclasses.replace(demand, wide=False)
-    widths = [width for width in (16, 8, 4) if width <= demand.width]
-    wanted = {f"{width} tokens a step": dataclasses.replace(narrow, width=width) for width in widths}
-    wanted["1 token a step"] = dataclasses.replace(narrow, width=1, drafts=0)
-    for name, each in wanted.items():
-        budget = needed(model.footprint(each))
-        if made[-1].memory is None or budget < made[-1].memory:
-            made.append(Setting(name, budget, context, "auto"))
+    asked: dict[str, Any] = {"context": context, "speculate": "auto", "wide": False, "kv": kv_dtypes(opened)}
+    for budget in budgets(opened, **asked)[::-1]:
+        demand = make_plan(opened, budget, **asked).demand
+        drafts = f"up to {demand.width} tokens a step" if demand.width > 1 else "no drafts"
+        made.append(Setting(f"{drafts}, {demand.kv}, prompts by {demand.chunk}", budget, context, "auto"))
+        if demand.width == 1:
+            break
     return made
 
 
@@ -199,9 +198,11 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def goals(made: Sequence[Setting]) -> list[Goal]:
-    """The claim, for the bounded setting that keeps most of the throughput."""
+    """The claim, for the bounded setting that saves the most of those that keep enough of the throughput; if none does,
+    for the one that keeps most of it."""
     rows = [row for row in summary(made) if row["budget_mb"] is not None and row["width"] > 1]
-    best = max(rows, key=lambda row: row["ratio"])
+    enough = [row for row in rows if row["ratio"] >= KEPT]
+    best = max(enough or rows, key=lambda row: row["resident_saved"] if enough else row["ratio"])
     found = [Goal(f"{best['setting']}: throughput of unbounded", best["ratio"], KEPT, True)]
     for kind in ("planned", "resident", "full"):
         if best[f"{kind}_saved"] is not None:

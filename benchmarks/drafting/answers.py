@@ -13,6 +13,7 @@ from report import Goal, table
 OVERALL = "overall"
 GOALS = {OVERALL: 1.3, "translation": 1.8}
 NO_TASK_UNDER, NO_QUESTION_UNDER = 0.98, 0.93
+DRAFTING = 0.05  # of a plain step's time, at most
 SUMMED = ("steps", "drafted", "accepted", "draft_s", "verify_s")
 FEWEST = 16  # tokens of an answer whose rate is worth comparing by itself
 
@@ -102,6 +103,10 @@ def form_goals(rows: Sequence[dict[str, Any]], form: str) -> list[Goal]:
         if worst["worst"] is not None:
             what = f"{form}, worst question ({worst['worst_question']})"
             found.append(Goal(what, worst["worst"], NO_QUESTION_UNDER, True))
+    if "draft_ms_per_step" in own.get(OVERALL, {}):
+        every = own[OVERALL]
+        plain_ms = 1e3 * every["ratio"] / every["tokens_per_s"]  # of a step of one token
+        found.append(Goal(f"{form}, drafting / a plain step", every["draft_ms_per_step"] / plain_ms, DRAFTING, False))
     return found
 
 
