@@ -6,7 +6,8 @@
 Every case is a fresh process: it loads a bundle under a budget, from just enough to plenty, and takes a prompt, from a
 few tokens to the whole context that the plan allows; its peak RSS is read from the system (Linux only). The exit status
 is 0 where every peak was under its budget and within 10% of the prediction. With `--speculate`, decoders run with each
-of these drafters instead, under each budget from which on the planner gives up less and something is drafted.
+of these drafters instead, under each budget from which on the planner gives up less and something is drafted; each step
+then checks as long a draft as it has room for, and what counts is the budget, as drafters rarely take their most.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from drafting.replay import Setting
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
@@ -69,8 +72,9 @@ class Outcome:
     def off(self) -> float:
         return self.predicted / self.measured - 1
 
-    def held(self, budget: int | None) -> bool:
-        return abs(self.off) <= TOLERANCE and (budget is None or self.measured <= budget)
+    def held(self, case: Case) -> bool:
+        near = abs(self.off) <= TOLERANCE or case.speculate != AUTO
+        return near and (case.budget is None or self.measured <= case.budget)
 
 
 def main() -> int:
@@ -87,7 +91,7 @@ def main() -> int:
         bundle = open_bundle(path)
         for case in drafting(bundle, args.speculate) if args.speculate else cases(bundle, args.audio, args.quick):
             outcome = measure(case)
-            held = outcome.held(case.budget)
+            held = outcome.held(case)
             failed += not held
             print(
                 f"{path.stem[:24]:24} {'none' if case.budget is None else f'{case.budget / MB:.0f}':>7} "
@@ -196,6 +200,8 @@ def run(case: Case) -> Outcome:
     model = edge.load(case.bundle, memory=case.budget, beams=case.beams, **asked)
     plan = model.engine.plan or planned(bundle)
     drafted = 0
+    if case.speculate != AUTO:  # whatever is expected of its drafts
+        Setting(case.speculate, plan.demand.width - 1, 1).decide(model.speculation.planner)  # type: ignore[union-attr]
     if isinstance(model, Transcriber):
         prompt, answer, windows = _transcribe(model, case)
         # What was said leads the next window's text; a first window has no such prompt.

@@ -185,6 +185,7 @@ def test_ffn_leaves_out_the_blocks_that_turn_the_stream_least(by_half: Bundle, s
 
 
 POLICIES = ["unified:0.2", "skipdecode:3-5", "first:skip=2"]
+EVERY_POLICY = ["unified:0.2", "skipdecode:2-6", "first", "first:skip=2", "ffn:0.34"]
 
 
 @pytest.mark.parametrize("skip", POLICIES)
@@ -205,7 +206,7 @@ def test_chat_turns_are_what_a_fresh_run_says(routed: Bundle, skip: str) -> None
         assert ids == answer.token_ids
 
 
-@pytest.mark.parametrize("skip", ["unified:0.2", "first:skip=2", "first", "skipdecode:2-6", "ffn:0.34"])
+@pytest.mark.parametrize("skip", EVERY_POLICY)
 def test_drafts_on_top_of_a_policy_do_not_change_the_answer(
     routed: Bundle, by_half: Bundle, skip: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +219,26 @@ def test_drafts_on_top_of_a_policy_do_not_change_the_answer(
         assert drafted.speculation is not None
         drafts += drafted.speculation["drafted"]
     assert drafts > 30
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "recycle", "trigram", "cascade", "blend"])
+@pytest.mark.parametrize("skip", EVERY_POLICY)
+def test_chats_with_drafts_under_a_policy_go_as_chats_without(
+    routed: Bundle, by_half: Bundle, skip: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn after turn: drafts that did not hold leave no row behind, in no layer."""
+    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
+    bundle, options = by_half if skip.startswith("ffn") else routed, edge.GenerateOptions(max_tokens=24)
+    plain = model(bundle, skip, reproducible=True).chat()
+    drafting = model(bundle, skip, reproducible=True, speculate=drafter).chat()
+    drafted = accepted = 0
+    for question in [*QUESTIONS, QUESTIONS[0]]:
+        wanted, got = plain.generate(question, options), drafting.generate(question, options)
+        assert got.token_ids == wanted.token_ids
+        assert got.speculation is not None
+        drafted += got.speculation["drafted"]
+        accepted += got.speculation["accepted"]
+    assert drafted > accepted, "some did not hold"
 
 
 def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None:
