@@ -52,7 +52,7 @@ class Case:
     answer: int
     beams: int | None = None
     audio: str | None = None
-    speculate: str = AUTO
+    drafter: str | None = None  # that was asked for
     context: int | None = None
 
 
@@ -73,7 +73,7 @@ class Outcome:
         return self.predicted / self.measured - 1
 
     def held(self, case: Case) -> bool:
-        near = abs(self.off) <= TOLERANCE or case.speculate != AUTO
+        near = abs(self.off) <= TOLERANCE or case.drafter is not None
         return near and (case.budget is None or self.measured <= case.budget)
 
 
@@ -97,7 +97,7 @@ def main() -> int:
                 f"{path.stem[:24]:24} {'none' if case.budget is None else f'{case.budget / MB:.0f}':>7} "
                 f"{outcome.context:7} {outcome.chunk:5} {outcome.prompt:6} {outcome.answer:6} {case.beams or 1:5} "
                 f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%}  "
-                f"{outcome.drafted:6} {case.speculate}"
+                f"{outcome.drafted:6} {case.drafter or AUTO}"
                 f"{'' if held else '  MISSED'}",
                 flush=True,
             )
@@ -145,14 +145,14 @@ def cases(bundle: Bundle, audio: str | None, quick: bool) -> Iterator[Case]:
 
 def drafting(bundle: Bundle, drafters: Sequence[str]) -> Iterator[Case]:
     """Each drafter of a decoder under each budget that has room for drafts, and from which on less is given up."""
-    for drafter in drafters:
+    for drafter in drafters if bundle.manifest.encoder is None else ():
         context = min(DRAFTED_CONTEXT, bundle.manifest.context)
         asked: dict[str, Any] = {"context": context, "speculate": drafter, "kv": _kinds(bundle, drafter)}
         for budget in budgets(bundle, **asked):
             if make_plan(bundle, budget, **asked).demand.width > 1:
                 prompt = max(SHORT, context // 2)
                 answer = min(DRAFTED, context - prompt - ANSWER)
-                yield Case(str(bundle.root), budget, prompt, answer, speculate=drafter, context=context)
+                yield Case(str(bundle.root), budget, prompt, answer, drafter=drafter, context=context)
 
 
 def _kinds(bundle: Bundle, drafter: str) -> list[str]:
@@ -196,12 +196,12 @@ def run(case: Case) -> Outcome:
 
     bundle = open_bundle(case.bundle)
     present = rss_bytes()
-    asked: dict[str, Any] = {"context": case.context, "speculate": case.speculate}
+    asked: dict[str, Any] = {"context": case.context, "speculate": case.drafter or AUTO}
     model = edge.load(case.bundle, memory=case.budget, beams=case.beams, **asked)
     plan = model.engine.plan or planned(bundle)
     drafted = 0
-    if case.speculate != AUTO:  # whatever is expected of its drafts
-        Setting(case.speculate, plan.demand.width - 1, 1).decide(model.speculation.planner)  # type: ignore[union-attr]
+    if case.drafter is not None:  # whatever is expected of its drafts
+        Setting(case.drafter, plan.demand.width - 1, 1).decide(model.speculation.planner)  # type: ignore[union-attr]
     if isinstance(model, Transcriber):
         prompt, answer, windows = _transcribe(model, case)
         # What was said leads the next window's text; a first window has no such prompt.

@@ -164,7 +164,9 @@ def summary(made: Sequence[Setting]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"setting": each.name, "budget_mb": None if each.memory is None else each.memory / MIB}
         row |= {"context": each.plan.context, "width": each.plan.width, "chunk": each.plan.chunk}
         row |= {"planned_mb": each.planned_mb, "planned_saved": 1 - each.planned_mb / free.planned_mb}
-        row |= {"resident_mb": each.resident_mb, "resident_saved": 1 - each.resident_mb / free.resident_mb}
+        row |= {"resident_mb": each.resident_mb, "resident_saved": None}
+        if free.resident_mb > 0:  # a tiny model's may stay within what was resident anyway
+            row["resident_saved"] = 1 - each.resident_mb / free.resident_mb
         row |= {"full_mb": each.full_mb, "full_saved": None}
         if each.full_mb is not None and free.full_mb is not None:
             row["full_saved"] = 1 - each.full_mb / free.full_mb
@@ -180,14 +182,17 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [["setting", "budget", "context", "chunk", "generation, planned", "resident", "context full", "tokens/s",
               "ratio", "tokens a step", "with prompts"]]  # fmt: skip
     for row in rows:
-        full = "-" if row["full_mb"] is None else f"{row['full_mb']:.0f} ({-row['full_saved']:+.0%})"
+        resident, full = (
+            f"{row[f'{kind}_mb']:.0f} ({-row[f'{kind}_saved']:+.0%})" if row[f"{kind}_saved"] is not None else "-"
+            for kind in ("resident", "full")
+        )
         lines.append([
             row["setting"],
             "none" if row["budget_mb"] is None else f"{row['budget_mb']:.0f}",
             f"{row['context']}",
             f"{row['chunk']}",
             f"{row['planned_mb']:.0f} ({-row['planned_saved']:+.0%})",
-            f"{row['resident_mb']:.0f} ({-row['resident_saved']:+.0%})",
+            resident,
             full,
             f"{row['tokens_per_s']:.1f}",
             f"{row['ratio']:.3f}",
@@ -202,7 +207,7 @@ def goals(made: Sequence[Setting]) -> list[Goal]:
     for the one that keeps most of it."""
     rows = [row for row in summary(made) if row["budget_mb"] is not None and row["width"] > 1]
     enough = [row for row in rows if row["ratio"] >= KEPT]
-    best = max(enough or rows, key=lambda row: row["resident_saved"] if enough else row["ratio"])
+    best = max(enough or rows, key=lambda row: (row["resident_saved"] or 0.0) if enough else row["ratio"])
     found = [Goal(f"{best['setting']}: throughput of unbounded", best["ratio"], KEPT, True)]
     for kind in ("planned", "resident", "full"):
         if best[f"{kind}_saved"] is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edge.errors import EdgeError, InputError
 from edge.export.prompts import built_in
-from edge.text_file import read_text
+from edge.text_file import lines_of, read_text
 
 ASKS = (
     "Summarize this text in a few sentences.\n\n{}",
@@ -82,7 +82,7 @@ def pieces(text: str) -> list[str]:
 def write(args: argparse.Namespace) -> None:
     text, draw = read_text(args.text), random.Random(args.seed)
     with built_in() as own_path:
-        own = read_text(own_path).splitlines()
+        own = [line for line in lines_of(read_text(own_path)) if line]
     prompts: list[dict[str, str]] = [{"prompt": asked} for asked in passages(text, args.summaries, draw)]
     prompts += [json.loads(line) for line in own] * args.times
     prompts += [{"text": begun} for begun in beginnings(text, args.continued, draw)]

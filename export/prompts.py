@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from edge.text_file import lines_of, read_text
+
 PREVIOUS = "{previous}"  # in a prompt: the answer to the prompt before it
 FILE = "recipes/prompts.jsonl"  # of edge.models
 
@@ -19,5 +21,5 @@ def built_in() -> AbstractContextManager[Path]:
 def by_themselves() -> list[str]:
     """Those that ask for something, and not about the answer before."""
     with built_in() as path:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in lines_of(read_text(path)) if line]
     return [row["prompt"] for row in rows if "prompt" in row and PREVIOUS not in row["prompt"]]

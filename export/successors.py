@@ -97,10 +97,11 @@ def own_answers(model: Model) -> Iterator[list[int]]:
         turns = itertools.zip_longest(given, _drawn(model, opening, words, options))
         questions, prompts = list[str](), list[list[int]]()
         for question in filter(None, itertools.chain.from_iterable(turns)):
-            prompt = model.prompt_ids(question, raw=not opening)
-            if len(prompt) < model.engine.context:
-                questions.append(question)
-                prompts.append(prompt)
+            with contextlib.suppress(InputError):  # the template does not take it
+                prompt = model.prompt_ids(question, raw=not opening)
+                if len(prompt) < model.engine.context:
+                    questions.append(question)
+                    prompts.append(prompt)
         answers = model.generate_all(questions, greedy, raw=not opening) if questions else []
         if not any(answer.token_ids for answer in answers):
             return

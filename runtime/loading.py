@@ -183,6 +183,7 @@ def start(
             present=rss_bytes(),
             wide=not reproducible and whole,  # the wide form takes no part in either
             kv=kinds,
+            reproducible=reproducible,
         )
         if reproducible and context is None and bundle.manifest.encoder is None:
             context = planned(speculate=AUTO).demand.context  # the same one whatever drafts, and where nothing does

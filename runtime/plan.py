@@ -43,9 +43,10 @@ LEAST_CHUNK = 16
 RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
 # What answers lose by steps of at most so many tokens in the place of twice as many (Spec-Bench's questions,
-# SmolLM2-135M), and prompts by half the chunk, once, twice and three times (two cores).
+# SmolLM2-135M), and prompts by chunks of so many in the place of twice as many (SmolLM2-135M, and a model 2048 wide;
+# two cores).
 WIDTH_LOSS = {8: 0.02, 4: 0.04, 2: 0.08, 1: 0.12}
-CHUNK_LOSS = (0.05, 0.10, 0.15)
+CHUNK_LOSS = {64: 0.05, 32: 0.10, 16: 0.15}
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
 OWN_TABLES = 8  # tokens of a step from which on the tables that a bundle brings for drafts are kept
 SHOWN = 10**6  # bytes, to which a list of budgets is rounded up
@@ -93,6 +94,7 @@ def make_plan(
     speculate: str = OFF,
     wide: bool = True,
     kv: Sequence[str] = (FLOAT32,),
+    reproducible: bool = False,
 ) -> Plan:
     """Choose the largest context, prompt chunk and step width that fit.
 
@@ -107,6 +109,7 @@ def make_plan(
         wide: whether the run uses the wide form of a bundle that has one.
         kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says, rather the first.
         present: bytes that this process has resident already; see `MemoryModel`.
+        reproducible: whether the prompt's chunk is the same whatever drafts; it shrinks where nothing is drafted alone.
 
     Raises:
         InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
@@ -115,7 +118,7 @@ def make_plan(
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
-    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv)
+    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, reproducible)
     if budget is None:
         demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
@@ -200,8 +203,10 @@ class _Choices:
         speculate: str,
         wide: bool,
         kv: Sequence[str],
+        reproducible: bool = False,
     ) -> None:
         manifest = bundle.manifest
+        self._reproducible = reproducible
         self._bundle, self._speculate = bundle, OFF if manifest.encoder is not None else speculate
         self._kv = kv
         self._wide = wide and manifest.wide is not None and manifest.wide.known and FLOAT32 in kv
@@ -234,14 +239,15 @@ class _Choices:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
-        pairs = list(_narrowing(widths, chunks))
+        pairs = list(_narrowing(widths, chunks, widths_first=self._reproducible))
+        both = FLOAT32 in self._kv and INT8 in self._kv
+        early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
         if self._wide:
             yield _Rung(widths[0], chunks[0], wide=True)
-        if self._kv[0] == INT8 and FLOAT32 in self._kv:  # rather bytes
-            yield _Rung(min(KV8_STEP, widths[0]), chunks[0], kv=INT8)
+        if both and self._kv[0] == INT8:  # rather bytes
+            yield _Rung(early, chunks[0], kv=INT8)
         if FLOAT32 in self._kv:
-            least = min(KV8_STEP, widths[0]) if INT8 in self._kv else 1
-            yield from (_Rung(*pair) for pair in pairs if pair[0] >= least and (least == 1 or pair[1] == chunks[0]))
+            yield from (_Rung(*pair) for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
         if INT8 in self._kv:
             yield from (_Rung(*pair, kv=INT8) for pair in pairs if pair[0] <= KV8_STEP)
 
@@ -256,15 +262,22 @@ class _Choices:
         return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
 
 
-def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _narrowing(
+    widths: Sequence[int], chunks: Sequence[int], *, widths_first: bool
+) -> Iterator[tuple[int, int]]:
     """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
-    moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
-    moves += [(CHUNK_LOSS[min(at, len(CHUNK_LOSS) - 1)], 0, chunk) for at, chunk in enumerate(chunks[1:])]
+    moves = [(False, WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
+    moves += [(widths_first, _loss(chunk), 0, chunk) for chunk in chunks[1:]]
     width, chunk = widths[0], chunks[0]
     yield width, chunk
-    for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
+    for *_, narrower, smaller in sorted(moves, key=lambda move: move[:2]):
         width, chunk = narrower or width, smaller or chunk
         yield width, chunk
+
+
+def _loss(chunk: int) -> float:
+    """What prompts lose by a chunk of this size; of one that was not measured, what the next larger one costs."""
+    return next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
 
 
 def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:

@@ -125,7 +125,7 @@ def test_training_text_is_the_whole_text_and_prompts_about_it(tmp_path: Path) ->
     begun, summaries = [row["text"] for row in prompts[-3:]], [row["prompt"] for row in prompts[:5]]
     assert all(beginning in text.read_text() for beginning in begun)
     assert all("word" in asked and "@-@" not in asked for asked in summaries)
-    assert len(prompts) == 5 + 250 + 3
+    assert len(prompts) == 5 + 328 + 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import fake_model, says, with_table
@@ -15,6 +16,8 @@ from fake_engine import fake_model, says, with_table
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
+from edge.export import successors as own_text
+from edge.export.prompts import PREVIOUS, by_themselves
 from edge.export.successors import BEFORE, default_tokens, own_answers, successors
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -207,6 +210,40 @@ def test_levels_are_what_comes_true_in_answers_that_were_not_counted(share: floa
 def test_a_model_as_large_as_a_tests_writes_no_text_of_itself_and_others_about_as_long() -> None:
     assert default_tokens(100_000) == 0 and default_tokens(134_000_000) == 16_000
     assert 1000 < default_tokens(1_700_000_000) < 2000
+
+
+class Recorder:
+    """In the place of a model: whatever it is asked it says the same, and what it was asked is kept."""
+
+    def __init__(self) -> None:
+        self.engine, self.text = SimpleNamespace(context=900), SimpleNamespace(special=frozenset[int]())
+        self.asked: list[list[str]] = []
+
+    def prompt_ids(self, question: str, raw: bool) -> list[int]:
+        return [0, 0]
+
+    def generate_all(self, prompts: Sequence[str], options: object, raw: bool) -> list[SimpleNamespace]:
+        self.asked.append(list(prompts))
+        return [SimpleNamespace(token_ids=[1, 2, 3], text=" is drawn") for _ in prompts]
+
+
+@pytest.mark.parametrize("opening", ["<user>", ""])
+def test_built_in_prompts_are_answered_in_turns_with_drawn_ones(opening: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as there are some, and where the model has a template for them."""
+    monkeypatch.setattr(own_text, "_opening", lambda model: opening)
+    built_in, model = by_themselves(), Recorder()
+    assert len(built_in) > 100 and not any(PREVIOUS in prompt for prompt in built_in)
+    blocks = len(built_in) // 16 + 2
+    answers = list(itertools.islice(own_answers(model), 32 * blocks))  # type: ignore[arg-type]
+    assert answers == [[0, 0, 1, 2, 3]] * len(answers)
+    questions = [question for block in model.asked[1::2] for question in block]
+    drawn = [question.endswith("is drawn") for question in questions]
+    if opening:
+        assert [question for question in questions if not question.endswith("is drawn")] == built_in
+        assert drawn[:64] == [False, True] * 32 and all(drawn[-32:])
+    else:
+        assert all(drawn)
+    assert all(len(block) == 32 for block in model.asked[1::2])
 
 
 @pytest.fixture(scope="module")

@@ -302,6 +302,27 @@ def test_steps_and_prompt_chunks_narrow_by_what_they_cost_before_a_context_is_gi
     assert pairs == [(16, 128), (8, 128), (4, 128), (4, 64), (2, 64), (2, 32), (1, 32), (1, 16)]
 
 
+def test_without_drafts_the_cache_goes_to_bytes_before_the_chunk_shrinks(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    graphs = [*manifest.graphs, dataclasses.replace(manifest.graph("decoder"), role=KV8)]
+    both, seen = Bundle(bundle.root, dataclasses.replace(manifest, graphs=graphs)), []
+    options: dict[str, Any] = {"context": 1024, "kv": (FLOAT32, INT8)}
+    for budget in planning.budgets(both, **options)[::-1]:
+        demand = make_plan(both, budget, **options).demand
+        seen.append((demand.kv, demand.chunk))
+    assert seen == [(FLOAT32, 128), (INT8, 128), (INT8, 64), (INT8, 32), (INT8, 16)]
+
+
+def test_what_a_smaller_chunk_costs_is_known_by_its_size(bundle: Bundle) -> None:
+    """Not by how often it was halved: 512 falls to 64 before drafts do, 64 to 32 after."""
+    for chunk, order in ((512, [(4, 128), (4, 64), (2, 64)]), (64, [(4, 64), (2, 64), (2, 32)])):
+        asked: dict[str, Any] = {"context": 1024, "speculate": "auto", "chunk": chunk}
+        choices = planning._Choices(bundle, 1024, chunk, None, "auto", False, (FLOAT32,))
+        pairs = [(rung.width, rung.chunk) for rung in choices.ladder()]
+        at = pairs.index(order[0])
+        assert pairs[at : at + 3] == order and make_plan(bundle, **asked).demand.chunk == chunk
+
+
 @pytest.mark.parametrize("asked", [{}, {"context": 3000}])
 def test_the_budgets_from_which_on_less_is_given_up(bundle: Bundle, asked: dict[str, int]) -> None:
     """Below each of them something has to go; the smallest is the smallest that would do; the last has room for all."""
@@ -369,6 +390,18 @@ def test_edge_plan_tells_what_drafts_take_and_bring_at_several_budgets(
     assert all(row["drafts"] is None for row in json.loads(capsys.readouterr().out)["budgets"])
 
 
+def test_edge_plan_counts_texts_side_by_side_at_each_budget(
+    tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, plans = ["plan", str(tiny_bundle.root), "--json", "--context", "300"], []
+    for beams in ("1", "500"):
+        assert main([*command, "--beams", beams]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    one, many = ([row["budget"] for row in plan["budgets"]] for plan in plans)
+    assert plans[1]["branches"] == 500 and min(many) > max(one)
+    assert all(row["context"] == 300 for row in plans[1]["budgets"])
+
+
 def test_edge_plan_promises_no_bytes_to_drafts_over_segments(
     by_layer: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,11 +412,13 @@ def test_edge_plan_promises_no_bytes_to_drafts_over_segments(
     assert "needs all layers in one graph" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize("drafter", ["off", "lookup", "recycle"])
-def test_drafts_change_neither_cache_nor_context_of_reproducible_answers(
-    bundle: Bundle, drafter: str, monkeypatch: pytest.MonkeyPatch
+def test_drafts_change_neither_cache_nor_context_nor_chunk_of_reproducible_answers(
+    bundle: Bundle, drafter: str, kv: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the budget, the plan that is made has the context that `auto` leaves, in floats."""
+    """Whatever the budget, the plan that is made has the context that `auto` leaves, in floats unless bytes are asked
+    for, and reads the prompt in the same chunks."""
     manifest = bundle.manifest
     graphs = [*manifest.graphs, dataclasses.replace(manifest.graph("decoder"), role=KV8)]
     both = Bundle(bundle.root, dataclasses.replace(manifest, graphs=graphs))
@@ -397,11 +432,13 @@ def test_drafts_change_neither_cache_nor_context_of_reproducible_answers(
 
     monkeypatch.setattr(planning, "make_plan", recorded)
     widths = set()
-    for budget in range(160, 480, 20):
+    least = 80 if kv == "int8" else 160
+    for budget in [*range(least, least + 80, 2), *range(240, 480, 20)]:
         found = []
         for speculate in ("auto", drafter):
-            loading.start(both, memory=budget * MB, reproducible=True, speculate=speculate)
-            found.append((plans[-1].demand.context, plans[-1].demand.kv))
+            loading.start(both, memory=budget * MB, reproducible=True, speculate=speculate, kv=kv)
+            demand = plans[-1].demand
+            found.append((demand.context, demand.kv, demand.chunk))
         widths.add(plans[-1].demand.width)
-        assert found[0] == found[1] and found[0][1] == FLOAT32
+        assert found[0] == found[1] and found[0][1] == (INT8 if kv == "int8" else FLOAT32)
     assert widths == {1} if drafter == "off" else max(widths) > 1

@@ -18,6 +18,7 @@ from edge.export.graph.segments import write_segments
 from edge.runtime.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.draft_from_input import Experience, generate_from_draft
 from edge.runtime.engine import BLOCKED, Tree
+from edge.runtime.skip import first
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import skippable
 from edge.runtime.skip.cache import SegmentedCache
@@ -134,6 +135,37 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     straight = prompt()
     engine.step(straight, np.array([30]))
     np.testing.assert_allclose(after[0], engine.step(straight, np.array([8, 8]), np.arange(1))[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: str) -> None:
+    """By the decoder's prompt, which has read the encoder's text: what they say hangs on both."""
+    made = pair(tmp_path, CONFIGS[name])
+    bundle, prompt, said = made.engine.bundle, np.array([2, 30, 31]), list[np.ndarray]()
+    segments = write_segments(made.writer, bundle.manifest, 1)
+    units = [i for i, segment in enumerate(segments) if segment.part == "layers"]
+    routers = np.random.default_rng(1).standard_normal((len(units), bundle.manifest.dims.hidden_size + 1))
+    routers[:, -1] = 0
+    np.save(bundle.root / "routers.npy", routers.astype(np.float32))
+    parts = Bundle(bundle.root, dataclasses.replace(bundle.manifest, segments=segments, routers="routers.npy"))
+    engine = SegmentedEngine(parts, first.make(parts, "skip=1"))
+    apart = SegmentedEngine(parts, Apart(parts, skippable(segments)))
+    for seed in range(4):
+        source = np.random.default_rng(seed).integers(3, 97, 9)
+        caches = []
+        for each in (engine, apart):
+            assert each.encoder is not None
+            caches.append(each.new_cache(cross=each.encoder.encode_text(source)))
+            caches[-1].prompt = len(prompt)
+            each.step(caches[-1], prompt)
+        run = engine.policy.route(caches[0], 1)
+        ((left,),) = [segments for group, segments in enumerate(engine.groups) if group not in run]
+        found = engine.step(caches[0], np.array([40]))
+        wanted = apart.step(caches[1], np.array([40]), route=apart.leaving_out([left]))
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
+        said.append(engine.policy.means(caches[0]))  # type: ignore[attr-defined]
+        assert left == units[int(said[-1].argmin())]
+    assert np.ptp(said, axis=0).min() > 1e-3
 
 
 def test_a_prompt_that_is_observed_sees_all_of_itself_behind_a_tree(tmp_path: Path) -> None:

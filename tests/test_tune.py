@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +24,13 @@ from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import Settings, split, tune
+from edge.export.tune import trainer as trainer_module
 from edge.export.tune.data import Batch, Example, batches, read_examples, read_rows
 from edge.export.tune.depth import least_missed
 from edge.export.tune.ffn import FeedForward
 from edge.export.tune.first import First
 from edge.export.tune.generate import answer_all, drawn, read_prompts
-from edge.export.tune.network import Network, divergence, likelihood
+from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import Target, TrainedPolicy, make_policy
 from edge.export.tune.trainer import Schedule, Stopped, Trainer
 from edge.runtime.loading import open_engine
@@ -205,6 +206,32 @@ def test_the_text_itself_is_learnt_from_the_answers_alone(network: Network) -> N
     assert float(likelihood(tensors, torch.from_numpy(logits))) == pytest.approx(np.mean(wanted), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"precision": "bf16"},
+        pytest.param(
+            {"device": "cuda"}, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+        ),
+    ],
+)
+def test_other_arithmetic_trains_alike(six_layers: Path, data: Path, tmp_path: Path, other: dict[str, str]) -> None:
+    """And what is written is float32 all the same, and goes on after an interruption: bit for bit on a CPU."""
+    place = {"device": other["device"]} if "device" in other else {}
+    chosen = settings(data, **{key: value for key, value in other.items() if key != "device"})
+    plain = run(six_layers, tmp_path / "plain", settings(data))
+    losses = run(six_layers, tmp_path / "whole", chosen, **place)
+    assert losses != plain
+    np.testing.assert_allclose(losses, plain, rtol=0.05)
+    with pytest.raises(Stopped):
+        run(six_layers, tmp_path / "parts", chosen, stop=lambda step: step == 3, **place)
+    run(six_layers, tmp_path / "parts", chosen, **place)
+    files = [load_file(tmp_path / each / "model.safetensors") for each in ("whole", "parts")]
+    assert all(tensor.dtype == np.float32 for tensor in files[0].values())
+    for name, tensor in files[0].items():
+        np.testing.assert_allclose(files[1][name], tensor, rtol=0, atol=1e-4 if place else 0, err_msg=name)
+
+
 def test_both_losses_take_a_texts_likelihood_and_own_answers_for_what_they_are(
     six_layers: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +288,28 @@ def test_a_tuned_model_becomes_a_bundle_with_its_routers(tuned: Path, tmp_path: 
     text = edge.load(bundle.root, skip="first", context=100)
     assert isinstance(text, edge.Model)
     assert text.generate("The moon", edge.GenerateOptions(max_tokens=5)).generated_tokens
+
+
+@pytest.mark.parametrize(("own", "seen"), [(9, 6), (4, 4), (0, 0)])
+def test_routers_are_fitted_to_the_models_own_answers_first(
+    six_layers: Path, tmp_path: Path, own: int, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And to text from outside where these are too few."""
+    monkeypatch.setattr(trainer_module, "FINISHED_BY", 6)
+    network = Network(open_checkpoint(str(six_layers)), rank=4, seed=0, device="cpu", bf16=False)
+    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
+    looked = list[bool]()
+
+    def finish(network: Network, tensors: Iterable[Tensors]) -> dict[str, float]:
+        for each in tensors:
+            looked.extend(bool(tokens[0] < 100) for tokens in each.tokens)
+        return {}
+
+    monkeypatch.setattr(policy, "finish", finish)
+    examples = [Example(np.arange(20, 40), 10, given=False)] * own + [Example(np.arange(120, 140), 10)] * 9
+    trainer = Trainer(network, policy, examples, Schedule(1, 3, 1e-2, "lm", 0, 9), tmp_path)
+    trainer.finish(lambda: False, lambda *stage: None)
+    assert len(looked) == 6 and sum(looked) == seen
 
 
 def test_adapters_are_merged_into_the_weights(six_layers: Path, tuned: Path, data: Path, tmp_path: Path) -> None:
@@ -466,7 +515,7 @@ def test_the_recipes_that_come_along_can_be_used() -> None:
         recipe = read_recipe(path, dict.fromkeys(options))
         assert catalog.find(recipe["model"]) is not None
         assert all(recipe[name].is_file() for name in ("data", "prompts") if name in recipe)
-    assert len(read_prompts(folder / "prompts.jsonl")) >= 200
+    assert len(read_prompts(folder / "prompts.jsonl")) == 328  # as the documentation says
 
 
 def test_a_layer_that_does_nothing_is_missed_least(six_layers: Path, tmp_path: Path) -> None:

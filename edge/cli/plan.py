@@ -52,11 +52,11 @@ def command(
     kinds = kv_dtypes(opened, kv, whole=whole)
     planned = partial(make_plan, opened, branches=beams, speculate=speculate, wide=whole, kv=kinds)
     plan = planned(memory, context=context)
-    costs = {kind: _costs(opened, kind) for kind in kinds}
-    speeds, drafts = _speeds(costs[plan.demand.kv], plan), _drafts(opened, plan, costs, speculate)
+    costs = _costs(opened)
+    speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []
     if opened.manifest.encoder is None:
-        each = budgets(opened, context=context, speculate=speculate, wide=whole, kv=kinds)
+        each = budgets(opened, context=context, branches=beams, speculate=speculate, wide=whole, kv=kinds)
         rows = [_row(opened, planned(budget, context=context), costs, speculate) for budget in each]
     if as_json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
@@ -81,13 +81,12 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _costs(bundle: Bundle, kv: str) -> CostCurve | None:
-    """The cost curve over such a KV cache that `edge profile` left on this device; None where there is none."""
-    from edge.runtime.profile.curve import load
+def _costs(bundle: Bundle) -> dict[str, CostCurve]:
+    """The cost curves that `edge profile` left on this device, by what the KV cache is kept in."""
+    from edge.runtime.profile.curve import load_both
     from edge.runtime.providers.cpu import default_threads
 
-    say = partial(print, file=sys.stderr)
-    return load(bundle, provider="cpu", threads=default_threads(), say=say, kv=kv)
+    return load_both(bundle, provider="cpu", threads=default_threads(), say=partial(print, file=sys.stderr))
 
 
 def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
@@ -97,18 +96,18 @@ def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
     return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
 
 
-def _row(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve | None], drafter: str) -> dict[str, Any]:
+def _row(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str) -> dict[str, Any]:
     """What one of several budgets has room for."""
     chosen = {name: getattr(plan.demand, name) for name in ("context", "chunk", "width", "kv", "wide")}
     return {"budget": plan.budget, **chosen, "drafts": _drafts(bundle, plan, costs, drafter)}
 
 
 def _drafts(
-    bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve | None], drafter: str
+    bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str
 ) -> dict[str, Any] | None:
     """What drafts cost in memory and gain in speed under this plan; None where there are none.
 
-    The gain is estimated for what `auto` chooses and for `lookup`, of which it is: None for others.
+    The gain is `lookup`'s, and an estimate on the low side of what `auto` chooses: None for other drafters.
     """
     from edge.runtime.memory_model import MemoryModel
     from edge.runtime.speculate.base import AUTO, CHOSEN
@@ -119,7 +118,7 @@ def _drafts(
         return None
     model, without = MemoryModel(bundle), dataclasses.replace(plan.demand, width=1, drafts=0)
     running = [sum(model.footprint(demand).running.values()) for demand in (plan.demand, without)]
-    curve = costs[plan.demand.kv]
+    curve = costs.get(plan.demand.kv)
     steps = StepCosts(lambda: curve, width)
     steps.begin()
     gain = round(expected_gain(steps.ratios, width), 2) if drafter in (AUTO, CHOSEN, "lookup") else None
@@ -164,7 +163,8 @@ def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None
 
     if not rows:
         return
-    title = "From these budgets on, less is given up"
+    guessed = any(row["drafts"] is not None and not row["drafts"]["measured"] for row in rows)
+    title = "From these budgets on, less is given up" + ("; what drafts bring is guessed" if guessed else "")
     table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
     for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
         table.add_column(heading, justify="right")

@@ -1,8 +1,8 @@
 """A bundle's table of successors: what the model most often says behind the last three, two or one tokens.
 
-It is counted at export, in answers that the model gave to questions of its own (`edge.export.successors`), and never
-changes. A file of fixed size, `successors.bin`, holds it as a hash table that is read where it lies: a slot of 8 bytes
-for each context, found by linear probing. `write_table` says what a slot holds.
+It is counted at export, in answers that the model gave to built-in prompts and to questions of its own
+(`edge.export.successors`), and never changes. A file of fixed size, `successors.bin`, holds it as a hash table that is
+read where it lies: a slot of 8 bytes for each context, found by linear probing. `write_table` says what a slot holds.
 """
 
 from __future__ import annotations
