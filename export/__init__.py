@@ -87,8 +87,8 @@ def export(
         EdgeError: one of its subclasses, with a sentence that says what is wrong.
     """
     tell, advance = say or _silent, progress or _silent
-    if weights is not None and weights not in methods.METHODS:
-        raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(methods.METHODS)}.")
+    if weights is not None:
+        methods.check_weights(weights)
     if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
         raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
     if draft_text is not None and draft_text < 0:

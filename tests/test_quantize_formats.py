@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.errors import ExportError
+from edge.errors import ExportError, InputError
 from edge.export.quantize import quantize, read_calibration
 from edge.export.quantize.base import FloatTensor, QTensor
 from edge.export.quantize.rtn import round_to_nearest
@@ -168,7 +168,7 @@ def test_a_block_size_is_a_power_of_two_from_16(size: int) -> None:
 
 
 def test_an_unknown_format_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ExportError, match=r"int5 is unknown; choose one of fp32, fp16, int8, int4, keep"):
+    with pytest.raises(InputError, match=r"no weights 'int5'; choose one of fp32, fp16, int8, int4, keep"):
         quantize(Stored({OUT: "F32"}), "int5")
 
 

@@ -23,7 +23,7 @@ from edge.cli.main import main
 from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.tune import Settings, split, tune
+from edge.export.tune import Settings, result, split, tune
 from edge.export.tune import trainer as trainer_module
 from edge.export.tune.data import Batch, Example, batches, read_examples, read_rows
 from edge.export.tune.depth import least_missed
@@ -264,6 +264,21 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert not (tmp_path / "halves.tuning").exists()
 
 
+def test_two_runs_at_a_time_do_not_share_a_folder(six_layers: Path, data: Path, tmp_path: Path) -> None:
+    chosen, out = settings(data, "unified", steps=2), tmp_path / "tuned"
+    refused: list[str] = []
+
+    def second(step: int) -> bool:
+        for restart in (False, True):
+            with pytest.raises(InputError, match="Another run is at work in .*tuned.tuning") as error:
+                run(six_layers, out, chosen, restart=restart)
+            refused.append(str(error.value))
+        return False
+
+    assert len(run(six_layers, out, chosen, stop=second)) == 2
+    assert refused and (out / "model.safetensors").is_file() and not out.with_name("tuned.tuning").exists()
+
+
 def test_training_brings_a_model_without_layers_nearer_to_itself(
     network: Network, six_layers: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -453,6 +468,25 @@ def test_ctrl_c_keeps_a_checkpoint_and_says_so(
     assert main(command) == 0 and out.exists()
     assert main(command) == 2
     assert "exists" in capfd.readouterr().err
+
+
+def test_ctrl_c_behind_the_last_step_is_heard_at_once(
+    six_layers: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, write = tmp_path / "tuned", result.write_result
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(*args)
+
+    command = ["tune", str(six_layers), "--policy", "unified", "--data", str(data), "--steps", "2", "--length", "64"]
+    command += ["--rank", "4", "--precision", "fp32", "-o", str(out)]
+    monkeypatch.setattr(result, "write_result", interrupted)
+    assert main(command) == 130
+    assert "interrupted at once; the same command goes on" in capfd.readouterr().err.replace("\n", " ")
+    assert not out.exists()
+    monkeypatch.setattr(result, "write_result", write)
+    assert main(command) == 0 and out.exists()
 
 
 @pytest.mark.parametrize(

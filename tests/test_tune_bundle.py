@@ -92,6 +92,9 @@ def test_what_was_stopped_behind_the_training_goes_on_without_it(
     command = ["tune", "--recipe", str(recipe), "-o", str(out)]
 
     def stopped(*args: object) -> None:
+        for again in ([], ["--restart"]):  # nobody else takes part meanwhile
+            assert main([*command, *again]) == 2
+            assert "Another run is at work in" in capfd.readouterr().err.replace("\n", " ")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -128,9 +131,11 @@ def test_a_text_and_own_answers_are_trained_on_together(
     ],
 )
 def test_what_cannot_become_a_bundle_gets_a_sentence(
-    recipe: Path, tmp_path: Path, options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+    recipe: Path, tmp_path: Path, options: list[str], sentence: str, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     (tmp_path / "few.txt").write_text("The moon changes its shape because we see its lit half. " * 2)
+    monkeypatch.setattr(Trainer, "run", lambda self, *args: pytest.fail("said after the training"))
     given = [each.format(folder=tmp_path) for each in options]
     assert main(["tune", "--recipe", str(recipe), *given]) == 2
     assert sentence in capfd.readouterr().err.replace("\n", " ")

@@ -189,6 +189,7 @@ def _run(
     started = time.monotonic()
     outcome = None
     with _interrupts() as stop, _training(settings.steps) as (progress, told, say):
+        progress = _stopping(progress, stop)
         try:
             if out.suffix == BUNDLE:
                 outcome = tune_to_bundle(
@@ -230,29 +231,44 @@ def _span(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yields the function that says, between steps, whether the user asked to stop. Before it was called for the first
-    time, and when asked to stop again, an interruption takes effect at once."""
-    training = asked = False
+class _Interrupts:
+    """Says, between steps, whether the user asked to stop. Before it was called for the first time, and when asked to
+    stop again, an interruption takes effect at once."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked or not training:
+    def __init__(self) -> None:
+        self.training = self.asked = False
+
+    def __call__(self) -> bool:
+        self.training = True
+        return self.asked
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.training:
             raise KeyboardInterrupt
-        asked = True
+        self.asked = True
 
-    def stop() -> bool:
-        nonlocal training
-        training = True
-        return asked
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    """What hears of Ctrl-C and of being asked to end."""
+    found = _Interrupts()
+    before = {number: signal.signal(number, found.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield found
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _stopping(progress: Progress, stop: _Interrupts) -> Progress:
+    """`progress`, which ends what is at work where the user asked to stop and nobody will ask: behind the training."""
+
+    def reported(done: int, total: int, stage: str) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        progress(done, total, stage)
+
+    return reported
 
 
 @contextmanager

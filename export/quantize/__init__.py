@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.errors import ExportError
+from edge.errors import ExportError, InputError
 from edge.export.quantize.base import Method, Options, Progress, Weight
 
 if TYPE_CHECKING:
@@ -44,12 +44,18 @@ def quantize(
     (query, key and value; gate and up) share their bits and block size.
 
     Raises:
-        ExportError: an unknown format, or an option that cannot be used.
+        InputError: an unknown format.
+        ExportError: an option that cannot be used.
     """
-    if weights not in METHODS:
-        raise ExportError(f"--weights {weights} is unknown; choose one of {', '.join(METHODS)}.")
+    check_weights(weights)
     check_block_size(block_size, weights)
     return method(weights)(checkpoint, Options(block_size, calibration, progress))
+
+
+def check_weights(weights: str) -> None:
+    """InputError where there is no such format."""
+    if weights not in METHODS:
+        raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(METHODS)}.")
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

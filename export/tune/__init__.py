@@ -19,6 +19,7 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.export.prompts import built_in
+from edge.export.tune.folder import LOCK, working
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -139,44 +140,42 @@ def tune(
     dims = checkpoint.config["num_hidden_layers"], checkpoint.config["hidden_size"]
     policy = make_policy(settings.policy, *dims, settings.target)
     work = out.with_name(f"{out.name}.tuning")
-    if restart and work.exists():
-        shutil.rmtree(work)
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
-    bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
-    with built_in() as file:
-        prompts = settings.prompts or file
-        same = identity(checkpoint, settings, settings.sources(prompts)) | {"bf16": bf16}
-        _claim(work, same)
+    with working(work, restart=restart):
+        if out.exists():
+            raise InputError(f"{out} was made by another run meanwhile.")
+        bf16 = settings.precision == "bf16" or (settings.precision == "auto" and fast_bf16(place))
+        with built_in() as file:
+            prompts = settings.prompts or file
+            same = identity(checkpoint, settings, settings.sources(prompts)) | {"bf16": bf16}
+            _claim(work, same)
+            if settings.answering:
+                _answer(source, settings, prompts, work / ANSWERS, progress, threads)
+        _, examples = split(checkpoint, settings.sources(work / ANSWERS), settings)
+        tokens = sum(len(e.tokens) for e in examples)
+        say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
+        made: dict[str, Any] = {"rank": settings.rank, "seed": settings.seed, "device": place, "bf16": bf16}
+        network = Network(checkpoint, progress=progress, **made)
+        schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
+        trainer = Trainer(network, policy, examples, schedule, work)
+        trainer.run(stop, progress, told)
+        finished = trainer.finish(stop, progress)
+        last = trainer.history[-max(1, settings.steps // 10) :]
+        about = {
+            "policy": settings.policy,
+            "skip": policy.skip(),
+            "unit": settings.target.unit,
+            "model": checkpoint.name,
+            "settings": same,
+            "loss": sum(step.loss for step in last) / len(last),
+            "skipped": sum(step.skipped for step in last) / len(last),
+            **finished,
+            "history": [[step.loss, step.skipped] for step in trainer.history],
+        }
+        write_result(out, checkpoint, network.deltas(), policy.routers(), about, progress)
         if settings.answering:
-            _answer(source, settings, prompts, work / ANSWERS, progress, threads)
-    _, examples = split(checkpoint, settings.sources(work / ANSWERS), settings)
-    tokens = sum(len(e.tokens) for e in examples)
-    say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
-    network = Network(checkpoint, rank=settings.rank, seed=settings.seed, device=place, bf16=bf16, progress=progress)
-    schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
-    trainer = Trainer(network, policy, examples, schedule, work)
-    trainer.run(stop, progress, told)
-    finished = trainer.finish(stop, progress)
-    last = trainer.history[-max(1, settings.steps // 10) :]
-    about = {
-        "policy": settings.policy,
-        "skip": policy.skip(),
-        "unit": settings.target.unit,
-        "model": checkpoint.name,
-        "settings": same,
-        "loss": sum(step.loss for step in last) / len(last),
-        "skipped": sum(step.skipped for step in last) / len(last),
-        **finished,
-        "history": [[step.loss, step.skipped] for step in trainer.history],
-    }
-    write_result(out, checkpoint, network.deltas(), policy.routers(), about, progress)
-    if settings.answering:
-        shutil.copyfile(work / ANSWERS, out / ANSWERS)
-    shutil.rmtree(work)
-    return out
+            shutil.copyfile(work / ANSWERS, out / ANSWERS)
+        shutil.rmtree(work, ignore_errors=True)
+        return out
 
 
 def _answer(source: str, settings: Settings, prompts: Path, out: Path, progress: Progress, threads: int | None) -> None:
@@ -228,7 +227,7 @@ def split(checkpoint: Checkpoint, sources: Sequence[Path], settings: Settings) -
 def _claim(work: Path, same: dict[str, Any]) -> None:
     """Raises InputError where the folder holds what a run with other settings has done."""
     path = work / SETTINGS
-    if not path.exists() or all(file == path for file in work.iterdir()):
+    if not path.exists() or {file.name for file in work.iterdir()} <= {SETTINGS, LOCK}:
         path.write_text(json.dumps(same, indent=1) + "\n", encoding="utf-8")
         return
     have = json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,9 @@ import numpy as np
 from edge.bundle import open_bundle
 from edge.errors import InputError
 from edge.export.prompts import built_in
+from edge.export.quantize import check_weights
 from edge.export.tune import ANSWERS, Settings, identity, split, tune
+from edge.export.tune.folder import working
 from edge.export.tune.result import ABOUT
 
 if TYPE_CHECKING:
@@ -57,28 +59,25 @@ def tune_to_bundle(
     for path in (out, kept):
         if path.exists():
             raise InputError(f"{path} exists; choose another name for the tuned bundle, or remove it.")
-    if restart and work.exists():
-        shutil.rmtree(work)
     settings = dataclasses.replace(settings, held=HELD)
     settings.check()
-    tuned = work / TUNED
-    if tuned.exists():
-        _check_same(source, tuned, settings, say, progress)
-    else:
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as e:
-            raise InputError(f"The folder {work} cannot be made: {e.strerror}.") from None
-        tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
-    segments = "ffn" if settings.policy == "ffn" else settings.target.unit
-    made = _exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem)
-    bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
-    untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
-    outcome = _measured(untuned, made, tuned, settings, threads, progress)
-    (tuned / FIGURES).write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
-    tuned.rename(kept)
-    made.root.rename(out)
-    shutil.rmtree(work)
+    if weights is not None:
+        check_weights(weights)
+    with working(work, restart=restart):
+        tuned = work / TUNED
+        if tuned.exists():
+            _check_same(source, tuned, settings, say, progress)
+        else:
+            tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
+        segments = "ffn" if settings.policy == "ffn" else settings.target.unit
+        made = _exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem)
+        bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
+        untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
+        outcome = _measured(untuned, made, tuned, settings, threads, progress)
+        (tuned / FIGURES).write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
+        tuned.rename(kept)
+        made.root.rename(out)
+        shutil.rmtree(work, ignore_errors=True)
     return outcome
 
 

@@ -1,0 +1,53 @@
+"""The folder that a run keeps what it has done in, for as long as the run goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from edge.errors import InputError
+
+LOCK = "lock"  # a file in it that says, while somebody holds it, that a run is at work
+
+
+@contextmanager
+def working(folder: Path, *, restart: bool) -> Iterator[None]:
+    """Use the folder, made where there is none, as the only one as far as the system knows locks.
+
+    restart: whether what an earlier run has left in it goes first.
+
+    Raises:
+        InputError: it cannot be made, or another run is at work in it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("w")
+    except OSError as e:
+        raise InputError(f"The folder {folder} cannot be made: {e.strerror}.") from None
+    with file:
+        if not _locked(file):
+            raise InputError(f"Another run is at work in {folder}; wait for it, or name another result.")
+        for path in folder.iterdir() if restart else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        yield
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether nobody else holds the file; True, too, where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has none
+        pass
+    return True
