@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Tokens
 from edge.runtime.engine import Engine
@@ -81,6 +82,17 @@ class Agreement:
     kl_p95: float
     reference: float  # perplexity
     candidate: float  # perplexity
+
+
+def check_decoder(bundle: Bundle) -> None:
+    """InputError where a bundle is not a decoder alone: what others say of a text depends on an input that it lacks."""
+    if bundle.manifest.speech is not None:
+        raise InputError(f"{bundle.manifest.name} reads audio, and the perplexity of a text is of decoders alone.")
+    if bundle.manifest.encoder is not None:
+        raise InputError(
+            f"{bundle.manifest.name} is an encoder-decoder, and the perplexity of a text is of decoders alone; "
+            "--translate or --summarize measures this one."
+        )
 
 
 def check_window(window: int, context: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SENTENCES
+from fake_text2text import fake_text2text
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle, BundleWriter
@@ -242,6 +244,24 @@ def test_bad_input_gets_a_sentence(
     assert err.startswith("edge: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+@pytest.mark.parametrize("options", [(), ("--skip", "unified:0.2")])
+def test_only_decoders_have_a_perplexity(
+    options: tuple[str, ...], run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = fake_text2text(tmp_path / "fake.edge")[0].bundle
+    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: bundle)
+    assert run(bundle.root, "--text", text, *options) == (
+        2,
+        "",
+        "edge: fake is an encoder-decoder, and the perplexity of a text is of decoders alone; --translate or "
+        "--summarize measures this one.\n",
+    )
+    listening = Bundle(bundle.root, dataclasses.replace(bundle.manifest, speech=object(), text=None))  # type: ignore
+    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: listening)
+    status, _, err = run(bundle.root, "--text", text, *options)
+    assert status == 2 and "fake reads audio" in err and "--translate" not in err
 
 
 def test_nothing_to_measure_gets_a_sentence(run: Run, text: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from fake_text2text import fake_text2text
 
 from edge.bundle import Bundle
 from edge.cli.eval_tasks import TASKS, read_items
 from edge.cli.main import main
 from edge.cli.scores import question_answering, summarization, translation
 from edge.errors import InputError
+from edge.manifest import Generation
+from edge.runtime.load import load
+from edge.runtime.text2text import Text2Text
 
 
 def test_answers_match_whatever_their_case_punctuation_and_articles() -> None:
@@ -64,6 +69,71 @@ def test_a_curve_of_answers_can_be_drawn(by_layer: Bundle, tmp_path: Path) -> No
     assert "unified" in plot.read_text()
 
 
+def test_answers_may_come_from_a_cache_in_int8(
+    tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = []
+
+    def watched(*args: object, **options: object) -> object:
+        model = load(*args, **options)  # type: ignore[arg-type]
+        kept.append(model.engine.kv.dtype)
+        return model
+
+    monkeypatch.setattr("edge.runtime.load.load", watched)
+    command = ["eval", str(tiny_bundle.root), "--qa", str(questions(tmp_path)), "--max-tokens", "4", "--limit", "1"]
+    assert main([*command, "--kv", "int8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"] == "int8"
+    assert main([*command, "--kv", "int8"]) == 0
+    assert f"{tiny_bundle.root} (KV cache in int8): 1 answers" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"] == "float32"
+    assert kept == ["int8", "int8", "float32"]
+
+
+@pytest.fixture
+def translator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Text2Text:
+    """An encoder-decoder in the place of every bundle, which writes in capitals, with four beams if not told else."""
+    model, _ = fake_text2text(tmp_path / "fake.edge", generation=Generation(num_beams=4))
+    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: model.bundle)
+    monkeypatch.setattr("edge.runtime.load.load", lambda *args, **options: model)
+    return model
+
+
+def sources(folder: Path) -> Path:
+    path = folder / "translate.jsonl"
+    path.write_text(json.dumps({"source": "the moon is a rock", "target": "THE MOON IS A ROCK"}))
+    return path
+
+
+def test_translations_are_greedy_whatever_the_bundle_sets(
+    translator: Text2Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sacrebleu")
+    monkeypatch.setattr("edge.runtime.beam.search", not_reached)
+    assert main(["eval", str(translator.bundle.root), "--translate", str(sources(tmp_path)), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["settings"]
+    assert found["scores"]["bleu"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--speculate", "lookup"], "turns one text into another; --speculate means nothing to it"),
+        (["--kv", "int8"], "is an encoder-decoder, which keeps float32; leave out --kv"),
+    ],
+)
+def test_what_only_decoders_have_is_refused(
+    options: list[str], sentence: str, translator: Text2Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sacrebleu")
+    assert main(["eval", str(translator.bundle.root), "--translate", str(sources(tmp_path)), *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def not_reached(*args: object, **options: object) -> None:
+    raise AssertionError("this must not have been reached")
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -94,22 +164,35 @@ def test_lines_that_cannot_be_answered_are_named(content: str, sentence: str, tm
         (["--qa", "FILE", "--skip", "unified:2"], "no share of the layers"),
         (["--qa", "FILE", "--limit", "0"], "--limit must be 1 or more"),
         (["--qa", "FILE", "--speculate", "magic"], "magic"),
+        (["--qa", "FILE", "--skip", "unified:0.2", "--speculate", "self"], "choose one of the two"),
+        (["--qa", "FILE", "--skip", "unified:0.2", "--kv", "int8"], "needs all layers in one graph"),
+        (["--qa", "FILE", "--kv", "int4"], "There is no KV cache in 'int4'"),
         (["--qa", "FILE", "--plot", "x.txt"], "no plot that can be drawn"),
         (["--text", "FILE", "--speculate", "off"], "--speculate is about answers"),
     ],
 )
-def test_what_does_not_go_together_gets_a_sentence(
-    options: list[str], sentence: str, by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_does_not_go_together_gets_a_sentence_before_anything_is_answered(
+    options: list[str],
+    sentence: str,
+    by_layer: Bundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("edge.runtime.model.Model.generate", not_reached)
     path = str(questions(tmp_path))
     assert main(["eval", str(by_layer.root), *(path if option == "FILE" else option for option in options)]) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_a_missing_library_is_named(
+def test_a_missing_library_is_named_before_anything_is_answered(
     by_layer: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
+    monkeypatch.setattr("edge.runtime.model.Model.generate", not_reached)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["eval", str(by_layer.root), "--qa", str(questions(tmp_path)), "--plot", "x.svg"]) == 2
+    assert "A plot needs matplotlib; install it with: pip install matplotlib" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
     path = tmp_path / "t.jsonl"
     path.write_text('{"source": "Der Mond", "target": "The moon"}\n')
     assert main(["eval", str(by_layer.root), "--translate", str(path)]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,28 @@ def test_the_command_sweeps_over_settings(
     assert main([*common, "--skip", "unified:0.2"]) == 0
     shown = capsys.readouterr().out
     assert "unified:0.2" in shown and "off" in shown
+
+
+def test_a_sweep_can_be_drawn(by_layer: Bundle, text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "unified.svg"
+    command = ["eval", str(by_layer.root), "--text", str(text), "--window", "40", "--tokens", "40"]
+    assert main([*command, "--skip", "unified", "--sweep", "0.17,0.34", "--plot", str(plot)]) == 0
+    drawn = plot.read_text(encoding="utf-8")
+    # matplotlib draws letters as paths and leaves each text behind in a comment.
+    assert all(f"<!-- {shown} -->" in drawn for shown in ("unified", "0.17", "0.34", "more perplexity, %"))
+
+
+def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
+    by_layer: Bundle, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(*args: object, **options: object) -> None:
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr("edge.runtime.skip.evaluate.measure", measured)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["eval", str(by_layer.root), "--text", str(text), "--skip", "unified:0.2", "--plot", "x.svg"]) == 2
+    assert "A plot needs matplotlib; install it with: pip install matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

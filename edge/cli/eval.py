@@ -100,7 +100,7 @@ def command(
             raise InputError("Answers are a bundle's own; give one, without --torch, --agree, --wide and --given.")
         (name, file), drafter = next(iter(files.items())), speculate or "off"
         run_task(
-            bundle, TASKS[name], file, skip, sweep, drafter, instruction, limit, max_tokens, threads, plot, as_json
+            bundle, TASKS[name], file, skip, sweep, drafter, kv, instruction, limit, max_tokens, threads, plot, as_json
         )
         return
     assert text is not None
@@ -161,12 +161,13 @@ class _Subject:
 
 def _open_bundle(path: Path, window: int, threads: int | None, wide: bool, kv: str | None) -> _Subject:
     from edge.bundle import open_bundle
-    from edge.runtime.evaluate import EngineLogits, check_window
+    from edge.runtime.evaluate import EngineLogits, check_decoder, check_window
     from edge.runtime.loading import open_engine
     from edge.runtime.speculate.base import AUTO
     from edge.runtime.text import Text
 
     bundle = open_bundle(path)
+    check_decoder(bundle)
     check_window(window, bundle.manifest.context)
     bundle.check_files_once()
     engine = open_engine(bundle, context=window, threads=threads, kv=kv or AUTO)

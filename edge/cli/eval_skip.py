@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,14 @@ def run_skip(
 ) -> None:
     """Measure a policy, or several settings of it, and print a table or JSON."""
     from edge.bundle import open_bundle
-    from edge.runtime.evaluate import check_window, windows
+    from edge.runtime.evaluate import check_decoder, check_window, windows
     from edge.runtime.skip.evaluate import measure
     from edge.runtime.text import Text
 
     check_plot(plot)
     skips = [skip] if sweep is None else settings(skip, sweep)
     bundle = open_bundle(path)
+    check_decoder(bundle)
     check_window(window, bundle.manifest.context)
     with stages() as (progress, _):
         progress(0, 0, "opening")
@@ -63,9 +65,18 @@ def run_skip(
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise InputError where a plot is asked for under a name of no kind that can be drawn."""
-    if path is not None and path.suffix not in PLOTS:
+    """To be called before anything is measured for a plot.
+
+    Raises:
+        InputError: a plot is asked for under a name of no kind that can be drawn.
+        MissingExtraError: matplotlib, which draws it, is not installed.
+    """
+    if path is None:
+        return
+    if path.suffix not in PLOTS:
         raise InputError(f"{path} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("A plot needs matplotlib; install it with: pip install matplotlib")
 
 
 def settings(skip: str, sweep: str) -> list[str]:
@@ -114,10 +125,9 @@ def draw(found: list[SkipFigures], path: Path) -> None:
 
 def figure_of(points: list[tuple[str, float, float]], label: str, path: Path) -> None:
     """Settings of policies, each with its decode speed relative to the whole decoder's and its quality."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise MissingExtraError("A plot needs matplotlib; install it with: pip install matplotlib") from None
+    check_plot(path)  # benchmarks draw too
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -66,6 +66,7 @@ def run_task(
     skip: str | None,
     sweep: str | None,
     speculate: str,
+    kv: str | None,
     instruction: str | None,
     limit: int | None,
     max_tokens: int | None,
@@ -75,7 +76,7 @@ def run_task(
 ) -> None:
     """Answer the lines of `file` with each setting and print a table or JSON."""
     from edge.bundle import open_bundle
-    from edge.runtime.skip import OFF, check_name, make_policy
+    from edge.runtime.skip import OFF
 
     check_plot(plot)
     for option, value in (("--limit", limit), ("--max-tokens", max_tokens)):
@@ -87,23 +88,21 @@ def run_task(
     items = read_items(file, task)[:limit]
     skips = [OFF] if skip is None else [OFF, *([skip] if sweep is None else settings(skip, sweep))]
     bundle = open_bundle(path)
-    for each in skips:
-        check_name(each)
-        make_policy(each, bundle)
+    dtype = _check_settings(bundle, skips, speculate, kv)
     found = []
     with stages() as (progress, _):
         for each in dict.fromkeys(skips):
-            answer = _answerer(bundle, each, speculate, threads, task, instruction, max_tokens)
+            answer = _answerer(bundle, each, speculate, dtype, threads, task, instruction, max_tokens)
             results = []
             for done, item in enumerate(items):
                 progress(done, len(items), f"answering, --skip {each}")
                 results.append(answer(item.asked))
             found.append(_figures(each, speculate, task, items, results))
     if as_json:
-        about = {"model": str(path), "task": task.name, "file": str(file)}
+        about = {"model": str(path), "task": task.name, "file": str(file), "kv": dtype}
         print(json.dumps(about | {"settings": [asdict(each) for each in found]}, indent=1, ensure_ascii=False))
     else:
-        _show(found, path, task)
+        _show(found, str(path) if kv is None else f"{path} (KV cache in {dtype})")
     if plot is not None:
         _draw(found, plot)
 
@@ -141,10 +140,35 @@ def _texts(wanted: Any) -> bool:
     return isinstance(wanted, list) and bool(wanted) and all(isinstance(text, str) for text in wanted)
 
 
+def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None) -> str:
+    """What the KV cache is kept in under all settings; what is wrong with any is said before the first is answered.
+
+    Raises:
+        InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
+    """
+    from edge.runtime.loading import kv_dtypes
+    from edge.runtime.skip import make_policy
+    from edge.runtime.speculate.base import AUTO, OFF, parts_of_model
+
+    if bundle.manifest.text is not None and speculate != OFF:
+        raise InputError(f"{bundle.root} turns one text into another; --speculate means nothing to it.")
+    drafting, whole = parts_of_model(speculate, bundle), True
+    for skip in skips:
+        skipping = make_policy(skip, bundle)
+        if skipping is not None and drafting is not None:
+            raise InputError(
+                f"--speculate {speculate} needs the whole model to check its drafts, which --skip {skip} does not run; "
+                "choose one of the two."
+            )
+        whole = whole and skipping is None and drafting is None
+    return kv_dtypes(bundle, kv or AUTO, whole=whole)[0]
+
+
 def _answerer(
     bundle: Bundle,
     skip: str,
     speculate: str,
+    kv: str,
     threads: int | None,
     task: Task,
     instruction: str | None,
@@ -153,17 +177,19 @@ def _answerer(
     from edge.runtime.answer import GenerateOptions
     from edge.runtime.load import load
     from edge.runtime.model import Model
-    from edge.runtime.text2text import Text2Text
+    from edge.runtime.text2text import Text2Text, Text2TextOptions
 
-    model = load(bundle.root, threads=threads, skip=skip, speculate=speculate)
-    options = GenerateOptions(max_tokens=max_tokens or task.tokens)
+    model = load(bundle.root, threads=threads, skip=skip, speculate=speculate, kv=kv)
+    most = max_tokens or task.tokens
     if isinstance(model, Text2Text):
         if instruction is not None:
             raise InputError(f"{bundle.manifest.name} takes texts alone; --instruction is for decoders.")
-        return lambda asked: model.generate(asked, options)
+        greedy = Text2TextOptions(max_tokens=most, beams=1)  # whatever the bundle sets
+        return lambda asked: model.generate(asked, greedy)
     if not isinstance(model, Model):
         raise InputError(f"{bundle.manifest.name} reads audio, so it cannot answer texts.")
     before = task.instruction if instruction is None else instruction
+    options = GenerateOptions(max_tokens=most)
     return lambda asked: model.generate(before + asked, options)
 
 
@@ -182,13 +208,13 @@ def _figures(
     )
 
 
-def _show(found: Sequence[TaskFigures], path: Path, task: Task) -> None:
+def _show(found: Sequence[TaskFigures], name: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     first = found[0]
-    title = f"{path}: {first.answers:,} answers, --speculate {first.speculate}"
+    title = f"{name}: {first.answers:,} answers, --speculate {first.speculate}"
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
     table.add_column("policy", no_wrap=True, min_width=max(len(each.skip) for each in found))
     for name in (*first.scores, "tokens", "tokens/s", "speed"):
