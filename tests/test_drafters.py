@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import random
 import shutil
 import time
@@ -20,11 +21,14 @@ from edge.runtime.answer import GenerateOptions
 from edge.runtime.engine import Engine
 from edge.runtime.load import load
 from edge.runtime.loading import start
+from edge.runtime.model import Model
+from edge.runtime.plan import make_plan
 from edge.runtime.speculate import cascade, model, recycle, trigram
 from edge.runtime.speculate.base import NOTHING, Budget, Drafter, Setting
 from edge.runtime.speculate.planner import Planner
 from edge.runtime.speculate.recycle import Recycle
 from edge.runtime.speculate.trigram import Trigram
+from edge.runtime.text import Text
 
 PROMPTS = ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)")
 
@@ -371,3 +375,27 @@ def test_drafting_and_learning_take_far_less_time_than_a_step(name: str) -> None
         drafter.accept(text[at : at + 1])
         best = min(best, time.perf_counter() - began)
     assert best < 500e-6, "0.05 ms were measured where nothing else ran, of a step of 3 ms"
+
+
+@pytest.mark.parametrize("name", ["recycle", "model", "auto"])
+def test_a_named_drafter_that_a_memory_limit_leaves_out_is_told_once(
+    name: str, tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = f"model={tiny_bundle.root}" if name == "model" else name
+    roomy = make_plan(tiny_bundle, "1GB", context=128, speculate=asked)
+    tight = dataclasses.replace(roomy, demand=dataclasses.replace(roomy.demand, width=1, drafts=0))
+    for plan, said in ((roomy, 0), (tight, name != "auto")):
+        answering = Model(tiny_bundle, Engine(tiny_bundle, plan=plan, threads=2), Text(tiny_bundle), speculate=asked)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert (answering.generate("hi", GenerateOptions(max_tokens=2)).speculation is None) == (plan is tight)
+        assert [record.message for record in caplog.records] == said * [
+            f"The memory limit has no room for the drafter {asked}: tiny-llama answers without it, more slowly."
+        ]
+
+
+def test_nothing_is_told_of_drafts_that_nobody_asked_for(tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    answering = load(tiny_bundle.root, context=128, threads=2, memory="1GB", speculate="off")
+    with caplog.at_level(logging.WARNING):
+        answering.generate("hi", GenerateOptions(max_tokens=2))  # type: ignore[union-attr]
+    assert answering.engine.plan.demand.width == 1 and not caplog.records  # type: ignore[union-attr]

@@ -49,6 +49,14 @@ def command(
         bool,
         typer.Option("--speculate", help="Show instead how often each drafter is right, by position, and its gain."),
     ] = False,
+    drafters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            metavar="NAME",
+            help="With --speculate, a drafter to measure, such as model=PATH; repeatable; default: all without =.",
+        ),
+    ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Compare two profiles that --json wrote, and measure nothing."),
@@ -59,9 +67,11 @@ def command(
 
     The cost curve is kept in the cache folder for later runs. docs/profile.md says what each figure means.
     """
+    if drafters and not speculate:
+        raise InputError("--drafter says what --speculate measures; give --speculate too, or leave --drafter away.")
     if compare is not None:
-        if target is not None or ops or trace or html:
-            given = target or ("--ops" if ops else "--trace" if trace else "--html")
+        if target is not None or ops or trace or html or speculate:
+            given = target or ("--ops" if ops else "--trace" if trace else "--html" if html else "--speculate")
             raise InputError(f"--compare takes two profiles, measures nothing, writes no report; leave {given} away.")
         _compare(*compare, as_json)
         return
@@ -72,9 +82,11 @@ def command(
             raise InputError(
                 "--speculate answers prompts with a bundle, and writes no report; leave other options away."
             )
+        if provider != "cpu":
+            raise InputError(f"--speculate measures on cpu alone; leave --provider {provider} away.")
         from edge.cli.profile_drafts import profile_drafts
 
-        profile_drafts(target, seconds, threads, context, as_json)
+        profile_drafts(target, drafters or (), seconds, threads, context, as_json)
         return
     for path in (trace, html):
         if path is not None:

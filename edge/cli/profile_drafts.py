@@ -3,59 +3,69 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bundle import open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.cli.export import stages
 from edge.cli.profile_tables import console, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
-    from edge.runtime.engine import Engine
     from edge.runtime.speculate.acceptance import Acceptance
-
-
-def profile_drafts(path: Path, seconds: float, threads: int | None, context: int | None, as_json: bool) -> None:
-    """Measure and print."""
-    from edge.runtime.loading import open_engine
-    from edge.runtime.model import Model
-    from edge.runtime.speculate.acceptance import POSITIONS, measure
-    from edge.runtime.speculate.base import DRAFTERS
     from edge.runtime.text import Text
 
+
+def profile_drafts(
+    path: Path, drafters: Sequence[str], seconds: float, threads: int | None, context: int | None, as_json: bool
+) -> None:
+    """Measure and print.
+
+    drafters: those to measure; where none is named, all that need no argument and that the bundle has the parts for.
+    """
+    from rich.markup import escape
+
+    from edge.runtime.speculate.acceptance import POSITIONS
+    from edge.runtime.speculate.base import DRAFTERS, OFF, check_argument, check_name
+    from edge.runtime.text import Text
+
+    for name in drafters:
+        check_name(name)
+        if name == OFF:
+            raise InputError("Plain decoding is measured beside every drafter; leave --drafter off away.")
     bundle = open_bundle(path)
     if bundle.manifest.encoder is not None:
         raise InputError(f"{path} is no decoder; its answers are drafted with --draft-from-input, if at all.")
+    names = list(dict.fromkeys(drafters))
+    if not names:
+        names = [name for name in DRAFTERS if "=" not in name] + (["self"] if bundle.manifest.segments else [])
+    for name in names:
+        check_argument(name, bundle)
+    groups = _by_engine(names, bundle)
     bundle.check_files_once()
-    engine, text = open_engine(bundle, context=context, threads=threads), Text(bundle)
-    names = [name for name in DRAFTERS if "=" not in name]
-
-    own = "self" if bundle.manifest.segments else None  # which drafts over another engine
+    text = Text(bundle)
+    found: list[Acceptance] = []
     with stages() as (progress, _):
 
-        def answers(engine: Engine, names: Sequence[str], seconds: float) -> list[Acceptance]:
-            return measure(
-                lambda name: Model(bundle, engine, text, speculate=name),
-                names,
-                seconds,
-                lambda done, total: progress(done, total, "answering with each drafter"),
-            )
+        def tell(done: int, total: int) -> None:
+            progress(done, total, "answering with each drafter")
 
-        found = answers(engine, names, seconds * len(names) / (len(names) + 1) if own else seconds)
-        if own:
-            del engine  # its weights make room
-            apart = open_engine(bundle, context=context, threads=threads, speculate=own)
-            found += answers(apart, [own], seconds / (len(names) + 1))[1:]
+        each_s = seconds / sum(1 + len(group) for group in groups)
+        for group in groups:
+            measured = _answers(bundle, text, group, each_s * (1 + len(group)), threads, context, tell)
+            found += measured[1:] if found else measured  # plain decoding is that over the whole graph
+            gc.collect()  # the engine, whose weights make room for the next one's
+    plain = found[0]
+    found[1:] = sorted(found[1:], key=lambda each: names.index(each.drafter))
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
         return
-    plain = found[0]
     places = " ".join(f"{position:>3}" for position in range(1, POSITIONS + 1))
     title = f"{bundle.manifest.name}: drafted tokens that were right, in %, by their position"
-    rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain")
+    rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain", left=1)
     for each in found:
         pairs = zip(each.right, each.seen, strict=True)
         shares = " ".join(f"{100 * right / seen:3.0f}" if seen else "  -" for right, seen in pairs)
@@ -65,6 +75,43 @@ def profile_drafts(path: Path, seconds: float, threads: int | None, context: int
             if each is plain
             else (f"{each.share:.0%}", f"{each.accepted_per_step:.2f}", f"{each.draft_ms:.3f}")
         )
-        rows.add_row(each.drafter, drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
+        rows.add_row(escape(each.drafter), drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
     console().print(rows)
     print("Drafts: steps with any. A step: tokens accepted in it, and ms of drafting. Gain: over plain decoding (off).")
+
+
+def _by_engine(names: Sequence[str], bundle: Bundle) -> list[list[str]]:
+    """The drafters that `edge run` would run over engines of one kind, side by side: first those over that of plain
+    decoding, of which there may be none; then those that draft trees; then each that runs parts of the model.
+
+    Raises:
+        InputError: the bundle lacks what one of them needs.
+    """
+    from edge.runtime.speculate.base import branches, parts_of_model
+
+    whole, trees, parts = list[str](), list[str](), list[list[str]]()
+    for name in names:
+        if parts_of_model(name, bundle) is not None:
+            parts.append([name])
+        else:
+            (trees if branches(name, bundle) else whole).append(name)
+    return [whole, *([trees] if trees else []), *parts]
+
+
+def _answers(
+    bundle: Bundle,
+    text: Text,
+    names: Sequence[str],
+    seconds: float,
+    threads: int | None,
+    context: int | None,
+    progress: Callable[[int, int], None],
+) -> list[Acceptance]:
+    """What plain decoding and these drafters did over an engine that is opened for them."""
+    from edge.runtime.loading import open_engine
+    from edge.runtime.model import Model
+    from edge.runtime.speculate.acceptance import measure
+    from edge.runtime.speculate.base import OFF
+
+    engine = open_engine(bundle, context=context, threads=threads, speculate=names[0] if names else OFF)
+    return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,18 @@ import numpy as np
 from edge.manifest import FLOAT32, KV8_STEP
 from edge.runtime.generate import prefill, reader
 from edge.runtime.sampling import Sampler
-from edge.runtime.speculate.base import NOTHING, WIDTHS, Draft, Drafter, Setting, SharesCache, find, widest_draft
+from edge.runtime.speculate.base import (
+    AUTO,
+    NOTHING,
+    OFF,
+    WIDTHS,
+    Draft,
+    Drafter,
+    Setting,
+    SharesCache,
+    find,
+    widest_draft,
+)
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.verify import accept, keep, tree_step
 from edge.runtime.step import all_rows
@@ -20,6 +32,8 @@ from edge.runtime.step import all_rows
 if TYPE_CHECKING:
     from edge.runtime.cache import KVCache
     from edge.runtime.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -173,7 +187,8 @@ def _up_to_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
 
 
 def make_speculation(name: str, engine: Engine) -> Speculation | None:
-    """What ``auto`` or a drafter's name stands for; None where a memory budget has no room for steps of two tokens.
+    """What ``auto`` or a drafter's name stands for; None where a memory budget has no room for steps of two tokens,
+    which is logged where a drafter was named.
 
     Raises:
         InputError: there is no such drafter, or it cannot be made.
@@ -183,6 +198,11 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     if engine.kv.dtype != FLOAT32:
         width = min(width, KV8_STEP)  # all of its steps attend in the same way
     if width < 2:
+        if name not in (AUTO, OFF):
+            _log.warning(
+                f"The memory limit has no room for the drafter {name}: {engine.bundle.manifest.name} answers without "
+                "it, more slowly."
+            )
         return None
     module, argument = find(name)
     limit = None if plan is None else plan.demand.drafts
