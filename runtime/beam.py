@@ -169,6 +169,7 @@ def search(
         raise InputError("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
     prompt = np.asarray(prompt, np.int64)
     cache.prompt = cache.length + len(prompt)
+    cache.ends = min(cache.capacity, cache.prompt + options.max_tokens)
     for start in range(0, len(prompt), PREFILL_CHUNK):
         logits = engine.step(cache, prompt[start : start + PREFILL_CHUNK])
     branches = Branches(engine, cache, options.beams)

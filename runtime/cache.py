@@ -48,6 +48,7 @@ class KVCache:
         self.cross = cross
         self.length = 0
         self.prompt = 0
+        self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
         self.straight = True  # whether row i has position i, for all i
         shapes = [(1, layer.heads, rows, layer.head_dim) for layer in layout.layers for _ in ("key", "value")]
         dtype = np.dtype(layout.dtype)
@@ -105,6 +106,7 @@ class KVCache:
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
+        self.ends = self.capacity
         self.cross = cross or self.cross
 
     @property

@@ -24,6 +24,7 @@ from edge.runtime.skip.base import skippable
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.ffn import FeedForward
+from edge.runtime.skip.skipdecode import SkipDecode
 
 SIZES = dict(
     vocab_size=97,
@@ -239,3 +240,28 @@ def test_beams_search_under_a_route_as_over_the_whole_decoder(tmp_path: Path) ->
         cache = new_cache(own, 1, options, own.encoder.encode_text(SOURCE))
         found.append([each.token_ids for each in beam_search(own, cache, (0,), options, eos=(1,))])
     assert found[0] == found[1]
+
+
+def test_layers_fall_by_the_place_in_the_text_not_by_the_rows_of_beams(tmp_path: Path) -> None:
+    """Rows of dead beams are given up now and then; no layer comes back by that, which would miss rows."""
+    made = pair(tmp_path, T5)
+    segments = write_segments(made.writer, made.engine.bundle.manifest, 1)
+    parts = Bundle(made.engine.bundle.root, dataclasses.replace(made.engine.bundle.manifest, segments=segments))
+    engine, routes, lengths = SegmentedEngine(parts, SkipDecode(parts, 2, 4)), list[int](), list[int]()
+    route = engine.policy.route
+
+    def noted(cache: SegmentedCache, size: int) -> tuple[int, ...]:
+        found = route(cache, size)
+        routes.append(len(found))
+        lengths.append(cache.length)
+        return found
+
+    engine.policy.route = noted  # type: ignore[method-assign]
+    options = BeamOptions(beams=4, max_tokens=60)
+    assert engine.encoder is not None
+    cache = new_cache(engine, 1, options, engine.encoder.encode_text(SOURCE))
+    beam_search(engine, cache, (0,), options, eos=())
+    assert any(after < before for before, after in itertools.pairwise(lengths)), "rows were given up"
+    assert routes == sorted(routes, reverse=True) and len(set(routes)) > 1
+    falls = [at for at, (before, after) in enumerate(itertools.pairwise(routes), 1) if after < before]
+    assert falls == [20 + 1, 40 + 1], "in thirds of the answer, behind the prompt"

@@ -57,17 +57,17 @@ class SkipDecode:
         return done * (self.levels + 1) // (last + 1)
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
-        return self._routes[self.dropped(cache.prompt, cache.length, cache.capacity)]
+        return self._routes[self.dropped(cache.prompt, _place(cache), cache.ends)]
 
     def pace(self, cache: SegmentedCache) -> int:
-        return _last(cache.prompt, cache.capacity)
+        return _last(cache.prompt, cache.ends)
 
     def steady(self, cache: SegmentedCache) -> int:
-        prompt, last = cache.prompt, _last(cache.prompt, cache.capacity)
-        following = self.dropped(prompt, cache.length, cache.capacity) + 1
+        prompt, last, place = cache.prompt, _last(cache.prompt, cache.ends), _place(cache)
+        following = self.dropped(prompt, place, cache.ends) + 1
         begins = -(-following * (last + 1) // (self.levels + 1))  # that level, as a place in the answer
-        end = prompt + begins if begins <= last else cache.capacity
-        return max(1, min(end, cache.capacity) - cache.length)
+        end = prompt + begins if begins <= last else cache.ends
+        return max(1, min(end - place, cache.capacity - cache.length))
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         pass
@@ -77,6 +77,11 @@ def level_ends(falling: int) -> list[int]:
     """How many of the units that fall away have done so at each level, from 0 on."""
     levels = min(LEVELS, falling)
     return [level * falling // max(1, levels) for level in range(levels + 1)]
+
+
+def _place(cache: SegmentedCache) -> int:
+    """Of the next token in its text: rows of several texts side by side (beams) are no more places."""
+    return int(cache.positions[cache.length - 1]) + 1 if cache.length else 0
 
 
 def _last(prompt: int, capacity: int) -> int:
