@@ -55,7 +55,7 @@ def main() -> int:
         return 2
     settings = [Setting(drafter) for drafter in PLANNED]
     settings += [Setting("lookup", length, match) for length in LENGTHS for match in MATCHES]
-    settings += [Setting(drafter, length) for drafter in PLANNED[2:] for length in LENGTHS]
+    settings += [Setting(drafter, length) for drafter in PLANNED if drafter != "lookup" for length in LENGTHS]
     plain = gains(replay_plain(recorded, costs))
     rows = {str(each): relative(gains(replay(bundle, recorded, each, costs)), plain) for each in settings}
     what = f"each further token {args.slope}" if args.slope is not None else "as measured on this device"

@@ -258,7 +258,7 @@ def test_choosing_holds_plans_against_fixed_settings(
     command = ["--bundle", tiny_bundle.root, "--questions", questions, "--out", tmp_path, "--tokens", 20]
     assert run(choosing.main, monkeypatch, *command, "--context", 120, "--skip", 0, "--slope", 0.1) == 0
     written = json.loads((tmp_path / "choosing-0.1.json").read_text())
-    assert {"lookup", "cascade", "lookup:3/2", "recycle:1"} <= set(written["rows"])
+    assert {"lookup", "cascade", "lookup:3/2", "recycle:1", "blend:1"} <= set(written["rows"])
     assert all(set(row) == {"overall", "chat", "qa", "rag"} for row in written["rows"].values())
 
 
