@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ import pytest
 from fake_engine import fake_model, says, with_table
 from path_engine import LAYOUT, PathEngine
 
+import edge
 from edge.bundle import Bundle
 from edge.manifest import TensorGroup
 from edge.runtime.answer import GenerateOptions
 from edge.runtime.cache import KVCache
+from edge.runtime.engine import Engine
 from edge.runtime.generate import generate
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -27,12 +30,13 @@ from edge.runtime.sampling import SamplingOptions, greedy, make_sampler
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import Budget, Draft, Drafter, Setting, find
-from edge.runtime.speculate.blend import Blend
+from edge.runtime.speculate.blend import SAID, SCORES, Blend
 from edge.runtime.speculate.decode import Figures, Speculation
 from edge.runtime.speculate.layers import Fixed
 from edge.runtime.speculate.model import DraftModel
 from edge.runtime.speculate.planner import Planner, StepCosts
-from edge.runtime.speculate.successors import Successors
+from edge.runtime.speculate.successors import Context, Successors
+from edge.runtime.text import Text
 
 VOCAB = 16  # a row of `recycle` has 8 candidates
 USED = 5  # tokens that come
@@ -186,16 +190,68 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", ["blend", "lookup", "recycle", "trigram", "model", "self", "cascade"])
+@pytest.fixture(scope="module")
+def with_trees(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
+    """The model of `by_layer` with a graph whose steps take trees."""
+    out = tmp_path_factory.mktemp("trees") / "six.edge"
+    return edge.export(six_layers, out, weights="fp32", trees=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def with_successors(tmp_path_factory: pytest.TempPathFactory, by_layer: Bundle) -> Bundle:
+    """The bundle of `by_layer` with a table of what it says to `PROMPTS`, of which every fourth entry is wrong."""
+    table: dict[Context, tuple[int, int]] = {}
+    for prompt in PROMPTS:
+        text = [*plain(by_layer).prompt_ids(prompt), *plain(by_layer).generate(prompt).token_ids]
+        for at in range(3, len(text)):
+            table[tuple(text[at - 3 : at])] = table[text[at - 1],] = (text[at] if at % 4 else 5, 9)
+    root = shutil.copytree(by_layer.root, tmp_path_factory.mktemp("table") / "six.edge")
+    return with_table(Bundle(root, by_layer.manifest), table)
+
+
+@pytest.fixture
+def speculating(by_layer: Bundle, with_trees: Bundle, with_successors: Bundle) -> Callable[[str, int], Model]:
+    """Makes the model with a drafter, by its name; steps that take trees are not made reproducible."""
+
+    def make(name: str, context: int) -> Model:
+        word, _, more = name.partition(", ")
+        if more == "table":
+            engine = Engine(with_successors, context=context, threads=2, reproducible=True)
+            return Model(with_successors, engine, Text(with_successors), speculate=word)
+        bundle, asked = with_trees if more else by_layer, f"model={by_layer.root}" if word == "model" else word
+        model = load(bundle.root, context=context, threads=2, speculate=asked, reproducible=not more)
+        assert isinstance(model, Model) and model.engine.takes_trees == (more == "trees")
+        return model
+
+    return make
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Draft, list[int]]]:
+    """Every draft is run as it is; each, with the nodes of it that held."""
+    seen: list[tuple[Draft, list[int]]] = []
+
+    def watched(rows: Any, draft: Draft, sampler: Callable[[Any], int]) -> tuple[list[int], list[int]]:
+        said, path = verify.accept(rows, draft, sampler)
+        if draft.tokens:
+            seen.append((draft, path))
+        return said, path
+
+    monkeypatch.setattr(decode, "accept", watched)
+    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
+    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5), 0.0, self._trees))
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
-    name: str, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    by_layer: Bundle,
+    speculating: Callable[[str, int], Model],
+    runs: list[tuple[Draft, list[int]]],
 ) -> None:
     """Piece by piece, as it streams."""
-    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5)))
-    asked = f"model={by_layer.root}" if name == "model" else name
-    drafted = load(by_layer.root, context=120, threads=2, speculate=asked, reproducible=True)
-    assert isinstance(drafted, Model)
+    drafted = speculating(name, 120)
     tokens = 0
     for (shape, options), prompt in itertools.product(SHAPES.items(), PROMPTS):
         if shape == "stop":
@@ -209,17 +265,21 @@ def test_what_shapes_and_ends_an_answer_does_as_without_drafts(
         assert got[-1].timings.speculation is not None
         tokens += got[-1].timings.speculation.drafted
     assert tokens > 100
+    if name == "blend, table":
+        said = [(draft, path) for draft, path in runs if draft.grades[0] // SCORES >= SAID]
+        held, all_of_it = sum(len(path) for _, path in said), sum(len(draft.tokens) for draft, _ in said)
+        assert 50 < held < 0.9 * all_of_it, "what the table says was right, and wrong"
+    if name.endswith("trees"):
+        assert any(path != list(range(len(path))) for _, path in runs), "a branch held, beside one that did not"
 
 
-@pytest.mark.parametrize("name", ["recycle", "self=2,3"])
+@pytest.mark.parametrize("name", ["blend, table", "recycle", "recycle, trees", "cascade, trees", "self=2,3"])
+@pytest.mark.usefixtures("runs")
 def test_a_chat_goes_on_after_an_interruption_in_a_step_with_a_draft(
-    name: str, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
+    name: str, by_layer: Bundle, speculating: Callable[[str, int], Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ctrl-C does it: nothing of the draft that was just run stays, and the next turn is that of a fresh run."""
-    monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 5)))
-    model = load(by_layer.root, context=300, threads=2, speculate=name, reproducible=True)
-    assert isinstance(model, Model)
+    model = speculating(name, 300)
     run, verified = model.engine._run, list[int]()
 
     def watched(cache: KVCache, tokens: np.ndarray, wanted: np.ndarray, *rest: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections import Counter
@@ -10,21 +11,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import SENTENCES
 from fake_engine import fake_model, says
 from path_engine import PathEngine, hashed
+from profile_example import example_profile, int8_ms
 
+import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.answer import GenerateOptions
 from edge.runtime.engine import Engine
 from edge.runtime.generate import generate
 from edge.runtime.load import load
 from edge.runtime.model import Model
+from edge.runtime.profile import machine
+from edge.runtime.profile.curve import store
+from edge.runtime.profile.profile import bundle_info
 from edge.runtime.sampling import SamplingOptions, make_sampler
 from edge.runtime.speculate import decode, verify
 from edge.runtime.speculate.base import NOTHING, Budget, Draft, find
 from edge.runtime.speculate.decode import Figures, Speculation
-from edge.runtime.speculate.planner import DRAWN_RISK, RISK, STAKE, Acceptance, Planner, StepCosts
+from edge.runtime.speculate.planner import DRAWN_RISK, GUESSED_SLOPE, RISK, STAKE, Acceptance, Planner, StepCosts
 from edge.runtime.text import Text
 
 VOCAB = 12
@@ -450,11 +458,66 @@ def test_what_is_learnt_of_tokens_drawn_at_random_is_kept_apart() -> None:
     assert planner.acceptance.chances[0] == pytest.approx(0.8)
 
 
+def leave_curve(bundle: Bundle, threads: int, ms: Callable[[int, int], float]) -> None:
+    """As `edge profile` leaves it; over a KV cache in int8 that of `int8_ms`."""
+    profile = example_profile()
+    curve = [dataclasses.replace(point, ms=ms(point.size, point.context)) for point in profile.curve]
+    device = machine.describe("cpu", threads)
+    store(dataclasses.replace(profile, device=device, bundle=bundle_info(bundle), curve=curve))
+
+
+def load_speculating(bundle: Bundle, kv: str = FLOAT32, reproducible: bool = False) -> tuple[Model, Planner]:
+    model = load(bundle.root, context=200, threads=2, speculate="lookup", kv=kv, reproducible=reproducible)
+    assert isinstance(model, Model) and model.speculation is not None
+    return model, model.speculation.planner
+
+
+@pytest.mark.parametrize(("kv", "reproducible"), [(FLOAT32, False), (FLOAT32, True), (INT8, False)])
+def test_a_loaded_model_plans_by_the_cost_curve_of_the_device(
+    kv: str, reproducible: bool, pristine_tiny_bundle: Bundle
+) -> None:
+    """From the next time on that it is loaded; until one was measured, by a guess."""
+    width = KV8_STEP if kv == INT8 else 16
+
+    def late_is_steep(size: int, context: int) -> float:
+        return 3.0 + (0.1 + context / 1000) * (size - 1)
+
+    def wanted(ms: Callable[[int, int], float], context: int) -> list[float]:
+        """Of steps as the engine runs them: by twos, where answers are reproducible."""
+        sizes = [size + (size % 2 if reproducible else 0) for size in range(1, width + 1)]
+        return [0.0, *(ms(size, context) / ms(sizes[0], context) for size in sizes)]
+
+    model, planner = load_speculating(pristine_tiny_bundle, kv, reproducible)
+    planner.begin()
+    assert planner.costs.ratios == pytest.approx(wanted(lambda size, _: 1 + GUESSED_SLOPE * (size - 1), 0))
+
+    leave_curve(pristine_tiny_bundle, model.engine.threads, late_is_steep)
+    _, planner = load_speculating(pristine_tiny_bundle, kv, reproducible)
+    measured = int8_ms if kv == INT8 else late_is_steep
+    planner.begin()
+    assert planner.costs.ratios == pytest.approx(wanted(measured, 16)), "the shortest context that was measured"
+    planner.budget(width - 1, 512)
+    assert planner.costs.ratios == pytest.approx(wanted(measured, 512)), "as the text grows"
+
+
+def test_nothing_is_drafted_on_a_device_that_takes_as_long_for_each_token_of_a_step(
+    pristine_tiny_bundle: Bundle,
+) -> None:
+    """And the same text is on another one."""
+    threads = load_speculating(pristine_tiny_bundle)[0].engine.threads
+    for slope, drafts in ((1.0, False), (0.02, True)):
+        leave_curve(pristine_tiny_bundle, threads, lambda size, _, slope=slope: 3.0 * (1 + slope * (size - 1)))
+        model, _ = load_speculating(pristine_tiny_bundle)
+        did = model.generate("la la la la la la la la", GenerateOptions(max_tokens=60)).speculation
+        assert did is not None and (did["drafted"] > 0) == drafts
+
+
 SONG = "la la la la, la la la la, la la la la, la la la la."
+COUNT = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # no token twice, and none that the chat template or a question has
 
 
-def songs(folder: Path, speculate: str, **changes: int) -> tuple[Model, object]:
-    model, engine = fake_model(folder / speculate, says(SONG, SONG), **changes)
+def songs(folder: Path, speculate: str, song: str = SONG) -> tuple[Model, object]:
+    model, engine = fake_model(folder / speculate, says(song, song))
     return Model(model.bundle, engine, Text(model.bundle), speculate=speculate), engine  # type: ignore[arg-type]
 
 
@@ -479,9 +542,7 @@ def test_what_ends_an_answer_ends_it_with_drafts_as_well(tmp_path: Path, options
     assert b.speculation["accepted_per_step"] == b.speculation["accepted"] / b.speculation["steps"]
 
 
-def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_keeps_only_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCosts, "took", lambda *_: None)  # a fake engine's times mean nothing
     plain, engine = songs(tmp_path, "off")
     drafted, other = songs(tmp_path, "auto")
@@ -492,6 +553,18 @@ def test_a_chat_keeps_only_what_was_said_and_drafts_from_earlier_turns(
         assert chat.cached_tokens == len(model.prompt_ids("sing")) + 29
         assert chat.generate("again").text == SONG
     assert len(other.steps) < 0.6 * len(engine.steps)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["auto", "lookup"])
+def test_a_chat_drafts_from_earlier_turns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that never repeats itself: when it is said again, only the turn before has it."""
+    monkeypatch.setattr(StepCosts, "took", lambda *_: None)  # a fake engine's times mean nothing
+    model, _ = songs(tmp_path, name, COUNT)
+    chat = model.chat()
+    first, second = chat.generate("sing"), chat.generate("again")
+    assert first.text == second.text == COUNT
+    assert first.speculation is not None and first.speculation["accepted"] == 0
+    assert second.speculation is not None and second.speculation["accepted"] > 0.6 * len(COUNT)
 
 
 def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -513,30 +586,51 @@ def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
         find("lookup=3")
 
 
-def test_reproducible_logits_do_not_depend_on_the_size_of_steps(tiny_bundle: Bundle) -> None:
-    engine = Engine(tiny_bundle, context=64, threads=2, reproducible=True)
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def quantized(
+    request: pytest.FixtureRequest,
+    pristine_tiny_bundle: Bundle,
+    tiny_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Bundle:
+    if request.param == "int8":
+        return pristine_tiny_bundle
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more wait for each other on a busy machine
+    try:
+        out = tmp_path_factory.mktemp("int4") / "tiny.edge"
+        return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_steps(engine: Engine, tokens: np.ndarray, size: int) -> np.ndarray:
+    """Logits [S, V] of all tokens, run so many at a time."""
+    cache = engine.new_cache(len(tokens))
+    pieces = (tokens[start : start + size] for start in range(0, len(tokens), size))
+    logits = [engine.step(cache, piece, np.arange(len(piece))).copy() for piece in pieces]
+    assert cache.length == cache.capacity == len(tokens)
+    return np.concatenate(logits)
+
+
+def test_reproducible_logits_do_not_depend_on_the_size_of_steps(quantized: Bundle) -> None:
     tokens = np.random.default_rng(0).integers(3, 200, 40)
-
-    def logits(size: int) -> np.ndarray:
-        cache = engine.new_cache(40)
-        parts = []
-        for start in range(0, 40, size):
-            piece = tokens[start : start + size]
-            parts.append(engine.step(cache, piece, np.arange(len(piece))).copy())
-        assert cache.length == cache.capacity == 40
-        return np.concatenate(parts)
-
-    alone = logits(1)
+    engine = Engine(quantized, context=64, threads=2, reproducible=True)
+    alone = in_steps(engine, tokens, 1)
     for size in range(2, 17):
-        np.testing.assert_array_equal(logits(size), alone)
+        np.testing.assert_array_equal(in_steps(engine, tokens, size), alone)
+    other = Engine(quantized, context=64, threads=2)
+    assert (in_steps(other, tokens, 1) != in_steps(other, tokens, 2)).any(), "as they do where nobody asks for that"
 
 
 def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    quantized: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "cut", AllOfIt.cut)
-    plain = load(tiny_bundle.root, context=200, threads=2, speculate="off", reproducible=True)
-    drafted = load(tiny_bundle.root, context=200, threads=2, speculate="lookup", reproducible=True)
+    plain = load(quantized.root, context=200, threads=2, speculate="off", reproducible=True)
+    drafted = load(quantized.root, context=200, threads=2, speculate="lookup", reproducible=True)
     drafted_tokens = accepted = 0
     for prompt in ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)"):
         options = GenerateOptions(max_tokens=150)
@@ -545,6 +639,43 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
         drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
         accepted += got.speculation["accepted"]  # type: ignore[index]
     assert drafted_tokens > 30 and accepted >= 3
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_all_logits_of_an_answer_are_the_same_bit_for_bit_with_drafts_where_that_is_asked_for(
+    reproducible: bool, quantized: Bundle
+) -> None:
+    """And are not elsewhere, which hardly a word shows."""
+    most, prompt = 150, Text(quantized).encode_prompt("The moon changes")
+    engine, figures = Engine(quantized, context=200, threads=2, reproducible=reproducible), Figures("guesser")
+    seen: list[bytes] = []
+
+    def sampler(logits: np.ndarray) -> int:
+        seen.append(logits.tobytes())
+        return int(logits.argmax())
+
+    cache = engine.new_cache(len(prompt) + most - 1)
+    wanted = list(generate(engine, cache, np.array(prompt), sampler, chunk=128, interrupted=lambda: False))
+    plain, known = list(seen), [*prompt, *wanted]
+
+    def continues(text: Sequence[int]) -> int:
+        return known[len(text)] if len(text) < len(known) else 0
+
+    seen.clear()
+    drafted = Speculation(Guesser(chains(3, 0.8, continues)), AllOfIt()).generate(
+        engine,
+        engine.new_cache(len(prompt) + most - 1),
+        prompt,
+        sampler,
+        figures,
+        chunk=128,
+        most=most,
+        ends=frozenset(),
+        interrupted=lambda: False,
+    )
+    said = list(drafted)
+    assert len(said) == len(wanted) == most and 0.8 * figures.drafted > figures.accepted > 0.3 * most
+    assert (seen == plain) == reproducible and (said == wanted or not reproducible)
 
 
 def test_reproducible_logits_are_the_same_up_to_the_last_row_of_the_bundles_context(by_layer: Bundle) -> None:
