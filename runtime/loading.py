@@ -188,6 +188,7 @@ def start(
         if reproducible and context is None and bundle.manifest.encoder is None:
             context = planned(speculate=AUTO).demand.context  # the same one whatever drafts, and where nothing does
         plan = planned(context=context, speculate=speculate)
+    drafts = speculate if plan is None or plan.demand.width > 1 else OFF  # else segments would stand apart for nothing
 
     def make() -> Engine:
         bundle.check_files_once()
@@ -198,7 +199,7 @@ def start(
             threads=threads,
             plan=plan,
             reproducible=reproducible,
-            speculate=speculate,
+            speculate=drafts,
             kv=kinds[0],
         )
 

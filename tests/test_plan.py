@@ -28,6 +28,7 @@ from edge.runtime.profile import machine
 from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.providers.cpu import default_threads
+from edge.runtime.skip.engine import SegmentedEngine
 
 MB = 10**6
 
@@ -363,7 +364,11 @@ def test_edge_plan_tells_what_drafts_take_and_bring(tiny_bundle: Bundle, capsys:
     assert main(["plan", str(tiny_bundle.root), "--json", "--speculate", "lookup"]) == 0
     assert json.loads(capsys.readouterr().out)["drafts"]["gain"] == drafts["gain"]
     assert main(["plan", str(tiny_bundle.root), "--speculate", "trigram"]) == 0
-    assert "edge profile --speculate measures the gain" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "edge profile --speculate measures the gain" in said
+    assert "edge profile --speculate measures what drafts bring" in said
+    assert main(["plan", str(tiny_bundle.root)]) == 0
+    assert "what drafts bring is guessed" in " ".join(capsys.readouterr().out.split())
     assert main(["plan", str(tiny_bundle.root), "--speculate", "off"]) == 0
     assert "none: every step is one token" in capsys.readouterr().out
 
@@ -410,6 +415,21 @@ def test_edge_plan_promises_no_bytes_to_drafts_over_segments(
     assert main(asked) == 0
     assert main([*asked, "--speculate", "self"]) == 2
     assert "needs all layers in one graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_segments_stand_apart_only_where_there_is_room_for_drafts(
+    by_layer: Bundle, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their graph is memory that no plan without drafts has counted."""
+
+    def narrow(*args: Any, **options: Any) -> Plan:
+        plan = make_plan(*args, **options)
+        return dataclasses.replace(plan, demand=dataclasses.replace(plan.demand, width=width))
+
+    monkeypatch.setattr(planning, "make_plan", narrow)
+    engine = loading.start(by_layer, memory="2GB", context=64, speculate="self").engine.result()
+    assert isinstance(engine, SegmentedEngine) == (width > 1)
 
 
 @pytest.mark.parametrize("kv", ["auto", "int8"])

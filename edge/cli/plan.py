@@ -163,8 +163,12 @@ def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None
 
     if not rows:
         return
-    guessed = any(row["drafts"] is not None and not row["drafts"]["measured"] for row in rows)
-    title = "From these budgets on, less is given up" + ("; what drafts bring is guessed" if guessed else "")
+    drafting = [row["drafts"] for row in rows if row["drafts"] is not None]
+    title = "From these budgets on, less is given up"
+    if any(drafts["gain"] is None for drafts in drafting):
+        title += "; edge profile --speculate measures what drafts bring"
+    elif not all(drafts["measured"] for drafts in drafting):
+        title += "; what drafts bring is guessed"
     table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
     for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
         table.add_column(heading, justify="right")
