@@ -31,12 +31,14 @@ from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import middle, skippable
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.evaluate import SkipFigures, decode_speeds, measure
+from edge.runtime.skip.first import read_routers
 from edge.runtime.text import Text
+from edge.text_file import read_text
 
 WIDTHS = (1, 2, 4, 0)  # parts that run together; 0: all of them
 UNIFIED = ["unified:0.034", "unified:0.1", "unified:0.2"]
 FEWER = (1, 3, 6)  # layers that SkipDecode's fall ends below all of them
-ROUTED = ["first:skip=1", "first:skip=3", "first:skip=6"]
+ROUTED = (1, 3, 6)  # units that routers leave out
 HALVES = ["ffn:0.034", "ffn:0.1", "ffn:0.25"]
 TARGET, LARGE_TARGET = 0.93, 0.99  # of the whole graph's decode speed, with nothing skipped
 LARGE = 2048  # wide, as models of 1B and more are
@@ -63,7 +65,10 @@ def segments(bundle: Bundle, context: int, rounds: int) -> list[dict[str, float]
 
 def policies(bundle: Bundle) -> list[str]:
     """What a bundle is measured with, whose segments are layers or halves of them."""
-    layers, routed = bundle.manifest.dims.num_layers, ROUTED if bundle.manifest.routers else []
+    layers, routed = bundle.manifest.dims.num_layers, list[str]()
+    if bundle.manifest.routers:
+        biases = read_routers(bundle, len(middle(bundle, what="first")))[:, -1]
+        routed = [f"first:skip={n}" for n in ROUTED if n <= np.isfinite(biases).sum()]
     if any(segment.part == "feed_forward" for segment in bundle.manifest.segments):
         return HALVES + routed
     return UNIFIED + [f"skipdecode:{max(2, layers - fewer)}-{layers}" for fewer in FEWER] + routed
@@ -140,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a folder for skipping.json and skipping.png")
     given = parser.parse_args(argv)
     bundle = open_bundle(given.bundle)
+    content = None if given.text is None else read_text(given.text)
     rows = segments(bundle, 256, given.rounds)
     for row in rows:
         cost = f"{row['us_per_part']:.1f} us each"
@@ -148,12 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = LARGE_TARGET if bundle.manifest.dims.hidden_size >= LARGE else TARGET
     print(f"nothing skipped: {worst:.3f} at least, {'' if worst >= target else 'not '}the {target} that is wanted")
     figures: list[SkipFigures] = []
-    if given.text is not None:
+    if content is not None:
         for path in (given.bundle, given.halves):
             if path is None:
                 continue
             own = open_bundle(path)
-            content = given.text.read_text(encoding="utf-8")
             texts = windows(Text(own).encode(content), own.manifest.tokens, window=given.window, limit=given.tokens)
             figures += measure(own, policies(own), texts, window=given.window, given=given.window // 2)
         untuned = figures[0].perplexity_unskipped

@@ -298,14 +298,18 @@ class Text2Text:
 
     def _cache(self, engine: Engine, task: _Task, cross: Cross) -> KVCache:
         """A cache for one input: one whose input is done, with its bound buffers, where it is large enough."""
-        rows = len(task.prompt) + task.beam.beams * min(task.ends.max_tokens, task.ends.room)
+        prompt, most = len(task.prompt), min(task.ends.max_tokens, task.ends.room)
+        found = None
         with contextlib.suppress(IndexError):  # another thread may take the last one
-            while self._spare:
+            while self._spare and found is None:
                 cache = self._spare.pop()
-                if cache.capacity >= rows:
+                if cache.capacity >= prompt + task.beam.beams * most:
                     cache.reset(cross)
-                    return cache
-        return beam.new_cache(engine, len(task.prompt), task.beam, cross)
+                    found = cache
+        if found is None:
+            found = beam.new_cache(engine, prompt, task.beam, cross)
+        found.ends = min(found.capacity, prompt + most)  # which some policies that skip layers go by
+        return found
 
     def _sampler(self, task: _Task) -> Sampler:
         plain = task.options

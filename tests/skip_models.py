@@ -1,11 +1,15 @@
-"""What Torch makes of a Llama whose tokens skip layers."""
+"""What Torch makes of a decoder whose tokens skip layers, and tiny decoders in segments."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from edge.bundle import Bundle
+from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 
 
 def torch_model(folder: Path) -> Any:
@@ -33,3 +37,56 @@ def skipping_logits(model: Any, ids: np.ndarray, ran: np.ndarray) -> np.ndarray:
             out = layer(x[:, taken], attention_mask=blocked, position_ids=places, position_embeddings=rotations)
             x[:, taken] = out[0] if isinstance(out, tuple) else out
         return model.lm_head(model.model.norm(x))[0].numpy()
+
+
+def windowed_skipping_logits(model: Any, ids: np.ndarray, ran: np.ndarray) -> np.ndarray:
+    """As `skipping_logits`, of a Gemma 3, whose windows count the tokens that run through the layer."""
+    import torch
+
+    config = model.config
+    with torch.no_grad():
+        x = model.model.embed_tokens(torch.from_numpy(ids)[None])
+        for layer, kind, mask in zip(model.model.layers, config.layer_types, ran, strict=True):
+            taken = np.flatnonzero(mask)
+            if not len(taken):
+                continue
+            places = torch.from_numpy(taken)[None]
+            rotations = model.model.rotary_emb(x, places, kind)
+            blocked = torch.full((len(taken), len(taken)), -1e9)
+            seen = blocked.triu(1)[None, None]
+            if kind == "sliding_attention":
+                seen = seen + blocked.tril(-config.sliding_window)[None, None]
+            out = layer(x[:, taken], attention_mask=seen, position_ids=places, position_embeddings=rotations)
+            x[:, taken] = out[0] if isinstance(out, tuple) else out
+        return model.lm_head(model.model.norm(x))[0].numpy()
+
+
+def segmented(target: Path, model: Any, unit: int | str, max_context: int = 64) -> Bundle:
+    """A decoder's graph with its segments, in float32 and without a tokenizer."""
+    from graph_harness import TinyCheckpoint, float_matrices
+
+    from edge.bundle import BundleWriter
+    from edge.export.graph import build_decoder
+    from edge.export.graph.segments import write_segments
+
+    checkpoint, writer = TinyCheckpoint(model), BundleWriter(target)
+    built = build_decoder(checkpoint, float_matrices(checkpoint), writer, max_context)
+    writer.flush()
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        producer="test",
+        name="tiny",
+        family=built.family,
+        kind="decoder",
+        weights="fp32",
+        dims=built.dims,
+        context=max_context,
+        graphs=built.graphs,
+        kv=built.kv,
+        groups=built.groups,
+        tokens=Tokens(1, [2], 0, False),
+        chat_template=None,
+        source=Source("tiny", "directory"),
+    )
+    segments = write_segments(writer, manifest, unit)
+    return Bundle(writer.staging, dataclasses.replace(manifest, segments=segments))

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import SENTENCES
 
 import edge
-from edge.bundle import Bundle
+from edge.bundle import Bundle, BundleWriter
 from edge.runtime.skip.evaluate import SkipFigures
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -139,3 +140,60 @@ def test_a_text_that_cannot_be_used_gets_a_sentence(tmp_path: Path, content: byt
     ran = subprocess.run(asked, capture_output=True, text=True)
     assert ran.returncode == 1 and said in ran.stderr
     assert "Traceback" not in ran.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def routed(by_layer: Bundle, tmp_path: Path) -> Bundle:
+    """Segments with routers, in a bundle that is whole on disk."""
+    routers = np.random.default_rng(2).standard_normal((4, by_layer.manifest.dims.hidden_size + 1))
+    with BundleWriter(tmp_path / "routed.edge") as writer:
+        shutil.copytree(by_layer.root, writer.staging, dirs_exist_ok=True)
+        np.save(writer.staging / "routers.npy", routers.astype(np.float32))
+        return writer.commit(dataclasses.replace(by_layer.manifest, routers="routers.npy"))
+
+
+def test_one_run_measures_bundles_policies_sets_and_drafts(
+    by_layer: Bundle,
+    by_half: Bundle,
+    routed: Bundle,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(skip_drafts, "TOKENS", 8)
+    text, questions = tmp_path / "text.txt", tmp_path / "questions.jsonl"
+    text.write_text(" ".join(SENTENCES))
+    asked = [("translation", "Ein Kaffee?"), ("math_reasoning", "How long is a train?"), ("qa", "Why?")]
+    questions.write_text("\n".join(json.dumps({"category": kind, "turns": [turn]}) for kind, turn in asked))
+    given = ["--bundle", by_layer.root, "--halves", by_half.root, "--tuned", routed.root, "first:skip=1,unified:0.2"]
+    given += ["--text", text, "--tokens", "64", "--window", "64", "--rounds", "1", "--questions", questions]
+    assert skipping.main(list(map(str, [*given, "--drafts", "1", "--out", tmp_path / "out"]))) == 0
+
+    found = json.loads((tmp_path / "out" / "skipping.json").read_text())
+    assert [row["parts"] for row in found["segments"]] == [6, 4, 3, 1]
+    assert all(row["ratio"] > 0 for row in found["segments"])
+    names = [*skipping.policies(by_layer), *skipping.HALVES, "tuned first:skip=1", "tuned unified:0.2"]
+    rows = {row["skip"]: row for row in found["policies"]}
+    assert list(rows) == names and (tmp_path / "out" / "skipping.png").stat().st_size > 1000
+    untuned = rows["unified:0.2"]["perplexity_unskipped"]
+    for row in rows.values():
+        assert row["tokens"] == 32 and row["perplexity"] > 1 and row["speedup"] > 0
+        assert row["perplexity_unskipped"] == pytest.approx(untuned, rel=1e-5)
+    layers = {name: row["layers_run"] for name, row in rows.items()}
+    assert layers["unified:0.2"] == layers["tuned unified:0.2"] == layers["tuned first:skip=1"] == 5
+    assert rows["tuned unified:0.2"]["perplexity"] == pytest.approx(rows["unified:0.2"]["perplexity"], rel=1e-5)
+    assert layers["ffn:0.25"] == 5 and layers["ffn:0.034"] == 6 and 2 <= layers["skipdecode:2-6"] < 6
+    assert list(found["left_out"]) == list(found["drafts"]) == ["routed.edge first:skip=1"]
+    sets = found["left_out"]["routed.edge first:skip=1"]
+    assert {kind: sum(shares) for kind, shares in sets.items()} == {"translation": 1, "math_reasoning": 1}
+    assert found["drafts"]["routed.edge first:skip=1"]["off, drafts off"] == 1
+    said = capsys.readouterr().out
+    assert "nothing skipped:" in said and "FiRST at 1.12 times decode speed: " in said
+
+
+def test_without_a_text_only_the_cost_of_segments_is_measured(by_half: Bundle, tmp_path: Path) -> None:
+    assert skipping.main(["--bundle", str(by_half.root), "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "skipping.json").read_text())
+    assert [row["parts"] for row in found["segments"]] == [6, 4, 3, 1]
+    assert (found["policies"], found["left_out"], found["drafts"]) == ([], {}, {})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["skipping.json"]

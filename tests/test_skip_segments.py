@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from skip_models import skipping_logits, torch_model
+import torch
+from conftest import SENTENCES
+from graph_harness import tiny_model
+from skip_models import segmented, skipping_logits, torch_model, windowed_skipping_logits
+from test_graph_parity import BASE, LONG, WIDE, rope
+from transformers import AutoConfig
 
 import edge
-from edge.bundle import Bundle
+from edge.bundle import Bundle, open_bundle
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import KVLayer, KVLayout, sealed
 from edge.runtime.engine import Engine
@@ -37,19 +44,105 @@ def halves_and_layers(by_layer: Bundle, by_half: Bundle) -> list[tuple[Bundle, l
     ]
 
 
+def assert_segments_are_the_whole_graph(bundle: Bundle, apart: list[tuple[int, ...]]) -> None:
+    """Bit for bit, in steps of many sizes, each with all rows of logits and with the last one."""
+    whole, parts = Engine(bundle, context=64), SegmentedEngine(bundle, Apart(bundle, apart), context=64)
+    a, b = whole.new_cache(), parts.new_cache()
+    rng = np.random.default_rng(len(apart))
+    for size in STEPS:
+        tokens = rng.integers(3, bundle.manifest.dims.vocab_size, size)
+        for rows in (np.arange(size), None):
+            expected, found = whole.step(a, tokens, rows), parts.step(b, tokens, rows)
+            assert np.array_equal(expected, found), (bundle.root.name, apart, size)
+            if rows is not None:
+                a.truncate(a.length - size)
+                b.truncate(b.length - size)
+
+
 def test_all_segments_are_the_whole_graph_bit_for_bit(by_layer: Bundle, by_half: Bundle) -> None:
     for bundle, apart in halves_and_layers(by_layer, by_half):
-        whole, parts = Engine(bundle, context=128), SegmentedEngine(bundle, Apart(bundle, apart), context=128)
-        a, b = whole.new_cache(), parts.new_cache()
-        rng = np.random.default_rng(len(apart))
-        for size in STEPS:
-            tokens = rng.integers(3, 300, size)
-            for rows in (np.arange(size), None):
-                expected, found = whole.step(a, tokens, rows), parts.step(b, tokens, rows)
-                assert np.array_equal(expected, found), (bundle.root.name, apart, size)
-                if rows is not None:
-                    a.truncate(a.length - size)
-                    b.truncate(b.length - size)
+        assert_segments_are_the_whole_graph(bundle, apart)
+
+
+def export_only(source: Path, target: Path, **options: Any) -> Bundle:
+    """An export without what takes time and is no part of the graphs, such as 12,000 tokens of calibration."""
+    text = " ".join(SENTENCES)
+    return edge.export(source, target, check=False, candidates=False, draft_text=0, calibration=text, **options)
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def quantized(
+    request: pytest.FixtureRequest, six_layers: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Bundle]]:
+    """The model's bundles in the weights of published figures: without segments, in layers, in half-layers."""
+    folder, threads = tmp_path_factory.mktemp(request.param), torch.get_num_threads()
+    torch.set_num_threads(1)  # more wait for each other on a busy machine
+    made: list[tuple[str, int | str | None]] = [("whole", None), ("layers", 1), ("halves", "ffn")]
+    yield [export_only(six_layers, folder / f"{n}.edge", weights=request.param, segments=s) for n, s in made]
+    torch.set_num_threads(threads)
+
+
+def test_all_segments_are_the_whole_quantized_graph_bit_for_bit(quantized: list[Bundle]) -> None:
+    for bundle, apart in halves_and_layers(*quantized[1:]):
+        assert_segments_are_the_whole_graph(bundle, apart)
+
+
+FIVE: dict[str, Any] = {**BASE, "num_hidden_layers": 5, "max_position_embeddings": 128}
+FULL, SLIDING = "full_attention", "sliding_attention"
+GEMMA3: dict[str, Any] = {
+    **FIVE,
+    "model_type": "gemma3_text",
+    "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 24,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3": GEMMA3,
+    "gemma3-softcap": {**GEMMA3, "final_logit_softcapping": 2.0, "tie_word_embeddings": False},
+    "mistral": {**FIVE, "model_type": "mistral", "sliding_window": 5},
+    "qwen2": {**FIVE, "model_type": "qwen2", "tie_word_embeddings": False},
+    "qwen3": {**FIVE, "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    "phi3": {**FIVE, "model_type": "phi3", "sliding_window": 5, "head_dim": None},
+    "phi3-longrope": {
+        **{**FIVE, **WIDE},
+        "model_type": "phi3",
+        "original_max_position_embeddings": 8,
+        "rope_parameters": rope("longrope", original_max_position_embeddings=8, **LONG),
+    },
+    "smollm3": {**FIVE, "model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0, 1], "attention_bias": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_segments_of_every_family_are_the_whole_graph_bit_for_bit(tmp_path: Path, family: str) -> None:
+    config = AutoConfig.for_model(**{k: v for k, v in FAMILIES[family].items() if v is not None})
+    model = tiny_model(config)
+    by_layer, by_half = (segmented(tmp_path / str(unit), model, unit) for unit in (1, "ffn"))
+    layers, halves = skippable(by_layer.manifest.segments), skippable(by_half.manifest.segments)
+    assert_segments_are_the_whole_graph(by_layer, layers)
+    assert_segments_are_the_whole_graph(by_layer, [(2,)])
+    assert_segments_are_the_whole_graph(by_half, [(i,) for unit in halves for i in unit])
+    assert_segments_are_the_whole_graph(by_half, [])
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_sliding_window_counts_the_rows_that_a_layer_has(tmp_path: Path) -> None:
+    """Random schedules over a Gemma 3, beside Torch: a window reaches behind the tokens that skipped its layer."""
+    model = tiny_model(AutoConfig.for_model(**GEMMA3))
+    bundle = segmented(tmp_path / "gemma", model, 1)
+    engine = SegmentedEngine(bundle, Apart(bundle, skippable(bundle.manifest.segments)), context=64)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        cache, ids, ran = engine.new_cache(), np.zeros(0, np.int64), np.zeros((5, 0), bool)
+        while len(ids) < 40:
+            size = int(rng.choice([1, 1, 2, 5, 9]))
+            out = [i for i in (1, 2, 3) if rng.random() < 0.5]
+            tokens = rng.integers(3, 97, size)
+            ids = np.concatenate([ids, tokens])
+            ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(5)], size, axis=1)], axis=1)
+            logits = engine.step(cache, tokens, np.arange(size), route=engine.leaving_out(out))
+            expected = windowed_skipping_logits(model, ids, ran)[-size:]
+            np.testing.assert_allclose(logits, expected, atol=1e-3, err_msg=f"seed {seed}, {len(ids)} tokens")
 
 
 def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle, six_layers: Path) -> None:
@@ -128,6 +221,22 @@ def test_groups_join_whatever_always_runs() -> None:
     assert grouped(6, [(2,), (3,)]) == [(0, 1), (2,), (3,), (4, 5)]
     assert grouped(6, [(2, 3)], never=[1, 4]) == [(0,), (2, 3), (5,)]
     assert grouped(6, [], never=[2, 3]) == [(0, 1, 4, 5)]
+
+
+LAYER_OF_135M = 81_270_000 / 30  # bytes of SmolLM2-135M's bundle in int4, for each of its layers
+
+
+def test_segments_add_files_and_change_none(quantized: list[Bundle]) -> None:
+    """A model with the weights of a real one grows by less than 1%: what is added does not hang on their size."""
+    whole, *segmented = ({f.path: f for f in open_bundle(each.root).manifest.files} for each in quantized)
+    for bundle, files in zip(quantized[1:], segmented, strict=True):
+        parts = {segment.path for segment in bundle.manifest.segments}
+        assert {path: files[path].sha256 for path in files if path not in parts} == {
+            path: file.sha256 for path, file in whole.items()
+        }
+        grown = sum(f.stat().st_size for f in bundle.root.rglob("*") if f.is_file())
+        grown -= sum(f.stat().st_size for f in quantized[0].root.rglob("*") if f.is_file())
+        assert sum(files[path].size for path in parts) < grown < 0.01 * LAYER_OF_135M * LAYERS
 
 
 def test_segments_share_the_weights(by_layer: Bundle, by_half: Bundle) -> None:
