@@ -23,6 +23,7 @@ sys.path.insert(0, str(FOLDER))
 import skip_drafts  # noqa: E402
 import skip_sets  # noqa: E402
 import skipping  # noqa: E402
+import summaries  # noqa: E402
 
 
 def figures(skip: str, perplexity: float, speed: float) -> SkipFigures:
@@ -160,6 +161,7 @@ def test_one_run_measures_bundles_policies_sets_and_drafts(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pytest.importorskip("matplotlib", reason="the run ends with a plot")
     monkeypatch.setattr(skip_drafts, "TOKENS", 8)
     text, questions = tmp_path / "text.txt", tmp_path / "questions.jsonl"
     text.write_text(" ".join(SENTENCES))
@@ -197,3 +199,18 @@ def test_without_a_text_only_the_cost_of_segments_is_measured(by_half: Bundle, t
     assert [row["parts"] for row in found["segments"]] == [6, 4, 3, 1]
     assert (found["policies"], found["left_out"], found["drafts"]) == ([], {}, {})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["skipping.json"]
+
+
+def test_an_articles_beginning_is_its_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "questions.jsonl"
+    rows = [
+        {"category": "summarization", "question_id": 1, "turns": ["Summarize: One. Two! Three? Four. Five."]},
+        {"category": "qa", "question_id": 2, "turns": ["Why?"]},
+    ]
+    asked.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    out = tmp_path / "sum.jsonl"
+    monkeypatch.setattr(sys, "argv", ["summaries", "--questions", str(asked), "--out", str(out)])
+    assert summaries.main() == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [
+        {"text": "One. Two! Three? Four. Five.", "summary": "One. Two! Three?"}
+    ]

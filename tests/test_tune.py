@@ -367,6 +367,17 @@ def test_routers_of_another_model_are_refused(tuned: Path, tmp_path: Path) -> No
         edge.export(other, tmp_path / "other.edge", weights="fp32", segments=1)
 
 
+def test_routers_that_were_fitted_to_other_weights_are_refused(tuned: Path, tmp_path: Path) -> None:
+    """Of a model of the same size, which their shape does not tell."""
+    other = Path(shutil.copytree(tuned, tmp_path / "other"))
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] + 1
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="routers of another model: they were fitted to other weights"):
+        edge.export(other, tmp_path / "other.edge", weights="fp32", segments=1, check=False)
+    assert not (tmp_path / "other.edge").exists()
+
+
 def test_batches_hang_on_seed_and_number_alone() -> None:
     examples = [Example(np.arange(n, 2 * n), None if n % 2 else n // 3) for n in range(40, 75)]
     run = batches(examples, 4, seed=5)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import sha256_of
 from edge.errors import CheckpointError, InputError
 from edge.export.quantize.base import Progress
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ROUTERS = "routers.safetensors"
 ABOUT = "tuning.json"
 KEY = "routers"  # the tensor [units, H + 1] in ROUTERS
+OF = "weights_sha256"  # in its metadata: of the weights that it was fitted to
+WEIGHTS = "model.safetensors"
 
 
 def write_result(
@@ -51,10 +54,11 @@ def write_result(
             progress(done, len(checkpoint.names()), "merging the adapters")
             values = checkpoint.read(name)
             tensors[name] = torch.from_numpy(values + deltas[name] if name in deltas else values.copy())
-        save_file(tensors, part / "model.safetensors", metadata={"format": "pt"})
+        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
         del tensors
         if routers is not None:
-            save_file({KEY: torch.from_numpy(routers)}, part / ROUTERS)
+            fitted_to = {OF: sha256_of(part / WEIGHTS)}
+            save_file({KEY: torch.from_numpy(routers)}, part / ROUTERS, metadata=fitted_to)
         files: dict[str, Any] = {"config.json": _config(checkpoint.config), ABOUT: about}
         if checkpoint.generation:
             files["generation_config.json"] = checkpoint.generation
@@ -99,11 +103,11 @@ def read_routers(root: Path, layers: int, hidden_size: int) -> tuple[NDArray[np.
     path = root / ROUTERS
     if not path.is_file():
         return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        routers = np.asarray(load_file(path)[KEY])
+        with safe_open(path, "numpy") as file:
+            routers, fitted_to = np.asarray(file.get_tensor(KEY)), (file.metadata() or {}).get(OF)
         unit = int(json.loads((root / ABOUT).read_text(encoding="utf-8"))["unit"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
         raise CheckpointError(f"{path} and {ABOUT} beside it cannot be read as routers ({e}); tune again.") from None
@@ -111,5 +115,10 @@ def read_routers(root: Path, layers: int, hidden_size: int) -> tuple[NDArray[np.
     if routers.shape != shape or routers.dtype != np.float32:
         raise CheckpointError(
             f"{path} holds routers of another model: {routers.dtype} of shape {routers.shape}, not float32 of {shape}."
+        )
+    weights = root / WEIGHTS
+    if fitted_to is not None and weights.is_file() and sha256_of(weights) != fitted_to:
+        raise CheckpointError(
+            f"{path} holds routers of another model: they were fitted to other weights than {weights} holds."
         )
     return routers, unit

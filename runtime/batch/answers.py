@@ -129,7 +129,7 @@ class Batch:
     def _cache(self, prompt: int, options: GenerateOptions, slot: int) -> KVCache:
         """A cache for a prompt of so many tokens, as large as when it is answered alone."""
         cache = self._engine.new_cache(self._capacity)
-        cache.capacity = min(self._engine.context, prompt + options.max_tokens)
+        cache.capacity = cache.ends = min(self._engine.context, prompt + options.max_tokens)
         cache.prompt = prompt
         self._slots.give(cache, slot)
         return cache
