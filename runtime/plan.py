@@ -109,7 +109,7 @@ def make_plan(
         wide: whether the run uses the wide form of a bundle that has one.
         kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says, rather the first.
         present: bytes that this process has resident already; see `MemoryModel`.
-        reproducible: whether the prompt's chunk is the same whatever drafts; it shrinks where nothing is drafted alone.
+        reproducible: whether the prompt's chunk is the same whatever drafts: it shrinks only where nothing is drafted.
 
     Raises:
         InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
