@@ -72,7 +72,7 @@ def open_engine(
         InputError: there is no such policy, or the bundle lacks what it needs; or as `Engine`.
         BundleError: the graph cannot be loaded.
     """
-    policy = _policy(bundle, skip, speculate)
+    policy = segments_policy(bundle, skip, speculate)
     kv = kv_dtypes(bundle, kv, whole=policy is None)[0] if plan is None else plan.demand.kv
     if policy is None:
         trees = branches(speculate, bundle) and not reproducible and kv == FLOAT32
@@ -84,8 +84,12 @@ def open_engine(
     return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)
 
 
-def _policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
-    """How segments run, where the engine is one over segments."""
+def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
+    """How segments run, where the engine is one over segments; None where the whole graph runs.
+
+    Raises:
+        InputError: there is no such policy or drafter, or the bundle cannot have it, or not both together.
+    """
     skipping, drafting = make_policy(skip, bundle), parts_of_model(speculate, bundle)
     if skipping is not None and drafting is not None:
         raise InputError(
@@ -161,7 +165,7 @@ def start(
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
     # What is wrong with these is said before anything is loaded.
     check_argument(speculate, bundle)
-    whole = _policy(bundle, skip, speculate) is None
+    whole = segments_policy(bundle, skip, speculate) is None
     # What is reproducible depends neither on a measurement nor on the memory that drafts leave.
     kinds = kv_dtypes(bundle, FLOAT32 if reproducible and kv == AUTO else kv, whole=whole)
     if once is not None and len(kinds) > 1 and not branches(speculate, bundle):  # drafts that branch read floats

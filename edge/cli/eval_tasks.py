@@ -146,22 +146,13 @@ def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: st
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
-    from edge.runtime.loading import kv_dtypes
-    from edge.runtime.skip import make_policy
-    from edge.runtime.speculate.base import AUTO, OFF, parts_of_model
+    from edge.runtime.loading import kv_dtypes, segments_policy
+    from edge.runtime.speculate.base import AUTO, OFF
 
     if bundle.manifest.text is not None and speculate != OFF:
         raise InputError(f"{bundle.root} turns one text into another; --speculate means nothing to it.")
-    drafting, whole = parts_of_model(speculate, bundle), True
-    for skip in skips:
-        skipping = make_policy(skip, bundle)
-        if skipping is not None and drafting is not None:
-            raise InputError(
-                f"--speculate {speculate} needs the whole model to check its drafts, which --skip {skip} does not run; "
-                "choose one of the two."
-            )
-        whole = whole and skipping is None and drafting is None
-    return kv_dtypes(bundle, kv or AUTO, whole=whole)[0]
+    policies = [segments_policy(bundle, skip, speculate) for skip in skips]
+    return kv_dtypes(bundle, kv or AUTO, whole=all(policy is None for policy in policies))[0]
 
 
 def _answerer(
