@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from graph_harness import TinyCheckpoint
+from graph_harness import TinyCheckpoint, tiny_manifest
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.graph.encoder_decoder import build_encoder_decoder
-from edge.manifest import FORMAT_VERSION, Manifest, Source, TextFormat, Tokens
+from edge.manifest import TextFormat, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 
@@ -48,25 +48,8 @@ class Pair:
         self.writer = writer = BundleWriter(target)
         built = build_encoder_decoder(TinyCheckpoint(model), weights, writer, max_context)
         writer.flush()
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            producer="test",
-            name="tiny",
-            family=built.family,
-            kind="encoder-decoder",
-            weights="fp32",
-            dims=built.dims,
-            context=max_context,
-            graphs=built.graphs,
-            kv=built.kv,
-            groups=built.groups,
-            tokens=Tokens(None, [1], 0, False),
-            chat_template=None,
-            source=Source("tiny", "directory"),
-            encoder=built.encoder,
-            cross=built.cross,
-            text=TextFormat(decoder_start=[0]),
-        )
+        own = {"encoder": built.encoder, "cross": built.cross, "text": TextFormat(decoder_start=[0])}
+        manifest = tiny_manifest(built, "encoder-decoder", max_context, Tokens(None, [1], 0, False), **own)
         self.engine = Engine(Bundle(writer.staging, manifest))
 
     def encode(self, ids: np.ndarray) -> KVCache:

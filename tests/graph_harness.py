@@ -15,7 +15,26 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from edge.bundle import BundleWriter
 from edge.export.graph import DecoderGraph, build_decoder
 from edge.export.quantize.base import FloatTensor, QTensor
+from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.providers import cpu
+
+
+def tiny_manifest(built: Any, kind: str, context: int, tokens: Tokens, **others: Any) -> Manifest:
+    """The manifest of a tiny model's float32 graphs, which have no tokenizer. others: further fields."""
+    fields = {"graphs": built.graphs, "kv": built.kv, "groups": built.groups, "dims": built.dims, **others}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        producer="test",
+        name="tiny",
+        family=built.family,
+        kind=kind,
+        weights="fp32",
+        context=context,
+        tokens=tokens,
+        chat_template=None,
+        source=Source("tiny", "directory"),
+        **fields,
+    )
 
 
 @dataclass

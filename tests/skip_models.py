@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edge.bundle import Bundle
-from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
+from edge.manifest import Tokens
 
 
 def torch_model(folder: Path) -> Any:
@@ -63,7 +63,7 @@ def windowed_skipping_logits(model: Any, ids: np.ndarray, ran: np.ndarray) -> np
 
 def segmented(target: Path, model: Any, unit: int | str, max_context: int = 64) -> Bundle:
     """A decoder's graph with its segments, in float32 and without a tokenizer."""
-    from graph_harness import TinyCheckpoint, float_matrices
+    from graph_harness import TinyCheckpoint, float_matrices, tiny_manifest
 
     from edge.bundle import BundleWriter
     from edge.export.graph import build_decoder
@@ -72,21 +72,6 @@ def segmented(target: Path, model: Any, unit: int | str, max_context: int = 64) 
     checkpoint, writer = TinyCheckpoint(model), BundleWriter(target)
     built = build_decoder(checkpoint, float_matrices(checkpoint), writer, max_context)
     writer.flush()
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        producer="test",
-        name="tiny",
-        family=built.family,
-        kind="decoder",
-        weights="fp32",
-        dims=built.dims,
-        context=max_context,
-        graphs=built.graphs,
-        kv=built.kv,
-        groups=built.groups,
-        tokens=Tokens(1, [2], 0, False),
-        chat_template=None,
-        source=Source("tiny", "directory"),
-    )
+    manifest = tiny_manifest(built, "decoder", max_context, Tokens(1, [2], 0, False))
     segments = write_segments(writer, manifest, unit)
     return Bundle(writer.staging, dataclasses.replace(manifest, segments=segments))

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graph_harness import TinyCheckpoint, float_matrices, relative_error
+from graph_harness import TinyCheckpoint, float_matrices, relative_error, tiny_manifest
 from transformers import WhisperFeatureExtractor
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.frontend import build_frontend
-from edge.manifest import FORMAT_VERSION, Manifest, Source, Speech, Tokens
+from edge.manifest import Speech, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import BLOCKED, Engine, Tree
 
@@ -37,25 +37,9 @@ class Speaker:
         built = build_encoder_decoder(checkpoint, float_matrices(checkpoint), writer, 60)
         frontend = build_frontend(checkpoint.config, writer)
         writer.flush()
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            producer="test",
-            name="tiny",
-            family=built.family,
-            kind="encoder-decoder",
-            weights="fp32",
-            dims=built.dims,
-            context=60,
-            graphs=[*built.graphs, frontend],
-            kv=built.kv,
-            groups=built.groups,
-            tokens=Tokens(END, [END], END, False),
-            chat_template=None,
-            source=Source("tiny", "directory"),
-            encoder=built.encoder,
-            cross=built.cross,
-            speech=Speech(16_000, WINDOW, START, IDS["<|notimestamps|>"], IDS["<|0.00|>"]),
-        )
+        speech = Speech(16_000, WINDOW, START, IDS["<|notimestamps|>"], IDS["<|0.00|>"])
+        own = {"encoder": built.encoder, "cross": built.cross, "speech": speech, "graphs": [*built.graphs, frontend]}
+        manifest = tiny_manifest(built, "encoder-decoder", 60, Tokens(END, [END], END, False), **own)
         self.engine = Engine(Bundle(writer.staging, manifest))
         self.extractor = WhisperFeatureExtractor(feature_size=self.model.config.num_mel_bins, chunk_length=1)
 

@@ -298,8 +298,16 @@ def test_two_profiles_are_shown_side_by_side(tmp_path: Path, capsys: pytest.Capt
         (["--compare", "a.json"], "'--compare' requires 2 arguments"),
         (["--compare", "a.json", "b.json", "--html", "x.html"], "writes no report; leave --html away."),
         (["x.edge", "--provider", "tpu"], "There is no provider 'tpu' here"),
+        (["x.edge", "--drafter", "lookup"], "--drafter says what --speculate measures; give --speculate too, or"),
+        (["x.edge", "--speculate", "--drafter", "look"], "There is no drafter 'look'; there are auto, off, blend, "),
+        (["x.edge", "--speculate", "--drafter", "model"], "The drafter model needs to be told which; write it as in"),
+        (["x.edge", "--speculate", "--drafter", "off"], "Plain decoding is measured beside every drafter; leave"),
+        (["x.edge", "--speculate", "--drafter", "lookup"], "There is no bundle at x.edge; edge export makes one."),
+        (["x.edge", "--speculate", "--provider", "tpu"], "measures on cpu alone; leave --provider tpu away."),
+        (["--compare", "a.json", "b.json", "--speculate"], "--compare takes two profiles, measures nothing, writes no "
+         "report; leave --speculate away."),
     ],
-)
+)  # fmt: skip
 def test_the_command_refuses_in_one_sentence(
     args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,28 +108,6 @@ def test_a_tree_is_right_at_a_position_where_any_of_its_branches_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "sentence"),
-    [
-        (["x.edge", "--drafter", "lookup"], "--drafter says what --speculate measures; give --speculate too, or"),
-        (["x.edge", "--speculate", "--drafter", "look"], "There is no drafter 'look'; there are auto, off, blend, "),
-        (["x.edge", "--speculate", "--drafter", "model"], "The drafter model needs to be told which; write it as in"),
-        (["x.edge", "--speculate", "--drafter", "off"], "Plain decoding is measured beside every drafter; leave"),
-        (["x.edge", "--speculate", "--drafter", "lookup"], "There is no bundle at x.edge; edge export makes one."),
-        (["x.edge", "--speculate", "--provider", "tpu"], "measures on cpu alone; leave --provider tpu away."),
-        (["--compare", "a.json", "b.json", "--speculate"], "--compare takes two profiles, measures nothing, writes no "
-         "report; leave --speculate away."),
-    ],
-)  # fmt: skip
-def test_the_command_refuses_in_one_sentence(
-    args: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["profile", *args]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and sentence in captured.err and captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("name", "sentence"),
     [("self=exit", "tiny-llama has no segments"), ("self", "tiny-llama has no segments"),
      ("model=no-such.edge", "There is no bundle at no-such.edge")],
