@@ -69,7 +69,7 @@ def reference(
             answer = list(start)
             for _ in range(ANSWER):
                 ids = torch.tensor([answer])
-                out = model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False)
+                out = model(encoder_outputs=encoded, **_whole(ids), use_cache=False)
                 answer.append(int(out.logits[0, -1].argmax()))
                 if answer[-1] == model.config.eos_token_id:
                     break
@@ -88,6 +88,14 @@ def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVC
     return compare(recorded.logits, _EnginePairs(engine, recorded.sources, encode), recorded.logits.texts)
 
 
+def _whole(ids: Any) -> dict[str, Any]:
+    """Decoder tokens [1, S], all of which count: T5Gemma would hide those that have the padding token's id, and a model
+    may say that one."""
+    import torch
+
+    return {"decoder_input_ids": ids, "decoder_attention_mask": torch.ones_like(ids)}
+
+
 class _TorchPairs:
     def __init__(self, model: Any, sources: Sources, features: Callable[[Input], Any]) -> None:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -98,7 +106,7 @@ class _TorchPairs:
 
         given = self._features(self._sources[tokens.tobytes()])
         with torch.no_grad():
-            out = self._model(**given, decoder_input_ids=torch.from_numpy(tokens)[None], use_cache=False)
+            out = self._model(**given, **_whole(torch.from_numpy(tokens)[None]), use_cache=False)
         yield out.logits[0].numpy()
 
 
