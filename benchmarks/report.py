@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,9 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
+COLOURS = ("#d1495b", "#30638e", "#edae49", "#00798c", "#8d96a3", "#6a4c93", "#a1662f", "#7fb069")
+
+
 @dataclass(frozen=True)
 class Panel:
     """One diagram: a group of bars for every metric, which stands under it as its tick."""
@@ -165,7 +169,7 @@ def plot(panels: Sequence[Panel], engines: Sequence[str], title: str, path: Path
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    colours = dict(zip(engines, ["#d1495b", "#30638e", "#edae49", "#00798c", "#8d96a3", "#6a4c93"], strict=False))
+    colours = dict(zip(engines, itertools.cycle(COLOURS), strict=False))
     panels = [panel for panel in panels if any(metric.rounds for metric in panel.metrics.values())]
     rows = -(-len(panels) // 2)
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)

@@ -66,6 +66,14 @@ def test_a_peer_without_a_figure_is_a_dash_and_no_ratio() -> None:
     assert row.endswith(" - |")
 
 
+def test_a_picture_has_bars_for_any_number_of_engines(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [f"engine {i}" for i in range(len(report.COLOURS) + 2)]
+    metric = report.Metric("decode @ 16", "tokens/s", True, {name: [1.0, 2.0] for name in names})
+    report.plot([report.Panel("Decode", {"16": metric})], names, "title", tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 1000
+
+
 def test_a_picture_has_no_diagram_of_what_was_not_measured(tmp_path: Path) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     empty = report.Panel("With drafts", {})
