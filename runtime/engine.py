@@ -98,6 +98,7 @@ class Engine:
         source = None if plan is None else plan.demand.source
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
         self._inputs = self._open_decoder()
+        self.chooses = any(value.name == "tokens" for value in self._session.get_outputs())
         release_mapped(bundle.path(WEIGHTS))
         if frugal:
             cpu.release_unused()
@@ -112,7 +113,6 @@ class Engine:
             from edge.runtime.wide import wide_form
 
             self.wide = wide_form(self)
-        self.chooses = any(value.name == "tokens" for value in self._session.get_outputs())
         return {value.name for value in self._session.get_inputs()}
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:

@@ -20,12 +20,11 @@ from edge.runtime.providers import cpu
 from edge.runtime.text import Text
 
 
-@pytest.mark.parametrize("vocab", [64, 320, 49152, 151936])
+@pytest.mark.parametrize("vocab", [50, 64, 320, 1031, 49152, 50257, 151936])
 def test_the_first_of_the_largest_logits_is_found_wherever_it_stands(vocab: int) -> None:
     builder, block = new_graph("likeliest"), block_size(vocab)
-    assert block is not None
     logits = builder.input("logits", ir.DataType.FLOAT, [1, "R", vocab])
-    add_output(builder, likeliest(builder.op, logits, vocab, block), "tokens", [1, "R"], INT64)
+    add_output(builder, likeliest(builder.op, logits, vocab), "tokens", [1, "R"], INT64)
     model = ir.to_proto(ir.Model(builder.graph, ir_version=10)).SerializeToString()
     onnx.checker.check_model(model)
     cpu.share_thread_pool(2)  # as another test may have done before
@@ -35,15 +34,15 @@ def test_the_first_of_the_largest_logits_is_found_wherever_it_stands(vocab: int)
     rng = np.random.default_rng(vocab)
     for rows in (1, 2, 7):
         given = rng.integers(-4, 5, (1, rows, vocab)).astype(np.float32)  # many equals
-        given[0, 0, [block - 1, vocab - 1]] = 9
+        given[0, 0, [min(block, vocab) - 1, vocab - 1]] = 9
         given[0, -1] = -3
         found = session.run(["tokens"], {"logits": given})[0]
         assert found.dtype == np.int64 and np.array_equal(found, given.argmax(axis=2))
 
 
-def test_vocabularies_that_cannot_be_cut_into_blocks_are_left_as_they_are() -> None:
-    assert [block_size(v) for v in (49152, 262144, 32000, 128256)] == [256] * 4
-    assert block_size(50257) is None
+def test_blocks_divide_the_vocabulary_where_they_can() -> None:
+    assert [block_size(v) for v in (49152, 262144, 32000, 128256, 50257)] == [256] * 5
+    assert [block_size(v) for v in (6000, 151936, 32003)] == [250, 128, 256]
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -63,14 +62,26 @@ def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, reproducible: bool)
 
 @pytest.mark.parametrize("speculate", ["off", "lookup", "trigram"])
 def test_a_greedy_answer_takes_no_logits_from_the_graph_behind_its_prompt(tiny_bundle: Bundle, speculate: str) -> None:
+    assert_no_logits_leave(tiny_bundle, "la la la la la", speculate=speculate)
+
+
+@pytest.mark.parametrize("options", [{"skip": "unified:0.3"}, {"speculate": "self=2,3"}], ids=str)
+def test_nor_does_one_over_segments(by_layer: Bundle, options: dict[str, str]) -> None:
+    """But for what `self` drafts, whose steps are told their route: it asks how sure it is."""
+    assert_no_logits_leave(by_layer, "The moon turns and turns and turns", **options)
+
+
+def assert_no_logits_leave(bundle: Bundle, prompt: str, **options: str) -> None:
+    """Behind the prompt of a greedy answer, which is the same as where they do."""
+
     def answer(chooses: bool) -> tuple[list[int], int]:
-        """The answer, and the steps whose logits were taken."""
-        model = load(tiny_bundle.root, context=200, threads=2, speculate=speculate, reproducible=True)
+        """The answer, and the steps of its own whose logits were taken."""
+        model = load(bundle.root, context=200, threads=2, reproducible=True, **options)
         assert isinstance(model, Model)
         model.engine.chooses = chooses
         with mock.patch.object(model.engine, "step", wraps=model.engine.step) as step:
-            ids = model.generate("la la la la la", GenerateOptions(max_tokens=40)).token_ids
-        return ids, step.call_count
+            ids = model.generate(prompt, GenerateOptions(max_tokens=40)).token_ids
+        return ids, sum("route" not in call.kwargs for call in step.call_args_list)
 
     with_logits, without = answer(False), answer(True)
     assert with_logits[0] == without[0] and len(without[0]) > 5

@@ -45,7 +45,8 @@ def halves_and_layers(by_layer: Bundle, by_half: Bundle) -> list[tuple[Bundle, l
 
 
 def assert_segments_are_the_whole_graph(bundle: Bundle, apart: list[tuple[int, ...]]) -> None:
-    """Bit for bit, in steps of many sizes, each with all rows of logits and with the last one."""
+    """Bit for bit, in steps of many sizes, each with all rows of logits, with all likeliest tokens, and with the last
+    row."""
     whole, parts = Engine(bundle, context=64), SegmentedEngine(bundle, Apart(bundle, apart), context=64)
     a, b = whole.new_cache(), parts.new_cache()
     rng = np.random.default_rng(len(apart))
@@ -56,6 +57,8 @@ def assert_segments_are_the_whole_graph(bundle: Bundle, apart: list[tuple[int, .
             assert np.array_equal(expected, found), (bundle.root.name, apart, size)
             if rows is not None:
                 a.truncate(a.length - size)
+                b.truncate(b.length - size)
+                assert parts.chooses and np.array_equal(parts.choose(b, tokens, rows), expected.argmax(axis=1))
                 b.truncate(b.length - size)
 
 
@@ -176,6 +179,23 @@ def test_a_layer_that_joins_late_rotates_by_the_place_in_the_text(by_layer: Bund
     ran = np.ones((LAYERS, 11), bool)
     ran[3, :9] = False
     np.testing.assert_allclose(found, skipping_logits(torch_model(six_layers), ids, ran)[9:], atol=2e-4)
+
+
+def test_likeliest_tokens_are_asked_of_a_route(by_layer: Bundle) -> None:
+    engine = SegmentedEngine(by_layer, Apart(by_layer, [(2,), (4,)]), context=64)
+    cache, tokens, rows = engine.new_cache(), np.arange(30, 41), np.arange(11)
+    said = dict[tuple[int, ...], list[int]]()
+    for out in ([], [2], [2, 4]):
+        route = engine.leaving_out(out)
+        wanted = engine.step(cache, tokens, rows, route=route).argmax(axis=1)
+        cache.truncate(0)
+        found = engine.choose(cache, tokens, rows, route=route)
+        assert np.array_equal(found, wanted)
+        assert cache.held.tolist() == [11 if group in route else 0 for group in engine.everything]
+        cache.truncate(0)
+        said[tuple(out)] = found.tolist()
+    assert said[()] != said[2,] != said[2, 4], "the routes differ, and so do these"
+    assert engine.choose(cache, tokens, rows).tolist() == said[()], "the next step is the policy's again"
 
 
 def test_rolling_back_leaves_what_was_there_before(by_layer: Bundle) -> None:

@@ -15,6 +15,7 @@ from edge.errors import ExportError
 from edge.export.graph.step import DECODER, cut_names, write_model
 from edge.manifest import Manifest, Segment
 
+RESULTS = ("logits", "tokens")  # what the last segment says
 Cut = tuple[int, str]  # behind which layer's attention or feed_forward
 
 
@@ -64,7 +65,7 @@ def _between(graph: ir.Graph, before: Cut | None, behind: Cut | None, layers: li
     """The part of the graph between two cuts, from its start or to its end, that fills the caches of `layers`."""
     made = {output.name: output for node in graph for output in node.outputs}
     given = [made[name] for name in cut_names(*before) if name in made] if before else []
-    taken = [made[name] for name in cut_names(*behind) if name in made] if behind else [made["logits"]]
+    taken = [made[name] for name in (cut_names(*behind) if behind else RESULTS) if name in made]
     caches = [made[f"present.{i}.{part}"] for i in layers for part in ("key", "value")]
     part = ir.convenience.extract(graph, [*given, *graph.inputs], [*taken, *caches])
     for value in [value for value in part.inputs if not value.uses()]:

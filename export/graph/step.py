@@ -13,12 +13,13 @@ from transformers import AutoConfig
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.blocks import Step
-from edge.export.graph.linear import Value
+from edge.export.graph.linear import Value, scalar
 from edge.manifest import KVLayer, KVLayout
 
 OPSET = 21
 IR_VERSION = 10  # of the ONNX file format, as opset 21 came with
 DECODER = "graphs/decoder.onnx"
+BLOCK = 256  # logits that the search for the largest one looks at together
 
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 Shape = list[int | str | None]
@@ -122,8 +123,7 @@ def step_graph(
     """The graph of one step.
 
     cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. turned: its values are
-    transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well, where that costs
-    next to nothing.
+    transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well.
     """
     builder = new_graph("decoder")
     input_ids = builder.input("input_ids", INT64, [1, "S"])
@@ -147,29 +147,34 @@ def step_graph(
     logits = decoder(builder.op, input_ids, logit_rows, step)
     _name_cuts(step)
     add_output(builder, logits, "logits", [1, "R", vocab_size])
-    block = block_size(vocab_size)
-    if chooses and block is not None:
-        add_output(builder, likeliest(builder.op, logits, vocab_size, block), "tokens", [1, "R"], INT64)
+    if chooses:
+        add_output(builder, likeliest(builder.op, logits, vocab_size), "tokens", [1, "R"], INT64)
     for i, shape in enumerate(shapes):
         for value, part in zip(step.present[i], ("key", "value"), strict=True):
             add_output(builder, value, f"present.{i}.{part}", shape)
     return builder
 
 
-def block_size(vocab_size: int) -> int | None:
-    """Logits of a block that `likeliest` looks at together; None where the vocabulary cannot be cut into such."""
-    sizes = [size for size in range(64, 1025) if vocab_size % size == 0]
-    return min(sizes, key=lambda size: abs(size - 256), default=None)
+def block_size(vocab_size: int) -> int:
+    """Logits of a block that `likeliest` looks at together: the size next to `BLOCK` that divides the vocabulary, or
+    `BLOCK` itself where there is none."""
+    sizes = [size for size in range(BLOCK // 4, 4 * BLOCK + 1) if vocab_size % size == 0]
+    return min(sizes, key=lambda size: abs(size - BLOCK), default=BLOCK)
 
 
-def likeliest(op: OpBuilder, logits: Value, vocab_size: int, block: int) -> Value:
+def likeliest(op: OpBuilder, logits: Value, vocab_size: int) -> Value:
     """The token with the largest logit of each row, the first of equals: [1, R, V] to [1, R].
 
     First the block with the largest logit, then the place in it. ArgMax over a whole row takes 33 us for 49,152 logits
     and 167 for 262,144 (onnxruntime 1.31, two threads), this 8 and 14, because the search for the largest value alone
-    is vectorized and runs in all threads.
+    is vectorized and runs in all threads. A vocabulary that cannot be cut into blocks is filled up, which copies it.
     """
-    blocks = op.Reshape(logits, [-1, vocab_size // block, block])  # [R, blocks, block]
+    block = block_size(vocab_size)
+    missing = -vocab_size % block
+    if missing:
+        behind = op.initializer(ir.tensor(np.array([0, 0, 0, 0, 0, missing]), name="missing"))
+        logits = op.Pad(logits, behind, scalar(op, "never", -np.inf))
+    blocks = op.Reshape(logits, [-1, (vocab_size + missing) // block, block])  # [R, blocks, block]
     tops = op.ReduceMax(blocks, [2], keepdims=0)
     best = op.ArgMax(tops, axis=-1, keepdims=1)  # [R, 1]
     place = op.ArgMax(op.GatherND(blocks, best, batch_dims=1), axis=-1, keepdims=1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -107,9 +108,28 @@ class SegmentedEngine(Engine):
         route: Route | None = None,
     ) -> NDArray[np.float32]:
         """As `Engine.step`, through the groups of `route`; default: those that the policy chooses."""
+        with self._through(route):
+            return super().step(cache, tokens, rows, tree=tree)
+
+    def choose(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+        route: Route | None = None,
+    ) -> NDArray[np.int64]:
+        """As `Engine.choose`, through the groups of `route`; default: those that the policy chooses."""
+        with self._through(route):
+            return super().choose(cache, tokens, rows, tree=tree)
+
+    @contextmanager
+    def _through(self, route: Route | None) -> Iterator[None]:
+        """The steps inside run the groups of `route`."""
         self._forced = route
         try:
-            return super().step(cache, tokens, rows, tree=tree)
+            yield
         finally:
             self._forced = None
 

@@ -153,9 +153,12 @@ class SelfDraft:
         kept = cache.put_aside(start)
         cache.truncate(start)
         try:
-            text = np.array(context[start : start + WINDOW], np.int64)
-            logits = self._engine.step(cache, text, np.arange(WINDOW), route=route)
-            right = logits.argmax(axis=1) == context[start + 1 : start + WINDOW + 1]
+            text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
+            if self._engine.chooses:
+                said = self._engine.choose(cache, text, rows, route=route)
+            else:
+                said = self._engine.step(cache, text, rows, route=route).argmax(axis=1)
+            right = said == context[start + 1 : start + WINDOW + 1]
         finally:
             cache.put_back(start, kept)
         self._choice.tried(units, float(right.mean()))
