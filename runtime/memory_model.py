@@ -68,6 +68,7 @@ SCORES = 3.15
 # One of sound, in floats per frame and width: in attention queries, keys and values twice, the stream and what comes
 # out; in feed-forward blocks the stream and three copies of what their first product makes. Gaps come on top.
 SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.12
+TWICE = 1  # layers of an encoder, from the first one on, that are packed twice where rows are read precisely
 PARTS = 2  # of the rows that feed-forward blocks take one after the other, where the graph has parts
 WINDOWS = 4  # float copies of a window of sound, and its features
 # A table of a transcription's tokens, and what reading it from tokenizer.json takes, in times the file's size.
@@ -176,6 +177,10 @@ class MemoryModel:
             self._encoder_feed_forward = _width(
                 groups.get("encoder.feed_forward"), own.num_layers, own.hidden_size, dims.intermediate_size
             )
+            if b"finer" in encoder:
+                self._packed += _packed(groups["encoder.cross_attention"])
+                layers = _packed(groups["encoder.attention"]) + _packed(groups["encoder.feed_forward"])
+                self._packed += layers * TWICE // own.num_layers
 
     def footprint(self, demand: Demand) -> Footprint:
         """Bytes by kind for what is asked."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 from graph_harness import TinyCheckpoint, float_matrices, relative_error, tiny_manifest
@@ -13,10 +16,15 @@ from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.export.graph.families import whisper
 from edge.export.graph.frontend import build_frontend
+from edge.export.graph.linear import STEP, rounded
+from edge.export.graph.step import FLOAT, add_output, new_graph
+from edge.export.quantize.encoder_decoder import is_encoders, rows_to_nearest
 from edge.manifest import Speech, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import BLOCKED, Engine, Tree
+from edge.runtime.providers import cpu
 
 START, END = IDS["<|startoftranscript|>"], IDS["<|endoftext|>"]
 WINDOW = 16_000  # samples: one second, 100 frames, 50 positions
@@ -28,13 +36,18 @@ VARIANTS = {
 
 
 class Speaker:
-    """A tiny model, and an engine over its written graphs."""
+    """A tiny model, and an engine over its written graphs: of random weights, or of those given with its encoder in
+    int8."""
 
-    def __init__(self, target: Path, **changes: int) -> None:
-        self.model = tiny_whisper(**changes)
+    def __init__(self, target: Path, model: Any = None, **changes: int) -> None:
+        self.model = tiny_whisper(**changes) if model is None else model
         checkpoint = TinyCheckpoint(self.model)
         writer = BundleWriter(target)
-        built = build_encoder_decoder(checkpoint, float_matrices(checkpoint), writer, 60)
+        weights = dict(float_matrices(checkpoint))
+        if model is not None:
+            values = checkpoint.matrices()
+            weights |= {name: rows_to_nearest(values[name]) for name in weights if is_encoders(name)}
+        built = build_encoder_decoder(checkpoint, weights, writer, 60)
         frontend = build_frontend(checkpoint.config, writer)
         writer.flush()
         speech = Speech(16_000, WINDOW, START, IDS["<|notimestamps|>"], IDS["<|0.00|>"])
@@ -108,3 +121,48 @@ def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(speaker: Speaker
 def test_another_sound_gives_other_logits(speaker: Speaker) -> None:
     logits = [speaker.engine.step(speaker.listen(sound(seed=seed)), text(3))[-1].copy() for seed in (0, 1)]
     assert relative_error(*logits) > 1e-3
+
+
+def test_precise_rows_are_the_sum_of_two_roundings() -> None:
+    builder = new_graph("precise")
+    x = builder.input("x", FLOAT, [1, "S", 64])
+    made = rounded(builder.op, x, None, precise=True)
+    assert made.largest is not None and made.rest is not None
+    parts = {"values": made.values, "rest": made.rest}
+    for name, value in parts.items():
+        add_output(builder, value, name, [1, "S", 64], ir.DataType.UINT8)
+    add_output(builder, made.largest, "largest", [1, "S", 1])
+    model = ir.to_proto(ir.Model(builder.graph, ir_version=10)).SerializeToString()
+    given = np.random.default_rng(0).standard_normal((1, 9, 64)).astype(np.float32)
+    given[0, 3] = 0
+    given[0, 5, 7] = -900
+    cpu.share_thread_pool(2)  # as another test may have done before
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    values, rest, largest = session.run(["values", "rest", "largest"], {"x": given})
+    once = largest * STEP * (values.astype(np.float32) - 128)
+    twice = once + largest * STEP * STEP / 2 * (rest.astype(np.float32) - 128)
+    for found, step in ((once, STEP), (twice, STEP * STEP / 2)):
+        assert (np.abs(found - given) <= 0.501 * step * largest + 1e-6).all()
+    assert np.abs(twice - given).max() < np.abs(once - given).max() / 100
+    assert not twice[0, 3].any(), "a row of zeros stays one"
+
+
+def test_outliers_of_an_encoders_first_layer_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large channel coarsens its whole row in 8 bits."""
+    model = tiny_whisper()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_encoders(name) and parameter.ndim == 2:  # as int8 has them: what differs is the rows
+                parameter.copy_(torch.from_numpy(rows_to_nearest(parameter.numpy()).dequantize()))
+        model.model.encoder.layers[0].self_attn_layer_norm.weight[3] *= 40
+    pcm, ids = sound(), text(20)
+    errors = []
+    for layers in (whisper.PRECISE, 0):
+        monkeypatch.setattr(whisper, "PRECISE", layers)
+        speaker = Speaker(tmp_path / f"{layers}.edge", model)
+        found = speaker.engine.step(speaker.listen(pcm), ids, np.arange(len(ids)))
+        errors.append(relative_error(found, speaker.torch_logits(pcm, ids)))
+    precise, coarse = errors
+    assert 1e-6 < precise < coarse / 2, errors

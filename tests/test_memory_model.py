@@ -137,6 +137,20 @@ def test_what_an_encoder_hands_over_is_counted_by_row(paper_bundle: Bundle) -> N
     assert sound["cross-attention KV"] == 1500 * 2 * 2 * 4 * 16 * FLOAT  # a window, whatever is said in it
 
 
+def test_matrices_whose_rows_are_read_precisely_are_packed_twice(paper_bundle: Bundle) -> None:
+    sizes = {"cross_attention": 7_000, "attention": 20_000, "feed_forward": 40_000}
+    rows = dataclasses.replace(MATRICES, bits=8.0, block_size=64, method="rows")
+    groups = [dataclasses.replace(rows, name=f"encoder.{name}", bytes=size) for name, size in sizes.items()]
+
+    def packed(encoder: bytes) -> int:
+        bundle = encoder_decoder(paper_bundle, "audio", b"", encoder)
+        return running(with_groups(bundle, MATRICES, *groups))["packed weights"]
+
+    layers = encoder_decoder(paper_bundle, "audio").manifest.encoder
+    assert layers is not None
+    assert packed(b"finer") - packed(b"") == 7_000 + 60_000 // layers.num_layers
+
+
 def test_only_attention_that_keeps_its_scores_takes_their_square(paper_bundle: Bundle) -> None:
     def growth(decoder: bytes, encoder: bytes) -> float:
         taken = [
