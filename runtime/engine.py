@@ -66,7 +66,7 @@ class Engine:
 
     wide: Wide | None = None  # the form that long prompts are read in
     _several = False  # whether its session takes several sequences
-    chooses = False  # whether the graph can be asked for the likeliest tokens alone: `choose`
+    chooses: bool  # whether the graph can be asked for the likeliest tokens alone: `choose`
 
     def __init__(
         self,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -9,7 +12,9 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from transformers import AutoConfig, LlamaForCausalLM
 
+import edge
 from edge.bundle import Bundle
 from edge.export.graph.step import INT64, add_output, block_size, likeliest, new_graph
 from edge.runtime.answer import GenerateOptions
@@ -17,6 +22,8 @@ from edge.runtime.engine import Engine
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import cpu
+from edge.runtime.skip.apart import Apart
+from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text import Text
 
 
@@ -58,6 +65,29 @@ def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, reproducible: bool)
             found = engine.choose(other, tokens, rows)
             assert found.dtype == np.int64 and np.array_equal(found, wanted)
         assert one.length == other.length
+
+
+def test_every_form_of_a_decoder_says_it_with_any_vocabulary(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """One that no blocks divide: the whole graph, a KV cache in int8, trees, segments, and several sequences."""
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "odd", ignore=shutil.ignore_patterns("*.safetensors")))
+    config = AutoConfig.from_pretrained(tiny_checkpoint, vocab_size=1031, num_hidden_layers=3)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    options: dict[str, Any] = dict(check=False, candidates=False, draft_text=0, calibration="la " * 400)
+    bundle = edge.export(folder, tmp_path / "odd.edge", weights="int8", trees=True, segments=1, **options)
+    forms: dict[str, Engine] = {kv: Engine(bundle, context=64, kv=kv) for kv in ("float32", "int8")}
+    forms["trees"] = Engine(bundle, context=64, trees=True)
+    forms["segments"] = SegmentedEngine(bundle, Apart(bundle, []), context=64)
+    tokens, rows = np.arange(3, 10), np.arange(7)
+    for name, engine in forms.items():
+        assert b"Pad" in engine._decoder()[1], name
+        cache = engine.new_cache()
+        wanted = engine.step(cache, tokens, rows).argmax(axis=1)
+        cache.truncate(0)
+        assert np.array_equal(engine.choose(cache, tokens, rows), wanted), name
+    model = Model(bundle, forms["float32"], Text(bundle), speculate="off")
+    prompts, length = ["la la", "The moon", "a b c"], GenerateOptions(max_tokens=12)
+    alone = [model.generate(prompt, length, raw=True).token_ids for prompt in prompts]
+    assert [each.token_ids for each in model.generate_all(prompts, length, raw=True)] == alone
 
 
 @pytest.mark.parametrize("speculate", ["off", "lookup", "trigram"])

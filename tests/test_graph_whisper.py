@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -15,15 +16,16 @@ from transformers import WhisperFeatureExtractor
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.bundle import Bundle, BundleWriter
-from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.export.graph.encoder_decoder import ENCODER, build_encoder_decoder
 from edge.export.graph.families import whisper
 from edge.export.graph.frontend import build_frontend
-from edge.export.graph.linear import STEP, rounded
+from edge.export.graph.linear import FINER, STEP, rounded
 from edge.export.graph.step import FLOAT, add_output, new_graph
 from edge.export.quantize.encoder_decoder import is_encoders, rows_to_nearest
 from edge.manifest import Speech, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import BLOCKED, Engine, Tree
+from edge.runtime.memory_model import TWICE
 from edge.runtime.providers import cpu
 
 START, END = IDS["<|startoftranscript|>"], IDS["<|endoftext|>"]
@@ -36,15 +38,14 @@ VARIANTS = {
 
 
 class Speaker:
-    """A tiny model, and an engine over its written graphs: of random weights, or of those given with its encoder in
-    int8."""
+    """A tiny model, and an engine over its written graphs, whose encoder may be in int8."""
 
-    def __init__(self, target: Path, model: Any = None, **changes: int) -> None:
+    def __init__(self, target: Path, model: Any = None, *, int8: bool = False, **changes: int) -> None:
         self.model = tiny_whisper(**changes) if model is None else model
         checkpoint = TinyCheckpoint(self.model)
         writer = BundleWriter(target)
         weights = dict(float_matrices(checkpoint))
-        if model is not None:
+        if int8:
             values = checkpoint.matrices()
             weights |= {name: rows_to_nearest(values[name]) for name in weights if is_encoders(name)}
         built = build_encoder_decoder(checkpoint, weights, writer, 60)
@@ -149,6 +150,24 @@ def test_precise_rows_are_the_sum_of_two_roundings() -> None:
     assert not twice[0, 3].any(), "a row of zeros stays one"
 
 
+def test_the_first_layer_and_the_decoders_keys_and_values_are_read_precisely(tmp_path: Path) -> None:
+    speaker = Speaker(tmp_path / "x.edge", int8=True, encoder_layers=3, decoder_layers=2)
+    graph = onnx.load(speaker.engine.bundle.path(ENCODER), load_external_data=False).graph
+    finer = {tensor.name for tensor in graph.initializer if FINER in tensor.name}
+    readers = {n.input[1] for n in graph.node if n.op_type == "MatMulIntegerToFloat" and finer & set(n.input)}
+    all_read = {n.input[1] for n in graph.node if n.op_type == "MatMulIntegerToFloat"}
+    first = {name for name in all_read if name.startswith("layers.0.")}
+    cross = {name for name in all_read if name.startswith("cross.")}
+    assert (len(first), len(cross)) == (6, 4) and readers == first | cross < all_read
+    assert TWICE == whisper.PRECISE, "the memory model counts as many layers"
+    assert FINER.encode() in speaker.engine.bundle.path(ENCODER).read_bytes(), "it goes by this name"
+
+
+def test_float_weights_have_no_use_for_it(tmp_path: Path) -> None:
+    speaker = Speaker(tmp_path / "x.edge")
+    assert FINER.encode() not in speaker.engine.bundle.path(ENCODER).read_bytes()
+
+
 def test_outliers_of_an_encoders_first_layer_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large channel coarsens its whole row in 8 bits."""
     model = tiny_whisper()
@@ -161,7 +180,7 @@ def test_outliers_of_an_encoders_first_layer_cost_little(tmp_path: Path, monkeyp
     errors = []
     for layers in (whisper.PRECISE, 0):
         monkeypatch.setattr(whisper, "PRECISE", layers)
-        speaker = Speaker(tmp_path / f"{layers}.edge", model)
+        speaker = Speaker(tmp_path / f"{layers}.edge", model, int8=True)
         found = speaker.engine.step(speaker.listen(pcm), ids, np.arange(len(ids)))
         errors.append(relative_error(found, speaker.torch_logits(pcm, ids)))
     precise, coarse = errors

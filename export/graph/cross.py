@@ -172,7 +172,7 @@ def capped(op: OpBuilder, x: Value, cap: float) -> Value:
 
 
 class CrossKeysValues(nn.Module):
-    """Keys and values of every decoder layer's cross-attention, a layer's in one product where their formats allow it.
+    """Keys and values of every decoder layer's cross-attention, a layer's in one product where these are packed.
 
     Not all layers' in one: of 30 s of audio that product is 37 MB for Whisper base, and scaling, biases and taking it
     apart would each make another copy.

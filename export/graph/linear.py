@@ -143,8 +143,8 @@ class Projections(nn.Module):
     """Linear layers that read the same input: one product wherever their formats allow it.
 
     Returns one packed output, or one for each of `names`. bias: whether they have one, or the names of those that do.
-    precise: see `Linear`; these stand apart, because two packed products would be the most that an encoder holds at
-    a time.
+    precise: see `Linear`; matrices in int8 stand apart then, because two packed products would be the most that an
+    encoder holds at a time.
     """
 
     def __init__(
@@ -160,7 +160,9 @@ class Projections(nn.Module):
         super().__init__()
         self.precise = precise
         biased = set(names if bias else ()) if isinstance(bias, bool) else set(bias)
-        stored = [] if precise else weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
+        matrices = [f"{n}.weight" for n in names]
+        apart = precise and weights.in_rows(matrices)
+        stored = [] if apart else weights.matrices(matrices, f"{packed}.weight", group)
         if len(stored) == 1:
             b = None
             if biased:

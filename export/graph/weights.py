@@ -133,6 +133,11 @@ class Weights:
         weight = self._matrix(name)
         return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
 
+    def in_rows(self, names: Sequence[str]) -> bool:
+        """Whether all of these matrices are in int8, for rows that are each rounded in steps of their own."""
+        parts = (self._matrix(name) for name in names)
+        return all(isinstance(part, RowsTensor) and part.step is None for part in parts)
+
     def groups(self) -> list[TensorGroup]:
         """What was stored so far, by group."""
         return [tally.group(name) for name, tally in self._tallies.items()]

@@ -18,10 +18,10 @@ FREE = {"Reshape", "Squeeze", "Unsqueeze", "Shape", "Identity"}  # the result is
 LOOKUPS = {"Gather", "GatherBlockQuantized", "Slice"}  # read as much as they write, not all that they could
 MOVES = {"Transpose", "Concat", "Split", "Pad", "Cast", "Expand"}
 ONE_EACH = {
-    "Abs", "Add", "BiasGelu", "Clip", "Div", "Erf", "Exp", "FastGelu", "Gelu", "LayerNormalization", "Log", "Max",
-    "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "QuickGelu", "ReduceMax", "ReduceMean", "ReduceSum", "Relu",
-    "Sigmoid", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
-    "Softmax", "Sqrt", "Sub", "Tanh", "Where",
+    "Abs", "Add", "BiasGelu", "Clip", "DequantizeLinear", "Div", "Erf", "Exp", "FastGelu", "Gelu",
+    "LayerNormalization", "Log", "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "QuickGelu", "ReduceMax",
+    "ReduceMean", "ReduceSum", "Relu", "Sigmoid", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "Softmax", "Sqrt", "Sub", "Tanh", "Where",
 }  # fmt: skip
 
 

@@ -115,7 +115,7 @@ class _Group:
 
     @property
     def caches(self) -> list[str]:
-        """The outputs that are no part of the stream: the KV cache's, and the last group's logits."""
+        """The outputs that are no part of the stream: the KV cache's, and what the last group says."""
         return [name for name in self.outputs if not _is_stream(name)]
 
 

@@ -107,7 +107,8 @@ class SegmentsBound(Binding):
 
 
 class SegmentStep(StepBuffers):
-    """A step of S tokens with R rows of logits [1, R, V], `made`: one of those that share what is `bound`."""
+    """A step of S tokens, and what it has `made` of R of them (see `StepBuffers`): one of those that share what is
+    `bound`."""
 
     def __init__(self, bound: SegmentsBound, size: int, made: NDArray[Any]) -> None:
         super().__init__(size, made)

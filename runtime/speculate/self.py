@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.runtime.generate import reader
 from edge.runtime.memory_model import GRAPH
+from edge.runtime.sampling import greedy
 from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
@@ -154,11 +156,9 @@ class SelfDraft:
         cache.truncate(start)
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
-            if self._engine.chooses:
-                said = self._engine.choose(cache, text, rows, route=route)
-            else:
-                said = self._engine.step(cache, text, rows, route=route).argmax(axis=1)
-            right = said == context[start + 1 : start + WINDOW + 1]
+            step, choose = reader(self._engine, greedy)
+            said = [choose(row) for row in step(cache, text, rows, route=route)]
+            right = np.equal(said, context[start + 1 : start + WINDOW + 1])
         finally:
             cache.put_back(start, kept)
         self._choice.tried(units, float(right.mean()))
