@@ -58,6 +58,9 @@ class TinyCheckpoint:
     def read(self, name: str) -> np.ndarray:
         return self._tensors[name].copy()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
     def matrices(self) -> dict[str, np.ndarray]:
         return {n: self.read(n) for n, t in self._tensors.items() if t.ndim == 2 and n.endswith(".weight")}
 

@@ -7,7 +7,8 @@ import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,13 +79,12 @@ class Parts(PathEngine):
     def leaving_out(self, segments: Sequence[int]) -> tuple[int, ...]:
         return 0, 2
 
-    def step(self, *args: Any, route: tuple[int, ...] | None = None, **more: Any) -> np.ndarray:
-        if route is None:
-            return super().step(*args, **more)
+    @contextmanager
+    def through(self, route: tuple[int, ...]) -> Iterator[None]:
         self.short, known = True, self._known
         self._known = {}
         try:
-            return super().step(*args, **more)
+            yield
         finally:
             self.short, self._known = False, known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,22 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from graph_harness import TinyCheckpoint, float_matrices, relative_error, tiny_manifest
+from graph_harness import TinyCheckpoint, float_matrices, relative_error, session_options, tiny_manifest
 from transformers import WhisperFeatureExtractor
 from whisper_files import IDS, LANGUAGES, tiny_whisper
 
 from edge.bundle import Bundle, BundleWriter
 from edge.export.graph.encoder_decoder import ENCODER, build_encoder_decoder
-from edge.export.graph.families import whisper
 from edge.export.graph.frontend import build_frontend
 from edge.export.graph.linear import FINER, STEP, rounded
 from edge.export.graph.step import FLOAT, add_output, new_graph
-from edge.export.quantize.encoder_decoder import is_encoders, rows_to_nearest
+from edge.export.quantize import encoder_decoder
+from edge.export.quantize.base import Options
+from edge.export.quantize.encoder_decoder import is_encoders, quantize_encoder_decoder, rows_to_nearest
 from edge.manifest import Speech, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import BLOCKED, Engine, Tree
 from edge.runtime.memory_model import TWICE
-from edge.runtime.providers import cpu
 
 START, END = IDS["<|startoftranscript|>"], IDS["<|endoftext|>"]
 WINDOW = 16_000  # samples: one second, 100 frames, 50 positions
@@ -46,8 +47,8 @@ class Speaker:
         writer = BundleWriter(target)
         weights = dict(float_matrices(checkpoint))
         if int8:
-            values = checkpoint.matrices()
-            weights |= {name: rows_to_nearest(values[name]) for name in weights if is_encoders(name)}
+            quantized = quantize_encoder_decoder(checkpoint, "int8", "fp32", Options())  # type: ignore[arg-type]
+            weights |= {name: quantized[name] for name in weights if is_encoders(name)}
         built = build_encoder_decoder(checkpoint, weights, writer, 60)
         frontend = build_frontend(checkpoint.config, writer)
         writer.flush()
@@ -137,10 +138,7 @@ def test_precise_rows_are_the_sum_of_two_roundings() -> None:
     given = np.random.default_rng(0).standard_normal((1, 9, 64)).astype(np.float32)
     given[0, 3] = 0
     given[0, 5, 7] = -900
-    cpu.share_thread_pool(2)  # as another test may have done before
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, session_options(), providers=["CPUExecutionProvider"])
     values, rest, largest = session.run(["values", "rest", "largest"], {"x": given})
     once = largest * STEP * (values.astype(np.float32) - 128)
     twice = once + largest * STEP * STEP / 2 * (rest.astype(np.float32) - 128)
@@ -159,7 +157,8 @@ def test_the_first_layer_and_the_decoders_keys_and_values_are_read_precisely(tmp
     first = {name for name in all_read if name.startswith("layers.0.")}
     cross = {name for name in all_read if name.startswith("cross.")}
     assert (len(first), len(cross)) == (6, 4) and readers == first | cross < all_read
-    assert TWICE == whisper.PRECISE, "the memory model counts as many layers"
+    layers = {name.split(".")[1] for name in readers if name.startswith("layers.")}
+    assert layers == {str(i) for i in range(TWICE)}, "the memory model counts as many layers"
     assert FINER.encode() in speaker.engine.bundle.path(ENCODER).read_bytes(), "it goes by this name"
 
 
@@ -178,9 +177,10 @@ def test_outliers_of_an_encoders_first_layer_cost_little(tmp_path: Path, monkeyp
         model.model.encoder.layers[0].self_attn_layer_norm.weight[3] *= 40
     pcm, ids = sound(), text(20)
     errors = []
-    for layers in (whisper.PRECISE, 0):
-        monkeypatch.setattr(whisper, "PRECISE", layers)
-        speaker = Speaker(tmp_path / f"{layers}.edge", model, int8=True)
+    everywhere = encoder_decoder.PRECISE["whisper"]
+    for name, places in (("precise", everywhere), ("coarse", re.compile("encoder_attn"))):
+        monkeypatch.setitem(encoder_decoder.PRECISE, "whisper", places)
+        speaker = Speaker(tmp_path / f"{name}.edge", model, int8=True)
         found = speaker.engine.step(speaker.listen(pcm), ids, np.arange(len(ids)))
         errors.append(relative_error(found, speaker.torch_logits(pcm, ids)))
     precise, coarse = errors

@@ -143,7 +143,8 @@ def test_a_sliding_window_counts_the_rows_that_a_layer_has(tmp_path: Path) -> No
             tokens = rng.integers(3, 97, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(5)], size, axis=1)], axis=1)
-            logits = engine.step(cache, tokens, np.arange(size), route=engine.leaving_out(out))
+            with engine.through(engine.leaving_out(out)):
+                logits = engine.step(cache, tokens, np.arange(size))
             expected = windowed_skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=1e-3, err_msg=f"seed {seed}, {len(ids)} tokens")
 
@@ -165,7 +166,8 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
             tokens = rng.integers(3, 300, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(LAYERS)], size, axis=1)], axis=1)
-            logits = engine.step(cache, tokens, np.arange(size), route=engine.leaving_out(out))
+            with engine.through(engine.leaving_out(out)):
+                logits = engine.step(cache, tokens, np.arange(size))
             expected = skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=2e-4, err_msg=f"seed {seed}, {len(ids)} tokens")
             assert cache.held.tolist() == ran.sum(axis=1).tolist()
@@ -174,7 +176,8 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
 def test_a_layer_that_joins_late_rotates_by_the_place_in_the_text(by_layer: Bundle, six_layers: Path) -> None:
     engine = SegmentedEngine(by_layer, Apart(by_layer, [(3,)]), context=64)
     cache, ids = engine.new_cache(), np.arange(20, 31)
-    engine.step(cache, ids[:9], route=engine.leaving_out([3]))
+    with engine.through(engine.leaving_out([3])):
+        engine.step(cache, ids[:9])
     found = [engine.step(cache, ids[i : i + 1])[0].copy() for i in (9, 10)]
     ran = np.ones((LAYERS, 11), bool)
     ran[3, :9] = False
@@ -187,9 +190,10 @@ def test_likeliest_tokens_are_asked_of_a_route(by_layer: Bundle) -> None:
     said = dict[tuple[int, ...], list[int]]()
     for out in ([], [2], [2, 4]):
         route = engine.leaving_out(out)
-        wanted = engine.step(cache, tokens, rows, route=route).argmax(axis=1)
-        cache.truncate(0)
-        found = engine.choose(cache, tokens, rows, route=route)
+        with engine.through(route):
+            wanted = engine.step(cache, tokens, rows).argmax(axis=1)
+            cache.truncate(0)
+            found = engine.choose(cache, tokens, rows)
         assert np.array_equal(found, wanted)
         assert cache.held.tolist() == [11 if group in route else 0 for group in engine.everything]
         cache.truncate(0)
@@ -204,8 +208,9 @@ def test_rolling_back_leaves_what_was_there_before(by_layer: Bundle) -> None:
     prompt, draft, route = np.arange(30, 40), np.arange(50, 55), engine.leaving_out([2])
     for cache in (straight, wandering):
         engine.step(cache, prompt)
-    for token in draft:  # a drafter that leaves a layer out, whose tokens are dropped again
-        engine.step(wandering, np.array([token]), route=route)
+    with engine.through(route):
+        for token in draft:  # a drafter that leaves a layer out, whose tokens are dropped again
+            engine.step(wandering, np.array([token]))
     wandering.truncate(len(prompt))
     for token in draft[:3]:
         expected = engine.step(straight, np.array([token])).copy()

@@ -81,7 +81,7 @@ class Names:
 class EncoderAttention(nn.Module):
     """Self-attention over the whole input; `bias` [1, H, T, T] is added to the scores.
 
-    biased: which projections have a bias, by their names in `names`. precise: see `Linear`.
+    biased: which projections have a bias, by their names in `names`.
     """
 
     def __init__(
@@ -93,7 +93,6 @@ class EncoderAttention(nn.Module):
         *,
         names: Names = Names(),
         biased: Sequence[str] = (),
-        precise: bool = False,
     ):
         super().__init__()
         self.heads = heads
@@ -101,14 +100,9 @@ class EncoderAttention(nn.Module):
         group = f"{ENCODER}.attention"
         inputs = [f"{name}.{p}" for p in (names.q, names.k, names.v)]
         self.qkv_proj = Projections(
-            weights,
-            inputs,
-            f"{name}.qkv_proj",
-            group,
-            bias=[f"{name}.{p}" for p in biased if p != names.out],
-            precise=precise,
+            weights, inputs, f"{name}.qkv_proj", group, bias=[f"{name}.{p}" for p in biased if p != names.out]
         )
-        self.out_proj = linear(weights, f"{name}.{names.out}", group, bias=names.out in biased, precise=precise)
+        self.out_proj = linear(weights, f"{name}.{names.out}", group, bias=names.out in biased)
 
     def forward(self, op: OpBuilder, x: Value, bias: Value | None) -> Value:
         parts = self.qkv_proj(op, x)
@@ -172,13 +166,13 @@ def capped(op: OpBuilder, x: Value, cap: float) -> Value:
 
 
 class CrossKeysValues(nn.Module):
-    """Keys and values of every decoder layer's cross-attention, a layer's in one product where these are packed.
+    """Keys and values of every decoder layer's cross-attention, a layer's in one product where their formats allow it.
 
     Not all layers' in one: of 30 s of audio that product is 37 MB for Whisper base, and scaling, biases and taking it
     apart would each make another copy.
 
     names: each layer's attention block in the checkpoint. Returns per layer a key [1, H, T, D] and a value, as
-    `CrossAttention` reads it: [1, H, D, T] for long inputs, else [1, H, T, D]. precise: see `Linear`.
+    `CrossAttention` reads it: [1, H, D, T] for long inputs, else [1, H, T, D].
     """
 
     def __init__(
@@ -190,7 +184,6 @@ class CrossKeysValues(nn.Module):
         names: Names = Names(),
         biased: Sequence[str] = (),
         long_input: bool = True,
-        precise: bool = False,
     ):
         super().__init__()
         self.heads = heads
@@ -204,7 +197,6 @@ class CrossKeysValues(nn.Module):
                     f"{block}.kv_proj",
                     f"{ENCODER}.cross_attention",
                     bias=[f"{block}.{p}" for p in members if p in biased],
-                    precise=precise,
                 )
                 for block in blocks
             ]
@@ -223,7 +215,7 @@ class MLP(nn.Module):
     """fc2(activation(fc1(x))); `activation` by transformers' name.
 
     parts: so many equal parts of the rows one after the other. What lies between the products is the widest of an
-    encoder's activations, and of a part of 30 s of audio it fits into a cache. precise: see `Linear`.
+    encoder's activations, and of a part of 30 s of audio it fits into a cache.
     """
 
     def __init__(
@@ -236,13 +228,12 @@ class MLP(nn.Module):
         group: str = "feed_forward",
         bias: bool = True,
         parts: int = 1,
-        precise: bool = False,
     ):
         super().__init__()
         self.activation = activation_of(activation)
         self.parts = parts
-        self.fc1 = linear(weights, first, group, bias=bias, precise=precise)
-        self.fc2 = linear(weights, second, group, bias=bias, precise=precise)
+        self.fc1 = linear(weights, first, group, bias=bias)
+        self.fc2 = linear(weights, second, group, bias=bias)
 
     def forward(self, op: OpBuilder, x: Value) -> Value:
         if self.parts == 1:

@@ -37,26 +37,16 @@ BIASED = (NAMES.q, NAMES.k, NAMES.v, NAMES.out)  # the projections with a bias; 
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward. `config` is any of these families'; parts: see `MLP`; precise: see `Linear`."""
+    """Self-attention and feed-forward. `config` is any of these families'; `parts`: see `MLP`."""
 
     def __init__(
-        self,
-        config: Any,
-        weights: Weights,
-        i: int,
-        *,
-        pre: bool,
-        biased: tuple[str, ...] = BIASED,
-        parts: int = 1,
-        precise: bool = False,
+        self, config: Any, weights: Weights, i: int, *, pre: bool, biased: tuple[str, ...] = BIASED, parts: int = 1
     ):
         super().__init__()
         name, heads = f"model.encoder.layers.{i}", config.encoder_attention_heads
         scale = (config.d_model // heads) ** -0.5
         self.pre = pre
-        self.attention = EncoderAttention(
-            weights, f"{name}.self_attn", heads, scale, biased=biased, precise=precise
-        )
+        self.attention = EncoderAttention(weights, f"{name}.self_attn", heads, scale, biased=biased)
         self.attention_norm = ResidualLayerNorm(weights, f"{name}.self_attn_layer_norm", many_rows=long_input(config))
         self.mlp = MLP(
             weights,
@@ -65,7 +55,6 @@ class EncoderLayer(nn.Module):
             config.activation_function,
             group=f"{ENCODER}.feed_forward",
             parts=parts,
-            precise=precise,
         )
         self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm", many_rows=long_input(config))
 
@@ -126,15 +115,11 @@ def add(
     return Stream(normed)
 
 
-def cross_keys_values(
-    config: Any, weights: Weights, *, biased: tuple[str, ...] = BIASED, precise: bool = False
-) -> CrossKeysValues:
+def cross_keys_values(config: Any, weights: Weights, *, biased: tuple[str, ...] = BIASED) -> CrossKeysValues:
     """What the encoder hands to every decoder layer."""
     readers = [f"model.decoder.layers.{i}.encoder_attn" for i in range(config.decoder_layers)]
     heads = config.decoder_attention_heads
-    return CrossKeysValues(
-        weights, readers, heads, biased=biased, long_input=long_input(config), precise=precise
-    )
+    return CrossKeysValues(weights, readers, heads, biased=biased, long_input=long_input(config))
 
 
 def long_input(config: Any) -> bool:

@@ -50,48 +50,32 @@ class Rounded:
     finer: Value | None = None
 
 
-def rounded(op: OpBuilder, x: Value, step: float | None, *, precise: bool = False) -> Rounded:
-    """x [1, S, K] in steps of `step`, or each row in its own. precise: with the rest, where rows have their own."""
+def rounded(op: OpBuilder, x: Value, step: float | None, precise: bool) -> Rounded:
+    """x [1, S, K] in steps of `step`, or each row in its own, so that no row depends on another. precise: with the
+    rest, where rows have their own.
+
+    A row of zeros stays one: whatever 0 / 0 is rounded to is multiplied by 0.
+    """
     size = scalar(op, "step", STEP if step is None else step)
     zero = op.initializer(ir.tensor(np.uint8(MIDDLE), name="zero"))
     if step is not None:
         return Rounded(op.QuantizeLinear(x, size, zero), size, zero, None)
-    if not precise:
-        values, largest = quantize_rows(op, x, zero, size)
-        return Rounded(values, size, zero, largest)
-    part, largest = by_largest(op, x)
+    largest = op.ReduceMax(op.Abs(x), [-1], keepdims=1)
+    part = op.Div(x, largest)
     values = op.QuantizeLinear(part, size, zero)
+    if not precise:
+        return Rounded(values, size, zero, largest)
     finer = scalar(op, FINER, STEP * STEP / 2)  # the rest is half a step at most
     rest = op.QuantizeLinear(op.Sub(part, op.DequantizeLinear(values, size, zero)), finer, zero)
     return Rounded(values, size, zero, largest, rest, finer)
 
 
-def quantize_rows(op: OpBuilder, x: Value, zero: Value, step: Value) -> tuple[Value, Value]:
-    """Round x [1, S, K] to 8 bits, each row with its own scale, so that no row depends on another.
-
-    Returns x as uint8 around `zero` in steps of `step`, and the largest value [1, S, 1] of each row, which multiplies
-    it. A row of zeros stays one: whatever 0 / 0 is rounded to is multiplied by 0.
-    """
-    part, largest = by_largest(op, x)
-    return op.QuantizeLinear(part, step, zero), largest
-
-
-def by_largest(op: OpBuilder, x: Value) -> tuple[Value, Value]:
-    """The rows of x [1, S, K] over their largest values [1, S, 1], and these."""
-    largest = op.ReduceMax(op.Abs(x), [-1], keepdims=1)
-    return op.Div(x, largest), largest
-
-
 class Linear(nn.Module):
-    """y = x W^T + b for one stored matrix: in floating point, in integer blocks, or int8 for products of many rows.
+    """y = x W^T + b for one stored matrix: in floating point, in integer blocks, or int8 for products of many rows."""
 
-    precise: int8 reads rows in 16 bits: twice the products, for which onnxruntime packs the weights twice.
-    """
-
-    def __init__(self, stored: Stored, bias: nn.Parameter | None = None, *, precise: bool = False):
+    def __init__(self, stored: Stored, bias: nn.Parameter | None = None):
         super().__init__()
         self.stored = stored
-        self.precise = precise
         self.weight = parameter(stored.weight)
         if not isinstance(stored, StoredFloat):
             self.scales = parameter(stored.scales)
@@ -107,7 +91,7 @@ class Linear(nn.Module):
             y = fused(op).FusedMatMul(x, float32(op, self.weight), transB=1)
             return y if self.bias is None else op.Add(y, self.bias)
         if isinstance(self.stored, StoredRows):
-            return self._product(op, rounded(op, x, self.stored.step, precise=self.precise))
+            return self._product(op, rounded(op, x, self.stored.step, self.stored.precise))
         return fused(op).MatMulNBits(
             x,
             self.weight,
@@ -133,18 +117,16 @@ class Linear(nn.Module):
         return y
 
 
-def linear(weights: Weights, name: str, group: str, *, bias: bool = False, precise: bool = False) -> Linear:
-    """The checkpoint's linear layer `name`; `precise`: see `Linear`."""
+def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Linear:
+    """The checkpoint's linear layer `name`."""
     b = weights.vector([f"{name}.bias"], f"{name}.bias", group) if bias else None
-    return Linear(weights.matrix(f"{name}.weight", group), b, precise=precise)
+    return Linear(weights.matrix(f"{name}.weight", group), b)
 
 
 class Projections(nn.Module):
     """Linear layers that read the same input: one product wherever their formats allow it.
 
     Returns one packed output, or one for each of `names`. bias: whether they have one, or the names of those that do.
-    precise: see `Linear`; matrices in int8 stand apart then, because two packed products would be the most that an
-    encoder holds at a time.
     """
 
     def __init__(
@@ -155,14 +137,10 @@ class Projections(nn.Module):
         group: str,
         *,
         bias: bool | Sequence[str] = False,
-        precise: bool = False,
     ):
         super().__init__()
-        self.precise = precise
         biased = set(names if bias else ()) if isinstance(bias, bool) else set(bias)
-        matrices = [f"{n}.weight" for n in names]
-        apart = precise and weights.in_rows(matrices)
-        stored = [] if apart else weights.matrices(matrices, f"{packed}.weight", group)
+        stored = weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
         if len(stored) == 1:
             b = None
             if biased:
@@ -170,12 +148,14 @@ class Projections(nn.Module):
                 b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group, zeros=lacking)
             self.parts = nn.ModuleList([Linear(stored[0], b)])
         else:
-            self.parts = nn.ModuleList([linear(weights, n, group, bias=n in biased, precise=precise) for n in names])
+            self.parts = nn.ModuleList([linear(weights, n, group, bias=n in biased) for n in names])
 
     def forward(self, op: OpBuilder, x: Value) -> list[Value]:
         first, *others = (part.stored for part in self.parts if isinstance(part, Linear))
-        if isinstance(first, StoredRows) and all(isinstance(o, StoredRows) and o.step == first.step for o in others):
-            quantized = rounded(op, x, first.step, precise=self.precise)
+        if isinstance(first, StoredRows) and all(
+            isinstance(o, StoredRows) and (o.step, o.precise) == (first.step, first.precise) for o in others
+        ):
+            quantized = rounded(op, x, first.step, first.precise)
             return [part(op, quantized) for part in self.parts]
         return [part(op, x) for part in self.parts]
 

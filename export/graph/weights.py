@@ -55,7 +55,7 @@ class StoredRows:
     """An int8 matrix in `weights.bin` with one scale per output, transposed as MatMulIntegerToFloat reads it.
 
     weight: [columns, rows] int8. scales: [rows] float32. step: what activations are rounded to; None: each row has its
-    own.
+    own. precise: these are read in 16 bits, in two products, for which onnxruntime packs the weights twice.
     """
 
     weight: ir.ExternalTensor
@@ -63,6 +63,7 @@ class StoredRows:
     rows: int
     columns: int
     step: float | None = None
+    precise: bool = False
 
 
 Stored = StoredFloat | StoredBlocks | StoredRows
@@ -87,12 +88,14 @@ class Weights:
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         """Store the matrices `names`, stacked by rows under the one name `stored_as` where their formats allow it.
 
-        Returns one stored matrix, or one for each name where bits, block sizes or float types differ.
+        Returns one stored matrix, or one for each name where bits, block sizes or float types differ, and of precise
+        ones: two stacked products would be the most that an encoder holds at a time.
         """
         if stored_as in self._stored:
             return [self._stored[stored_as]]
         parts = [self._matrix(name) for name in names]
-        if len({_format(part) for part in parts}) == 1:
+        apart = len(parts) > 1 and any(isinstance(part, RowsTensor) and part.precise for part in parts)
+        if len({_format(part) for part in parts}) == 1 and not apart:
             return [self._store(stored_as, _stack(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
 
@@ -132,11 +135,6 @@ class Weights:
         """How many outputs the matrix `name` has."""
         weight = self._matrix(name)
         return int((weight.values if isinstance(weight, FloatTensor) else weight.q).shape[0])
-
-    def in_rows(self, names: Sequence[str]) -> bool:
-        """Whether all of these matrices are in int8, for rows that are each rounded in steps of their own."""
-        parts = (self._matrix(name) for name in names)
-        return all(isinstance(part, RowsTensor) and part.step is None for part in parts)
 
     def groups(self) -> list[TensorGroup]:
         """What was stored so far, by group."""
@@ -192,7 +190,8 @@ class Weights:
     def _rows(self, name: str, matrix: RowsTensor) -> StoredRows:
         rows, columns = matrix.q.shape
         weight = self._tensor(name, np.ascontiguousarray(matrix.q.T))
-        return StoredRows(weight, self._tensor(f"{name}.scales", matrix.scales), rows, columns, matrix.step)
+        scales = self._tensor(f"{name}.scales", matrix.scales)
+        return StoredRows(weight, scales, rows, columns, matrix.step, matrix.precise)
 
     def _tensor(self, name: str, values: NDArray[Any]) -> ir.ExternalTensor:
         span = self._writer.add_tensor(name, values)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
@@ -98,35 +97,9 @@ class SegmentedEngine(Engine):
             raise InputError(f"The segments {sorted(segments)} cannot be left out: they run together with others.")
         return route
 
-    def step(
-        self,
-        cache: KVCache,
-        tokens: NDArray[np.int64],
-        rows: NDArray[np.int64] | None = None,
-        *,
-        tree: Tree | None = None,
-        route: Route | None = None,
-    ) -> NDArray[np.float32]:
-        """As `Engine.step`, through the groups of `route`; default: those that the policy chooses."""
-        with self._through(route):
-            return super().step(cache, tokens, rows, tree=tree)
-
-    def choose(
-        self,
-        cache: KVCache,
-        tokens: NDArray[np.int64],
-        rows: NDArray[np.int64] | None = None,
-        *,
-        tree: Tree | None = None,
-        route: Route | None = None,
-    ) -> NDArray[np.int64]:
-        """As `Engine.choose`, through the groups of `route`; default: those that the policy chooses."""
-        with self._through(route):
-            return super().choose(cache, tokens, rows, tree=tree)
-
     @contextmanager
-    def _through(self, route: Route | None) -> Iterator[None]:
-        """The steps inside run the groups of `route`."""
+    def through(self, route: Route | None) -> Iterator[None]:
+        """The steps inside run the groups of `route`; None: those that the policy chooses."""
         self._forced = route
         try:
             yield

@@ -133,15 +133,16 @@ class SelfDraft:
         tokens, grades, chance = list[int](), list[int](), 1.0
         token = np.array(context[-1:], np.int64)
         try:
-            while len(tokens) < count and chance >= budget.least:
-                logits = self._engine.step(cache, token, route=route)[-1]
-                token[0] = logits.argmax()
-                probability = 1 / float(np.exp(logits - logits[token[0]]).sum())
-                chance *= probability
-                if tokens and chance < budget.least:
-                    break
-                tokens.append(int(token[0]))
-                grades.append(bisect.bisect(BOUNDS, probability))
+            with self._engine.through(route):
+                while len(tokens) < count and chance >= budget.least:
+                    logits = self._engine.step(cache, token)[-1]
+                    token[0] = logits.argmax()
+                    probability = 1 / float(np.exp(logits - logits[token[0]]).sum())
+                    chance *= probability
+                    if tokens and chance < budget.least:
+                        break
+                    tokens.append(int(token[0]))
+                    grades.append(bisect.bisect(BOUNDS, probability))
         finally:
             cache.truncate(length)
         self._drafted = units, tokens
@@ -157,7 +158,8 @@ class SelfDraft:
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
             step, choose = reader(self._engine, greedy)
-            said = [choose(row) for row in step(cache, text, rows, route=route)]
+            with self._engine.through(route):
+                said = [choose(row) for row in step(cache, text, rows)]
             right = np.equal(said, context[start + 1 : start + WINDOW + 1])
         finally:
             cache.put_back(start, kept)

@@ -26,10 +26,6 @@ MODEL_TYPES = ("whisper",)
 BIASED = (NAMES.q, NAMES.v, NAMES.out)  # keys have none
 GROUP = f"{ENCODER}.convolution"
 PARTS = 2  # of an encoder's feed-forward blocks: then 30 s need no more memory there than in attention
-# Layers, from the first one on, that read rows in 16 bits, as the decoder's keys and values do. What rounding rows to 8
-# bits changes in Whisper base's keys and values, 5.7%, comes from these: 4.2% from what the query, key and value of the
-# first layer read, 2.3% from its output, 2.1% from the decoder's, 1.4% from its feed-forward, 0.7% from the next one.
-PRECISE = 1
 END = np.iinfo(np.int64).max  # of a slice
 
 
@@ -38,11 +34,8 @@ def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -
     parts = 1 if frames % PARTS else PARTS
     encoder = Encoder(
         AudioStart(config, weights),
-        [
-            EncoderLayer(config, weights, i, pre=True, biased=BIASED, parts=parts, precise=i < PRECISE)
-            for i in range(config.encoder_layers)
-        ],
-        cross_keys_values(config, weights, biased=BIASED, precise=True),
+        [EncoderLayer(config, weights, i, pre=True, biased=BIASED, parts=parts) for i in range(config.encoder_layers)],
+        cross_keys_values(config, weights, biased=BIASED),
         norm=ResidualLayerNorm(weights, "model.encoder.layer_norm", many_rows=True),
     )
     tokens = "model.decoder.embed_tokens"
