@@ -23,7 +23,8 @@ from edge.export.graph.linear import FINER, STEP, rounded
 from edge.export.graph.step import FLOAT, add_output, new_graph
 from edge.export.quantize import encoder_decoder
 from edge.export.quantize.base import Options
-from edge.export.quantize.encoder_decoder import is_encoders, quantize_encoder_decoder, rows_to_nearest
+from edge.export.quantize.encoder_decoder import is_encoders, quantize_encoder_decoder
+from edge.export.quantize.rows import rows_to_nearest
 from edge.manifest import Speech, Tokens
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import BLOCKED, Engine, Tree

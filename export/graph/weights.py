@@ -246,7 +246,7 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
     if isinstance(matrix, FloatTensor):
         return (matrix.values.dtype,)
     if isinstance(matrix, RowsTensor):
-        return ("rows", matrix.step)
+        return ("rows", matrix.step, matrix.precise)
     return (matrix.bits, matrix.block_size)
 
 
@@ -260,7 +260,7 @@ def _stack(parts: Sequence[Weight]) -> Weight:
     rows = [p for p in parts if isinstance(p, RowsTensor)]
     if rows:
         q, scales = np.concatenate([p.q for p in rows]), np.concatenate([p.scales for p in rows])
-        return RowsTensor(q, scales, rows[0].method, rows[0].step)
+        return RowsTensor(q, scales, rows[0].method, rows[0].step, rows[0].precise)
     blocks = [p for p in parts if isinstance(p, QTensor)]
     return QTensor(
         bits=blocks[0].bits,

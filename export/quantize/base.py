@@ -52,8 +52,9 @@ class RowsTensor:
     """A weight [N, K] in int8 with one scale per output: ``w = scales[:, None] * q``.
 
     For products of many rows, whose activations are rounded too, each row with a scale of its own; or all rows in
-    steps of `step`, where their size is known beforehand. q: [N, K] int8, without -128. scales: [N] float32. precise:
-    rows with scales of their own are read in 16 bits, at the cost of a second product.
+    steps of `step`, where their size is known beforehand. q: [N, K] int8, in which no pair of products overflows 16
+    bits (`edge.export.quantize.rows`). scales: [N] float32. precise: rows with scales of their own are read in 16 bits,
+    at the cost of a second product.
     """
 
     q: NDArray[np.int8]

@@ -6,12 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.errors import ExportError
 from edge.export.quantize import check_block_size
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
+from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 
 if TYPE_CHECKING:
@@ -69,12 +67,3 @@ def quantize_encoder_decoder(
 def is_encoders(name: str) -> bool:
     """Whether the tensor `name` belongs to the encoder's graph."""
     return _ENCODERS.search(name) is not None and not _VOCABULARY.search(name)
-
-
-def rows_to_nearest(w: NDArray[np.float32], *, precise: bool = False) -> RowsTensor:
-    """Round a weight [N, K] to int8, each output with the scale that covers its own range; `precise` as `RowsTensor`
-    has it."""
-    scales = np.abs(w).max(1) / np.float32(127)
-    safe = np.where(scales == 0, np.float32(1), scales)
-    q = np.rint(w / safe[:, None]).astype(np.int8)
-    return RowsTensor(q, scales.astype(np.float32), "rows", precise=precise)

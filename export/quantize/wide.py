@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edge.errors import ExportError
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
-from edge.export.quantize.encoder_decoder import rows_to_nearest
+from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.smooth import NORM_OFFSET, Smoothing, find_sites
 
 if TYPE_CHECKING:
