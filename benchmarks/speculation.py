@@ -6,7 +6,7 @@ Figures are tokens per second after the first token. A prompt is read once, and 
 there, in turns, on one engine: all see the same state of the machine. Several `--bundle` and `--temperature` are
 measured one after the other. With `--peer`, each peer is then measured by itself in turns with `auto`, beside the first
 bundle, at the fastest of its settings, all in one run. `--tasks` with `--append` does it in parts. `--check` compares
-texts instead: reproducible answers with and without drafts. docs/speculation.md says more.
+texts instead: exact answers with and without drafts. docs/speculation.md says more.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--genai", type=Path, help="the model as onnxruntime-genai's builder writes it by default")
     parser.add_argument("--gguf", type=Path, help="the model as llama.cpp reads it")
     parser.add_argument("--peer-python", default=sys.executable, help="the interpreter that has the peers")
-    parser.add_argument("--check", action="store_true", help="compare reproducible texts with and without drafts")
+    parser.add_argument("--check", action="store_true", help="compare exact texts with and without drafts")
     parser.add_argument("--quick", action="store_true", help="fewer questions and tokens: a minute, less certain")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON")
     args = parser.parse_args(arguments)
@@ -356,7 +356,7 @@ class Run:
 
 
 def models(
-    args: argparse.Namespace, path: Path, forms: Iterable[str], reproducible: bool = False
+    args: argparse.Namespace, path: Path, forms: Iterable[str], exact: bool = False
 ) -> dict[str, Model]:
     """A model for each form, all over one engine."""
     import edge
@@ -368,7 +368,7 @@ def models(
     parts = {form: FORM.fullmatch(form) for form in forms}
     # Segments run in the place of the whole graph where a model drafts with some of its layers.
     own = next((found[1] for found in parts.values() if found and found[1].split("=")[0] == "self"), OFF)
-    engine = open_engine(bundle, context=args.context, threads=args.threads, reproducible=reproducible, speculate=own)
+    engine = open_engine(bundle, context=args.context, threads=args.threads, exact=exact, speculate=own)
     text, made = Text(bundle), {}
     for form, found in parts.items():
         assert found is not None
@@ -413,10 +413,10 @@ def show(case: Case, args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace, bundle: Path, asked: list[tuple[str, Question]]) -> int:
-    """Compare reproducible answers with those without drafts, token for token; the status is 1 where one differs."""
+    """Compare exact answers with those without drafts, token for token; the status is 1 where one differs."""
     import edge
 
-    forms = models(args, bundle, args.forms, reproducible=True)
+    forms = models(args, bundle, args.forms, exact=True)
     options, began = edge.GenerateOptions(max_tokens=args.tokens), time.monotonic()
     compared, accepted, differing = 0, dict.fromkeys(args.forms[1:], 0), []
     fits = fitting(args, forms[OFF], asked)

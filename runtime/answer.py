@@ -139,6 +139,8 @@ def answer(
     """
     timings = Timings(len(prompt), cache.length)
     sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+    # What is drawn anew every time has no text to keep to.
+    cache.exact = engine.exact and (options.temperature == 0 or options.seed is not None)
     room = cache.capacity - len(prompt) + 1  # the last token is never run
     if speculation is None:
         new = np.asarray(prompt[cache.length :], np.int64)

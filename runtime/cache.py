@@ -33,19 +33,23 @@ class KVCache:
     `buffers` holds, per layer, key and value, each [1, heads, rows, head_dim]. They are taken from zeroed
     memory that the system hands out page by page, so that a large capacity costs nothing until rows are written.
     Rows below `length` are valid; rolling back is moving `length`. `positions` [rows] holds the position in the
-    text of each row: in a tree of tokens several rows share one. `cross` is what an encoder made of the input. Behind
-    the capacity, buffers have `spare` rows, which a step may write that are dropped at once.
+    text of each row: in a tree of tokens several rows share one. `cross` is what an encoder made of the input. After
+    the capacity, buffers have `spare` rows, which a step may write that are dropped at once. `exact` says whether steps
+    on this cache run even numbers of tokens (see `Engine`); it may change between two answers.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
     """
 
-    def __init__(self, layout: KVLayout, capacity: int, cross: Cross | None = None, spare: int = 0) -> None:
+    def __init__(
+        self, layout: KVLayout, capacity: int, cross: Cross | None = None, spare: int = 0, exact: bool = False
+    ) -> None:
         if capacity < 1:
             raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
         self.capacity = capacity
         self.rows = rows = capacity + spare
         self.cross = cross
+        self.exact = exact
         self.length = 0
         self.prompt = 0
         self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side

@@ -53,9 +53,9 @@ class Engine:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         threads: threads of the pool that all engines of this process share; the first engine decides.
         plan: what a memory budget has room for, in the place of `context`.
-        reproducible: run an even number of tokens in every step, and of rows of logits, the last one twice where it
-            would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer
-            does not depend on how many tokens its steps had.
+        exact: run an even number of tokens in every step, and of rows of logits, the last one twice where it would be
+            odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer does not
+            depend on how many tokens its steps had.
         trees: take the bundle's graph whose steps may be trees, in the place of its other one.
         kv: what the KV cache is kept in, float32 or int8.
 
@@ -75,14 +75,14 @@ class Engine:
         context: int | None = None,
         threads: int | None = None,
         plan: Plan | None = None,
-        reproducible: bool = False,
+        exact: bool = False,
         trees: bool = False,
         kv: str = FLOAT32,
     ) -> None:
         limit = bundle.manifest.context
         self.bundle = bundle
         self.plan = plan
-        self.reproducible = reproducible
+        self.exact = exact
         self.kv = dataclasses.replace(bundle.manifest.kv, dtype=kv)
         self._role = "tree" if trees else "decoder" if kv == FLOAT32 else KV8
         context = context if plan is None else plan.demand.context
@@ -127,7 +127,7 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
-        return KVCache(self.kv, rows, cross, spare=int(self.reproducible or self.wide is not None))
+        return KVCache(self.kv, rows, cross, spare=int(self.exact or self.wide is not None), exact=self.exact)
 
     @cached_property
     def costs(self) -> CostCurve | None:
@@ -144,7 +144,7 @@ class Engine:
         """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
         far as steps of any size do."""
         last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `paired`
-        return max(1, min(cache.room, last - cache.length)) if self.reproducible else cache.room
+        return max(1, min(cache.room, last - cache.length)) if cache.exact else cache.room
 
     @property
     def takes_trees(self) -> bool:
@@ -154,7 +154,7 @@ class Engine:
     @property
     def takes_several(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
-        return self._role == "decoder" and self.encoder is None and not self.takes_trees and not self.reproducible
+        return self._role == "decoder" and self.encoder is None and not self.takes_trees
 
     def open_for_several(self) -> ort.InferenceSession:
         """Load the decoder again, for as many sequences as a step is given, in the place of what was loaded."""
@@ -216,9 +216,9 @@ class Engine:
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
-        if not self.reproducible:
+        if not cache.exact:
             return self._run(cache, tokens, wanted, tree, logits)
-        assert tree is None, "trees are not made reproducible"
+        assert tree is None, "steps over trees are not exact"
         count = wanted.shape[0]
         tokens, wanted = paired(tokens, wanted, self.bundle.manifest.context - cache.length)
         made = self._run(cache, tokens, wanted, None, logits)

@@ -28,7 +28,7 @@ def load(
     memory: int | str | None = None,
     beams: int | None = None,
     speculate: str = AUTO,
-    reproducible: bool = False,
+    exact: bool | None = None,
     skip: str = OFF,
     kv: str = AUTO,
 ) -> Model | Text2Text | Transcriber:
@@ -44,12 +44,14 @@ def load(
         beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
         speculate: what drafts tokens of a decoder's answer that are verified several in a step: ``auto``, ``off`` or a
             drafter's name; see docs/speculation.md.
-        reproducible: make answers independent, bit for bit, of how many tokens their steps had; a little slower, and
-            without beams. Without it, drafts may change the last bits of logits, and so, once in a while, a word.
+        exact: whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before,
+            alone or among other prompts. Default: yes for decoders. False is faster: drafts then change the last bits
+            of logits, and so, once in a while, a word. An encoder-decoder drafts only where it is asked to
+            (`draft_from_input`); with True those drafts change nothing either, and it takes no beams.
         skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
             docs/skipping.md.
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
-            ``auto``: float32, or int8 where `memory` has room for no other. Behind long prompts int8 is the faster one
+            ``auto``: float32, or int8 where `memory` has room for no other. After long prompts int8 is the faster one
             for plain decoding; see docs/kv-cache.md.
 
     Returns:
@@ -68,7 +70,7 @@ def load(
         chunk=prefill_chunk,
         beams=beams,
         speculate=speculate,
-        reproducible=reproducible,
+        exact=exact,
         skip=skip,
         kv=kv,
     )

@@ -21,7 +21,6 @@ from edge.runtime.skip import OFF, make_policy
 from edge.runtime.speculate.base import AUTO, branches, check_argument, parts_of_model
 
 if TYPE_CHECKING:
-    from edge.runtime.faster_kv import Once
     from edge.runtime.plan import Plan
     from edge.runtime.skip.base import SkipPolicy
 
@@ -59,7 +58,7 @@ def open_engine(
     context: int | None = None,
     threads: int | None = None,
     plan: Plan | None = None,
-    reproducible: bool = False,
+    exact: bool = False,
     speculate: str = OFF,
     kv: str = AUTO,
 ) -> Engine:
@@ -75,13 +74,11 @@ def open_engine(
     policy = segments_policy(bundle, skip, speculate)
     kv = kv_dtypes(bundle, kv, whole=policy is None)[0] if plan is None else plan.demand.kv
     if policy is None:
-        trees = branches(speculate, bundle) and not reproducible and kv == FLOAT32
-        return Engine(
-            bundle, context=context, threads=threads, plan=plan, reproducible=reproducible, trees=trees, kv=kv
-        )
+        trees = branches(speculate, bundle) and not exact and kv == FLOAT32
+        return Engine(bundle, context=context, threads=threads, plan=plan, exact=exact, trees=trees, kv=kv)
     from edge.runtime.skip.engine import SegmentedEngine
 
-    return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, reproducible=reproducible)
+    return SegmentedEngine(bundle, policy, context=context, threads=threads, plan=plan, exact=exact)
 
 
 def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
@@ -138,10 +135,9 @@ def start(
     chunk: int | None = None,
     beams: int | None = None,
     speculate: str = "off",
-    reproducible: bool = False,
+    exact: bool | None = None,
     skip: str = OFF,
     kv: str = AUTO,
-    once: Once | None = None,
 ) -> Loading:
     """Read a bundle's manifest, and begin to check its files and to load its weights.
 
@@ -152,11 +148,10 @@ def start(
         memory: most bytes that the process may have resident, as a number or like ``300MB``.
         chunk, beams: most prompt tokens of a step, and texts side by side, that the plan for the memory is made for.
         speculate: what drafts, that there must be memory for.
-        reproducible: see `Engine`.
+        exact: see `Engine`; None: a decoder's answers are, those of an encoder-decoder, where nothing drafts by itself,
+            need not be.
         skip: which layers are left out, ``off`` or a policy such as ``unified:0.2``.
-        kv: what the KV cache is kept in; see `open_engine`. Where answers are to be reproducible ``auto`` is float32.
-        once: the answer, where the process is there for one alone: behind a long prompt ``auto`` takes int8 where that
-            is faster here.
+        kv: what the KV cache is kept in; see `open_engine`.
 
     Raises:
         BundleError: `path` is no bundle, or its manifest cannot be accepted.
@@ -166,13 +161,9 @@ def start(
     # What is wrong with these is said before anything is loaded.
     check_argument(speculate, bundle)
     whole = segments_policy(bundle, skip, speculate) is None
-    # What is reproducible depends neither on a measurement nor on the memory that drafts leave.
-    kinds = kv_dtypes(bundle, FLOAT32 if reproducible and kv == AUTO else kv, whole=whole)
-    if once is not None and len(kinds) > 1 and not branches(speculate, bundle):  # drafts that branch read floats
-        from edge.runtime.faster_kv import faster_kv
-
-        if faster_kv(bundle, once, drafts=speculate != OFF, threads=threads) == INT8:
-            kinds = [INT8, FLOAT32]
+    decoder = bundle.manifest.encoder is None
+    exact = decoder if exact is None else exact
+    kinds = kv_dtypes(bundle, kv, whole=whole)
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
@@ -185,13 +176,13 @@ def start(
             chunk=chunk,
             branches=beams,
             present=rss_bytes(),
-            wide=not reproducible and whole,  # the wide form takes no part in either
-            kv=kinds,
-            reproducible=reproducible,
+            wide=whole,  # segments have no wide form
+            exact=exact,
         )
-        if reproducible and context is None and bundle.manifest.encoder is None:
-            context = planned(speculate=AUTO).demand.context  # the same one whatever drafts, and where nothing does
-        plan = planned(context=context, speculate=speculate)
+        if exact and decoder:  # the same context and KV cache whatever drafts, and where nothing does
+            common = planned(context=context, speculate=AUTO, kv=kinds).demand
+            context, kinds = common.context, [common.kv]
+        plan = planned(context=context, speculate=speculate, kv=kinds)
     drafts = speculate if plan is None or plan.demand.width > 1 else OFF  # else segments would stand apart for nothing
 
     def make() -> Engine:
@@ -202,7 +193,7 @@ def start(
             context=context,
             threads=threads,
             plan=plan,
-            reproducible=reproducible,
+            exact=exact,
             speculate=drafts,
             kv=kinds[0],
         )

@@ -156,13 +156,14 @@ class Model:
         width: int | None = None,
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
-        answer as they are done. An answer is what `generate` gives to its prompt alone, without drafts; with weights in
-        4 bits, whose kernel takes several rows otherwise, logits differ as with drafts, and so, now and then, a word.
-        `options` may be a list, of each prompt's own.
+        answer as they are done. Unless the model was loaded with `exact=False`, an answer is the same whatever the
+        other prompts are and whatever `width` is, from 2 on. It may differ in a near-tie from what `generate` gives to
+        its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone token by another
+        kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
-        decides by the prompt which layers it leaves out, with `reproducible`, a drafter that was named, or a graph for
-        trees; or where the memory was planned for one.
+        decides by the prompt which layers it leaves out, a drafter that was named, or a graph for trees; or where the
+        memory was planned for one.
 
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or `width` is below 1.
@@ -193,14 +194,16 @@ class Model:
     ) -> Iterator[tuple[int, Result]]:
         from edge.runtime.batch.answers import WIDTH, Batch
 
-        engine, width = self.engine, min(width or WIDTH, len(prompts))
+        engine, width = self.engine, width or WIDTH
         if engine.plan is not None:
             width = min(width, engine.plan.demand.branches)
-        if width < 2 or not engine.takes_several or self._speculate not in (OFF, AUTO):
+        alone = width < 2 or (len(prompts) < 2 and not engine.exact)
+        if alone or not engine.takes_several or self._speculate not in (OFF, AUTO):
             for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return
         capacity = min(engine.context, max(len(ids[i]) + options[i].max_tokens for i in range(len(ids))))
+        width = min(width, len(prompts))
         batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
         yield from batch.answers(ids, options)
 

@@ -94,7 +94,7 @@ def make_plan(
     speculate: str = OFF,
     wide: bool = True,
     kv: Sequence[str] = (FLOAT32,),
-    reproducible: bool = False,
+    exact: bool = False,
 ) -> Plan:
     """Choose the largest context, prompt chunk and step width that fit.
 
@@ -109,7 +109,7 @@ def make_plan(
         wide: whether the run uses the wide form of a bundle that has one.
         kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says, rather the first.
         present: bytes that this process has resident already; see `MemoryModel`.
-        reproducible: whether the prompt's chunk is the same whatever drafts: it shrinks only where nothing is drafted.
+        exact: whether the prompt's chunk is the same whatever drafts: it shrinks only where nothing is drafted.
 
     Raises:
         InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
@@ -118,7 +118,7 @@ def make_plan(
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
-    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, reproducible)
+    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, exact)
     if budget is None:
         demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
@@ -203,10 +203,10 @@ class _Choices:
         speculate: str,
         wide: bool,
         kv: Sequence[str],
-        reproducible: bool = False,
+        exact: bool = False,
     ) -> None:
         manifest = bundle.manifest
-        self._reproducible = reproducible
+        self._exact = exact
         self._bundle, self._speculate = bundle, OFF if manifest.encoder is not None else speculate
         self._kv = kv
         self._wide = wide and manifest.wide is not None and manifest.wide.known and FLOAT32 in kv
@@ -239,13 +239,11 @@ class _Choices:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
-        pairs = list(_narrowing(widths, chunks, widths_first=self._reproducible))
+        pairs = list(_narrowing(widths, chunks, widths_first=self._exact))
         both = FLOAT32 in self._kv and INT8 in self._kv
         early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
         if self._wide:
             yield _Rung(widths[0], chunks[0], wide=True)
-        if both and self._kv[0] == INT8:  # rather bytes
-            yield _Rung(early, chunks[0], kv=INT8)
         if FLOAT32 in self._kv:
             yield from (_Rung(*pair) for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
         if INT8 in self._kv:

@@ -46,7 +46,7 @@ class Text2TextOptions(SamplingOptions):
         groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.beam.BeamOptions`.
         no_repeat_ngram: no run of so many tokens occurs twice; 0: no such rule.
         draft_from_input: verify the input as a draft of the output, sooner done where the two resemble. The output is
-            the same with float32 weights or a reproducible engine; else a near-tie may fall the other way.
+            the same with float32 weights or an exact engine; else a near-tie may fall the other way.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
         interrupted: asked before every step; the output ends once it says True.
 
@@ -327,8 +327,8 @@ class Text2Text:
 
     def _decided(self, options: Text2TextOptions, engine: Engine) -> _Task:
         """All that options decide about a task, which has no input yet."""
-        if engine.reproducible and options.over(self._defaults).num_beams > 1:
-            raise InputError("Only one text at a time is reproducible bit for bit; ask for one beam.")
+        if engine.exact and options.over(self._defaults).num_beams > 1:
+            raise InputError("Only one text at a time is exact; ask for one beam.")
         defaults = self._defaults
         prompt = self._prompt(options)
         wanted = options.max_tokens

@@ -33,7 +33,7 @@ class FakeEngine:
     wide = None
     chooses = False
     threads = 1
-    reproducible = False
+    exact = False
     takes_trees = False
     kv = LAYOUT
 

@@ -22,7 +22,7 @@ class PathEngine:
     """`next_logits` gives the logits [V] of what follows a path of tokens; each path is asked for once."""
 
     takes_trees = True
-    reproducible = False
+    exact = False
     plan = None
     costs = None
     wide = None

@@ -203,7 +203,7 @@ def test_a_file_of_prompts_that_was_stopped_goes_on(
     ("before", "after"),
     [
         ("", "--context 128"),
-        ("", "--reproducible"),
+        ("", "--no-exact"),
         ("", "--memory 8GB"),
         ("", "--prefill-chunk 16"),
         ("", "--skip unified:0.2"),

@@ -54,7 +54,7 @@ def test_plain_decoding_is_compared_with_and_without_the_form(
 
 def test_the_narrow_form_alone_can_be_measured(wide_bundle: Bundle) -> None:
     loaded = engine_file(prefill.NARROW).load(wide_bundle.root, 1, 128, wide=False)
-    assert loaded.model(80, 4).engine.wide is None
+    assert loaded.model.engine.wide is None
     timed = loaded.generate(list(range(3, 83)), 4)
     assert len(timed.tokens) == 5 and timed.prefill_s > 0
 

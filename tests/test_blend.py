@@ -272,7 +272,7 @@ def test_an_answer_is_the_same_bit_for_bit_with_the_table(
     monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 6)))
     options = edge.GenerateOptions(max_tokens=100, temperature=temperature, seed=5)
     plain, drafted = (
-        load(with_own_text.root, context=250, threads=2, speculate=name, reproducible=True) for name in ("off", "auto")
+        load(with_own_text.root, context=250, threads=2, speculate=name, exact=True) for name in ("off", "auto")
     )
     assert isinstance(plain, Model) and isinstance(drafted, Model)
     tokens = 0

@@ -49,9 +49,9 @@ def test_blocks_divide_the_vocabulary_where_they_can() -> None:
     assert [block_size(v) for v in (6000, 151936, 32003)] == [250, 128, 256]
 
 
-@pytest.mark.parametrize("reproducible", [False, True])
-def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, reproducible: bool) -> None:
-    engine = Engine(tiny_bundle, context=100, threads=2, reproducible=reproducible)
+@pytest.mark.parametrize("exact", [False, True])
+def test_tokens_are_those_of_the_logits(tiny_bundle: Bundle, exact: bool) -> None:
+    engine = Engine(tiny_bundle, context=100, threads=2, exact=exact)
     assert engine.chooses
     one, other = engine.new_cache(), engine.new_cache()
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def assert_no_logits_leave(bundle: Bundle, prompt: str, **options: str) -> None:
 
     def answer(chooses: bool) -> tuple[list[int], int]:
         """The answer, and the steps of its own whose logits were taken."""
-        model = load(bundle.root, context=200, threads=2, reproducible=True, **options)
+        model = load(bundle.root, context=200, threads=2, exact=True, **options)
         assert isinstance(model, Model)
         model.engine.chooses = chooses
         engine, run, routes = model.engine, model.engine.step, list[object]()
@@ -129,7 +129,7 @@ def assert_no_logits_leave(bundle: Bundle, prompt: str, **options: str) -> None:
 def test_samplers_that_read_logits_still_do(tiny_bundle: Bundle, options: GenerateOptions) -> None:
     said = []
     for chooses in (False, True):
-        model = load(tiny_bundle.root, context=200, threads=2, speculate="lookup", reproducible=True)
+        model = load(tiny_bundle.root, context=200, threads=2, speculate="lookup", exact=True)
         assert isinstance(model, Model)
         model.engine.chooses = chooses
         said.append(model.generate("la la la la la", options).token_ids)
@@ -138,7 +138,7 @@ def test_samplers_that_read_logits_still_do(tiny_bundle: Bundle, options: Genera
 
 def test_bundles_without_the_output_still_answer(tiny_bundle: Bundle) -> None:
     def answer() -> tuple[bool, list[int]]:
-        model = Model(tiny_bundle, Engine(tiny_bundle, context=200, threads=2, reproducible=True), Text(tiny_bundle))
+        model = Model(tiny_bundle, Engine(tiny_bundle, context=200, threads=2, exact=True), Text(tiny_bundle))
         return model.engine.chooses, model.generate("The moon", GenerateOptions(max_tokens=30)).token_ids
 
     chooses, wanted = answer()

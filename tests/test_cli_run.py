@@ -111,7 +111,7 @@ def test_json_is_one_object_with_exactly_the_documented_keys(run: Run, tiny_bund
 def test_json_says_what_drafts_did(run: Run, tiny_bundle: Bundle) -> None:
     ids = []
     for speculate in ("off", "lookup"):
-        options = ("--json", "--max-tokens", 60, "--reproducible", "--speculate", speculate)
+        options = ("--json", "--max-tokens", 60, "--exact", "--speculate", speculate)
         answer = json.loads(run(tiny_bundle.root, "la la la la la la la la la", *options)[1])
         ids.append(answer["token_ids"])
         drafts = answer["speculation"]
@@ -223,12 +223,11 @@ def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
 
     monkeypatch.setattr(loading, "start", recording)
     machine = {"--context": 99, "--threads": 2, "--memory": "300MB", "--prefill-chunk": 3, "--kv": "int8"}
-    more = "--speculate", "lookup", "--skip", "unified:0.1", "--reproducible"
+    more = "--speculate", "lookup", "--skip", "unified:0.1", "--exact"
     assert run("x.edge", "hi", *(each for option in machine.items() for each in option), *more)[0] == 0
-    del given["once"]
     assert given == {
         **{"context": 99, "threads": 2, "memory": "300MB", "chunk": 3, "kv": "int8", "beams": None},
-        **{"speculate": "lookup", "skip": "unified:0.1", "reproducible": True},
+        **{"speculate": "lookup", "skip": "unified:0.1", "exact": True},
     }
 
 

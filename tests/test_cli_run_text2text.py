@@ -239,7 +239,7 @@ def test_lines_that_changed_are_answered_again(run: Run, fake: Callable, sentenc
         ("--json",),
         ("--skip", "unified:0.2"),
         ("--context", 64),
-        ("--reproducible",),
+        ("--exact",),
         ("--memory", "1GB"),
     ],
     ids=lambda options: options[0],

@@ -350,8 +350,8 @@ def test_an_answer_is_the_same_bit_for_bit_with_every_drafter(
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
     monkeypatch.setattr(Planner, "budget", lambda self, most, context: Budget(min(most, 6)))
     asked = f"model={tiny_bundle.root}" if name == "model" else name
-    plain = load(tiny_bundle.root, context=200, threads=2, speculate="off", reproducible=True)
-    drafted = load(tiny_bundle.root, context=200, threads=2, speculate=asked, reproducible=True)
+    plain = load(tiny_bundle.root, context=200, threads=2, speculate="off", exact=True)
+    drafted = load(tiny_bundle.root, context=200, threads=2, speculate=asked, exact=True)
     tokens = 0
     for prompt in PROMPTS * 2:
         wanted, got = plain.generate(prompt, options), drafted.generate(prompt, options)  # type: ignore[union-attr]

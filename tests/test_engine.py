@@ -226,7 +226,7 @@ def _resident_of(file: Path) -> int:
 
 def test_reproducible_steps_may_fill_all_of_the_context(tiny_bundle: Bundle) -> None:
     context = tiny_bundle.manifest.context
-    engine = Engine(tiny_bundle, context=context, reproducible=True)
+    engine = Engine(tiny_bundle, context=context, exact=True)
     cache = engine.new_cache()
     engine.step(cache, np.full(context - 1, 5))  # an odd number
     logits = engine.step(cache, np.array([7]))

@@ -211,15 +211,15 @@ def with_successors(tmp_path_factory: pytest.TempPathFactory, by_layer: Bundle) 
 
 @pytest.fixture
 def speculating(by_layer: Bundle, with_trees: Bundle, with_successors: Bundle) -> Callable[[str, int], Model]:
-    """Makes the model with a drafter, by its name; steps that take trees are not made reproducible."""
+    """Makes the model with a drafter, by its name; steps that take trees are not made exact."""
 
     def make(name: str, context: int) -> Model:
         word, _, more = name.partition(", ")
         if more == "table":
-            engine = Engine(with_successors, context=context, threads=2, reproducible=True)
+            engine = Engine(with_successors, context=context, threads=2, exact=True)
             return Model(with_successors, engine, Text(with_successors), speculate=word)
         bundle, asked = with_trees if more else by_layer, f"model={by_layer.root}" if word == "model" else word
-        model = load(bundle.root, context=context, threads=2, speculate=asked, reproducible=not more)
+        model = load(bundle.root, context=context, threads=2, speculate=asked, exact=not more)
         assert isinstance(model, Model) and model.engine.takes_trees == (more == "trees")
         return model
 
@@ -301,7 +301,7 @@ def test_a_chat_goes_on_after_an_interruption_in_a_step_with_a_draft(
 
 @functools.cache
 def _plain(root: Path) -> Model:
-    model = load(root, context=120, threads=2, speculate="off", reproducible=True)
+    model = load(root, context=120, threads=2, speculate="off", exact=True)
     assert isinstance(model, Model)
     return model
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_harness import tiny_model
+from profile_example import example_profile
 from transformers import AutoConfig
 
 import edge
@@ -26,6 +27,10 @@ from edge.runtime.loading import kv_dtypes
 from edge.runtime.memory_model import MemoryModel
 from edge.runtime.model import Model
 from edge.runtime.plan import make_plan, needed
+from edge.runtime.profile import machine
+from edge.runtime.profile.curve import store
+from edge.runtime.profile.profile import bundle_info
+from edge.runtime.profile.record import CurvePoint
 
 CONTEXT = 128
 TEXT = np.random.default_rng(5).integers(3, 300, 90)
@@ -167,7 +172,7 @@ def test_reproducible_answers_are_the_same_with_drafts(tiny_bundle: Bundle) -> N
     prompt = "The moon changes its shape. The moon changes its shape. The moon"
     answers = {}
     for name in ("off", "lookup", "recycle", "trigram", "cascade"):
-        model = load_decoder(tiny_bundle, kv=INT8, reproducible=True, speculate=name)
+        model = load_decoder(tiny_bundle, kv=INT8, exact=True, speculate=name)
         answers[name] = model.generate(prompt, GenerateOptions(max_tokens=80)).token_ids
     assert len(set(map(tuple, answers.values()))) == 1
 
@@ -297,3 +302,15 @@ def test_a_cache_that_would_lose_too_much_is_left_out(
     assert not any(graph.role == KV8 for graph in bundle.manifest.graphs)
     assert not list(bundle.root.rglob("kv8*"))
     assert any("the bundle has float32 alone" in line for line in said)
+
+
+def test_an_engine_over_bytes_knows_their_costs(tiny_bundle: Bundle) -> None:
+    def curve(eight: float) -> list[CurvePoint]:
+        return [CurvePoint(size, 100, ms, ms, ms, 9) for size, ms in ((1, 4.0), (8, eight))]
+
+    device = machine.describe("cpu", Engine(tiny_bundle).threads)  # whatever the first engine of this process has chosen
+    measured = dataclasses.replace(example_profile(), device=device, bundle=bundle_info(tiny_bundle))
+    store(dataclasses.replace(measured, curve=curve(13.0), curve_int8=curve(35.0)))
+    floats, ints = (Engine(tiny_bundle, kv=kv).costs for kv in (FLOAT32, INT8))
+    assert floats is not None and ints is not None
+    assert floats.ms(8, 100) == 13.0 and ints.ms(8, 100) == 35.0

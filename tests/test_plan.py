@@ -456,7 +456,7 @@ def test_drafts_change_neither_cache_nor_context_nor_chunk_of_reproducible_answe
     for budget in [*range(least, least + 80, 2), *range(240, 480, 20)]:
         found = []
         for speculate in ("auto", drafter):
-            loading.start(both, memory=budget * MB, reproducible=True, speculate=speculate, kv=kv)
+            loading.start(both, memory=budget * MB, exact=True, speculate=speculate, kv=kv)
             demand = plans[-1].demand
             found.append((demand.context, demand.kv, demand.chunk))
         widths.add(plans[-1].demand.width)

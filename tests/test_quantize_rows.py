@@ -36,8 +36,8 @@ def saturating(x: NDArray[np.uint8], q: NDArray[np.int8]) -> NDArray[np.int64]:
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS.keys())
 def test_no_activations_make_a_pair_of_products_overflow(weights: Callable[[], NDArray[np.float64]]) -> None:
     q = rows_to_nearest(weights().astype(np.float32)).q
-    extremes = [np.full(q.shape[1], 255, np.uint8), *(np.where(sign * row > 0, 255, 0) for row in q for sign in (1, -1))]
-    x = np.array(extremes, np.uint8)
+    worst = [np.where(sign * row > 0, 255, 0) for row in q for sign in (1, -1)]
+    x = np.array([np.full(q.shape[1], 255), *worst], np.uint8)
     exact = x.astype(np.int64) @ q.T.astype(np.int64)
     assert (saturating(x, q) == exact).all()
 

@@ -39,8 +39,8 @@ def test_an_answer_is_the_same_bit_for_bit(
     asked: str, options: GenerateOptions, by_layer: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager(monkeypatch)
-    plain = load(by_layer.root, context=200, threads=2, speculate="off", reproducible=True)
-    drafted = load(by_layer.root, context=200, threads=2, speculate=asked, reproducible=True)
+    plain = load(by_layer.root, context=200, threads=2, speculate="off", exact=True)
+    drafted = load(by_layer.root, context=200, threads=2, speculate=asked, exact=True)
     tokens = 0
     for prompt in PROMPTS:
         wanted, got = plain.generate(prompt, options), drafted.generate(prompt, options)  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def test_a_turn_of_a_chat_goes_on_from_its_cache(by_layer: Bundle, monkeypatch: 
     eager(monkeypatch)
     said = {}
     for name in ("off", "self=exit"):
-        model = load(by_layer.root, context=300, threads=2, speculate=name, reproducible=True)
+        model = load(by_layer.root, context=300, threads=2, speculate=name, exact=True)
         assert isinstance(model, Model)
         chat = model.chat()
         said[name] = [list(chat.stream(prompt, GenerateOptions(max_tokens=30))) for prompt in PROMPTS]

@@ -41,8 +41,8 @@ def routed(by_layer: Bundle, tmp_path: Path) -> Bundle:
     return Bundle(root, dataclasses.replace(by_layer.manifest, routers="routers.npy"))
 
 
-def model(bundle: Bundle, skip: str, *, speculate: str = "off", reproducible: bool = False, chunk: int = 128) -> Model:
-    engine = open_engine(bundle, skip, context=400, reproducible=reproducible)
+def model(bundle: Bundle, skip: str, *, speculate: str = "off", exact: bool = False, chunk: int = 128) -> Model:
+    engine = open_engine(bundle, skip, context=400, exact=exact)
     return Model(bundle, engine, Text(bundle), speculate=speculate, prefill_chunk=chunk)
 
 
@@ -224,8 +224,8 @@ def test_drafts_on_top_of_a_policy_do_not_change_the_answer(
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
     bundle, options, drafts = by_half if skip.startswith("ffn") else routed, edge.GenerateOptions(max_tokens=40), 0
     for question in QUESTIONS:
-        plain = model(bundle, skip, reproducible=True).generate(question, options)
-        drafted = model(bundle, skip, reproducible=True, speculate="recycle").generate(question, options)
+        plain = model(bundle, skip, exact=True).generate(question, options)
+        drafted = model(bundle, skip, exact=True, speculate="recycle").generate(question, options)
         assert drafted.token_ids == plain.token_ids
         assert drafted.speculation is not None
         drafts += drafted.speculation["drafted"]
@@ -241,8 +241,8 @@ def test_chats_with_drafts_under_a_policy_go_as_chats_without(
     """Turn after turn: drafts that did not hold leave no row behind, in no layer."""
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
     bundle, options = by_half if skip.startswith("ffn") else routed, edge.GenerateOptions(max_tokens=24)
-    plain = model(bundle, skip, reproducible=True).chat()
-    drafting = model(bundle, skip, reproducible=True, speculate=drafter).chat()
+    plain = model(bundle, skip, exact=True).chat()
+    drafting = model(bundle, skip, exact=True, speculate=drafter).chat()
     drafted = accepted = 0
     for question in [*QUESTIONS, QUESTIONS[0]]:
         wanted, got = plain.generate(question, options), drafting.generate(question, options)
@@ -273,7 +273,7 @@ def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None
 @pytest.mark.parametrize("skip", POLICIES)
 def test_prompts_in_chunks_get_the_same_answer(routed: Bundle, by_half: Bundle, skip: str) -> None:
     bundle, prompt = by_half if skip.startswith("ffn") else routed, " ".join(QUESTIONS)
-    whole, parts = (model(bundle, skip, reproducible=True, chunk=c).generate(prompt, OPTIONS) for c in (128, 5))
+    whole, parts = (model(bundle, skip, exact=True, chunk=c).generate(prompt, OPTIONS) for c in (128, 5))
     assert whole.token_ids == parts.token_ids
 
 

@@ -466,15 +466,15 @@ def leave_curve(bundle: Bundle, threads: int, ms: Callable[[int, int], float]) -
     store(dataclasses.replace(profile, device=device, bundle=bundle_info(bundle), curve=curve))
 
 
-def load_speculating(bundle: Bundle, kv: str = FLOAT32, reproducible: bool = False) -> tuple[Model, Planner]:
-    model = load(bundle.root, context=200, threads=2, speculate="lookup", kv=kv, reproducible=reproducible)
+def load_speculating(bundle: Bundle, kv: str = FLOAT32, exact: bool = False) -> tuple[Model, Planner]:
+    model = load(bundle.root, context=200, threads=2, speculate="lookup", kv=kv, exact=exact)
     assert isinstance(model, Model) and model.speculation is not None
     return model, model.speculation.planner
 
 
-@pytest.mark.parametrize(("kv", "reproducible"), [(FLOAT32, False), (FLOAT32, True), (INT8, False)])
+@pytest.mark.parametrize(("kv", "exact"), [(FLOAT32, False), (FLOAT32, True), (INT8, False)])
 def test_a_loaded_model_plans_by_the_cost_curve_of_the_device(
-    kv: str, reproducible: bool, pristine_tiny_bundle: Bundle
+    kv: str, exact: bool, pristine_tiny_bundle: Bundle
 ) -> None:
     """From the next time on that it is loaded; until one was measured, by a guess."""
     width = KV8_STEP if kv == INT8 else 16
@@ -483,16 +483,16 @@ def test_a_loaded_model_plans_by_the_cost_curve_of_the_device(
         return 3.0 + (0.1 + context / 1000) * (size - 1)
 
     def wanted(ms: Callable[[int, int], float], context: int) -> list[float]:
-        """Of steps as the engine runs them: by twos, where answers are reproducible."""
-        sizes = [size + (size % 2 if reproducible else 0) for size in range(1, width + 1)]
+        """Of steps as the engine runs them: by twos, where answers are exact."""
+        sizes = [size + (size % 2 if exact else 0) for size in range(1, width + 1)]
         return [0.0, *(ms(size, context) / ms(sizes[0], context) for size in sizes)]
 
-    model, planner = load_speculating(pristine_tiny_bundle, kv, reproducible)
+    model, planner = load_speculating(pristine_tiny_bundle, kv, exact)
     planner.begin()
     assert planner.costs.ratios == pytest.approx(wanted(lambda size, _: 1 + GUESSED_SLOPE * (size - 1), 0))
 
     leave_curve(pristine_tiny_bundle, model.engine.threads, late_is_steep)
-    _, planner = load_speculating(pristine_tiny_bundle, kv, reproducible)
+    _, planner = load_speculating(pristine_tiny_bundle, kv, exact)
     measured = int8_ms if kv == INT8 else late_is_steep
     planner.begin()
     assert planner.costs.ratios == pytest.approx(wanted(measured, 16)), "the shortest context that was measured"
@@ -617,7 +617,7 @@ def in_steps(engine: Engine, tokens: np.ndarray, size: int) -> np.ndarray:
 
 def test_reproducible_logits_do_not_depend_on_the_size_of_steps(quantized: Bundle) -> None:
     tokens = np.random.default_rng(0).integers(3, 200, 40)
-    engine = Engine(quantized, context=64, threads=2, reproducible=True)
+    engine = Engine(quantized, context=64, threads=2, exact=True)
     alone = in_steps(engine, tokens, 1)
     for size in range(2, 17):
         np.testing.assert_array_equal(in_steps(engine, tokens, size), alone)
@@ -629,8 +629,8 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
     quantized: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "cut", AllOfIt.cut)
-    plain = load(quantized.root, context=200, threads=2, speculate="off", reproducible=True)
-    drafted = load(quantized.root, context=200, threads=2, speculate="lookup", reproducible=True)
+    plain = load(quantized.root, context=200, threads=2, speculate="off", exact=True)
+    drafted = load(quantized.root, context=200, threads=2, speculate="lookup", exact=True)
     drafted_tokens = accepted = 0
     for prompt in ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)"):
         options = GenerateOptions(max_tokens=150)
@@ -641,13 +641,13 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
     assert drafted_tokens > 30 and accepted >= 3
 
 
-@pytest.mark.parametrize("reproducible", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
 def test_all_logits_of_an_answer_are_the_same_bit_for_bit_with_drafts_where_that_is_asked_for(
-    reproducible: bool, quantized: Bundle
+    exact: bool, quantized: Bundle
 ) -> None:
     """And are not elsewhere, which hardly a word shows."""
     most, prompt = 150, Text(quantized).encode_prompt("The moon changes")
-    engine, figures = Engine(quantized, context=200, threads=2, reproducible=reproducible), Figures("guesser")
+    engine, figures = Engine(quantized, context=200, threads=2, exact=exact), Figures("guesser")
     seen: list[bytes] = []
 
     def sampler(logits: np.ndarray) -> int:
@@ -675,12 +675,12 @@ def test_all_logits_of_an_answer_are_the_same_bit_for_bit_with_drafts_where_that
     )
     said = list(drafted)
     assert len(said) == len(wanted) == most and 0.8 * figures.drafted > figures.accepted > 0.3 * most
-    assert (seen == plain) == reproducible and (said == wanted or not reproducible)
+    assert (seen == plain) == exact and (said == wanted or not exact)
 
 
 def test_reproducible_logits_are_the_same_up_to_the_last_row_of_the_bundles_context(by_layer: Bundle) -> None:
     """That row is run alone with drafts too: plain decoding has no position for another one beside it."""
-    engine = Engine(by_layer, threads=2, reproducible=True)
+    engine = Engine(by_layer, threads=2, exact=True)
     prompt = np.random.default_rng(4).integers(3, 300, engine.context - 24).tolist()
     seen: list[np.ndarray] = []
 

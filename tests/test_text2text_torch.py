@@ -156,7 +156,7 @@ def test_reproducible_outputs_are_the_same_with_and_without_a_draft_at_8_bits(tm
     if not (MODEL / "model.safetensors").exists() or not DATA.exists():
         pytest.skip(f"{MODEL} is not on this machine")
     bundle = edge.export(MODEL, tmp_path / "en-de.edge", weights="int8", check=False)
-    model = edge.load(bundle.root, reproducible=True)
+    model = edge.load(bundle.root, exact=True)
     assert isinstance(model, Text2Text)
     source = (DATA / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()[:40]
     german = (DATA / "test_2016_flickr.de").read_text(encoding="utf-8").splitlines()[:40]
@@ -165,7 +165,7 @@ def test_reproducible_outputs_are_the_same_with_and_without_a_draft_at_8_bits(tm
         assert (
             model.generate(line, drafted).token_ids == model.generate(line, Text2TextOptions(max_tokens=60)).token_ids
         )
-    with pytest.raises(InputError, match="one text at a time is reproducible"):
+    with pytest.raises(InputError, match="one text at a time is exact"):
         model.generate(source[0], Text2TextOptions(beams=4))
 
 

@@ -159,8 +159,8 @@ def test_reproducible_answers_take_the_other_graph_and_chains(
     with_trees: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "cut", lambda self, draft: draft)
-    plain = load(with_trees.root, context=200, threads=2, speculate="off", reproducible=True)
-    drafted = load(with_trees.root, context=200, threads=2, speculate="recycle", reproducible=True)
+    plain = load(with_trees.root, context=200, threads=2, speculate="off", exact=True)
+    drafted = load(with_trees.root, context=200, threads=2, speculate="recycle", exact=True)
     assert isinstance(plain, Model) and isinstance(drafted, Model) and not drafted.engine.takes_trees
     assert answers(with_trees, plain) == answers(with_trees, drafted)
 

@@ -18,9 +18,8 @@ from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
 from edge.manifest import Graph, WideForm, sealed
-from edge.runtime import memory_model
+from edge.runtime import generate, memory_model
 from edge.runtime.engine import Engine
-from edge.runtime.form_costs import FormCosts, form_costs
 from edge.runtime.generate import LONGER, prefill
 from edge.runtime.memory_model import MemoryModel
 from edge.runtime.plan import make_plan, needed
@@ -29,10 +28,7 @@ from edge.runtime.speculate.base import NOTHING, Budget, Draft
 from edge.runtime.speculate.decode import Speculation
 from edge.runtime.speculate.successors import FILE as SUCCESSORS
 from edge.runtime.step import Bound, Step
-from edge.runtime.wide import LEAST, Wide
-
-SLOWER_BELOW_11 = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 3.0, 6.0], 25.0)
-NEVER = form_costs([4, 16, 64], [1.0, 4.0, 16.0], [2.0, 5.0, 20.0], 25.0)
+from edge.runtime.wide import Wide
 
 
 @pytest.fixture(scope="session")
@@ -46,11 +42,15 @@ def engine(bundle: Bundle) -> Engine:
     return Engine(bundle)
 
 
-def wide_of(engine: Engine, costs: FormCosts | None = None) -> Wide:
+def wide_of(engine: Engine) -> Wide:
     assert engine.wide is not None
-    if costs is not None:
-        engine.wide.__dict__["costs"] = costs
     return engine.wide
+
+
+@pytest.fixture
+def from_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of this model's short context are long from 64 tokens on."""
+    monkeypatch.setattr(generate, "WIDE_FROM", 64)
 
 
 def without_it(bundle: Bundle) -> int:
@@ -155,8 +155,9 @@ def test_one_form_continues_in_the_cache_of_the_other(engine: Engine) -> None:
     assert np.linalg.norm(mixed - alone) < 0.1 * np.linalg.norm(alone)
 
 
-def test_prompts_are_read_in_the_form_that_costs_less(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, sizes = wide_of(engine, SLOWER_BELOW_11), []
+@pytest.mark.usefixtures("from_64")
+def test_long_prompts_are_read_in_it_and_only_those(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, sizes = wide_of(engine), list[int]()
     narrow_step, wide_step = engine.step, wide.step
     monkeypatch.setattr(engine, "step", lambda c, t: sizes.append(-len(t)) or narrow_step(c, t))
     monkeypatch.setattr(wide, "step", lambda c, t: sizes.append(len(t)) or wide_step(c, t))
@@ -166,33 +167,24 @@ def test_prompts_are_read_in_the_form_that_costs_less(engine: Engine, monkeypatc
         prefill(engine, engine.new_cache(), tokens(size), chunk=20, interrupted=lambda: False)
         return list(sizes)
 
-    assert read(LEAST - 1) == [-20, -11]
-    _ = wide.session
-    assert read(100) == [20 * LONGER, 20 * LONGER, 20]
-    assert read(85) == [20 * LONGER, 20 * LONGER, -5]  # the rest is too short
-    wide.__dict__["costs"] = NEVER
-    assert read(100) == [-20] * 5
+    assert read(63) == [-20, -20, -20, -3]
+    assert read(64) == [20 * LONGER, 64 - 20 * LONGER]
+    assert read(63) == [-20, -20, -20, -3]  # that it is open now changes nothing
 
 
-def test_the_form_is_opened_when_it_would_have_paid(engine: Engine) -> None:
-    wide = wide_of(engine, SLOWER_BELOW_11)  # 10 ms are gained on 64 tokens, and opening takes 25
-    assert [wide.least(64), wide.least(64), wide.least(64)] == [None, None, 11]
-    assert not wide.opened
+@pytest.mark.usefixtures("from_64")
+def test_an_answer_is_the_same_whatever_was_asked_before(bundle: Bundle) -> None:
+    options, questions = edge.GenerateOptions(max_tokens=12), ("the harbour wall, " * n for n in (2, 12, 5, 12))
+    first, second = (edge.load(bundle.root, context=256) for _ in range(2))
+    prompt = "a lighthouse, " * 14
+    fresh = first.generate(prompt, options, raw=True)
+    for question in questions:
+        second.generate(question, options, raw=True)
+    assert wide_of(first.engine).session and fresh.prompt_tokens >= 64
+    assert second.generate(prompt, options, raw=True).token_ids == fresh.token_ids
 
 
-def test_costs_are_measured_once_and_kept(bundle: Bundle, own_cache: Path) -> None:
-    first = wide_of(Engine(bundle))
-    measured = first.costs
-    assert first.opened
-    assert measured.sizes == [4, 16, 64] and all(ms > 0 for ms in [*measured.narrow_ms, *measured.wide_ms])
-    second = wide_of(Engine(bundle))
-    assert second.costs == measured and not second.opened
-    (kept,) = own_cache.rglob("forms.json")
-    kept.write_text('{"sizes": "none"}')
-    third = wide_of(Engine(bundle))
-    assert third.costs.sizes == [4, 16, 64] and third.opened
-
-
+@pytest.mark.usefixtures("from_64")
 def test_drafts_are_verified_in_the_narrow_form(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     model = edge.load(bundle.root, context=256)
 
@@ -200,25 +192,19 @@ def test_drafts_are_verified_in_the_narrow_form(bundle: Bundle, monkeypatch: pyt
         return Draft(list(range(3, 3 + budget.tokens)), [0] * budget.tokens) if budget.tokens else NOTHING
 
     model.__dict__["speculation"] = Speculation(Guesser(guess), AllOfIt(width=15))
-    wide, read, ran = wide_of(model.engine, SLOWER_BELOW_11), [], []
-    _ = wide.session
+    wide, read, ran = wide_of(model.engine), [], []
     wide_step, narrow = wide.step, model.engine._step
     monkeypatch.setattr(wide, "step", lambda c, t: read.append(len(t)) or wide_step(c, t))
     monkeypatch.setattr(model.engine, "_step", lambda c, t, *a, **k: ran.append(len(t)) or narrow(c, t, *a, **k))
     result = model.generate("the harbour wall, " * 12, edge.GenerateOptions(max_tokens=40), raw=True)
     assert result.generated_tokens > 1 and read == [result.prompt_tokens]
-    assert max(ran) > 11  # where the wide form is faster
-
-
-def test_where_the_forms_cross(engine: Engine) -> None:
-    assert SLOWER_BELOW_11.crossing == 11 and NEVER.crossing is None
-    assert form_costs([4, 16], [2.0, 4.0], [1.0, 3.0], 1.0).crossing == 1
+    assert max(ran) > 11
 
 
 def test_a_loaded_bundle_has_not_opened_it(bundle: Bundle) -> None:
     model = edge.load(bundle.root)
     model.generate("hi", edge.GenerateOptions(max_tokens=2))
-    assert not wide_of(model.engine).opened
+    assert "session" not in vars(wide_of(model.engine))
 
 
 def test_both_forms_share_embedding_and_head(bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -278,11 +264,9 @@ def test_edge_run_says_once_that_a_limit_leaves_it_out(
     monkeypatch.setattr("edge.runtime.memory.rss_bytes", lambda: 0)  # the tests' own memory does not count
     limit = without_it(bundle)
     prompt = "A lighthouse stands at the end of the wall. " * 3
-    options = ["--memory", str(limit), "--context", "200", "--raw", "--speculate", "off", "--max-tokens", "3"]
-    for extra, said in (([], 1), (["--reproducible"], 0)):
-        caplog.clear()
-        assert main(["run", str(bundle.root), prompt, *options, *extra]) == 0
-        assert caplog.text.count("has no room for the wide form") == said
+    options = ["--memory", str(limit), "--context", "200", "--raw", "--kv", "float32", "--max-tokens", "3"]
+    assert main(["run", str(bundle.root), prompt, *options]) == 0
+    assert caplog.text.count("has no room for the wide form") == 1
 
 
 def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> None:
@@ -291,9 +275,8 @@ def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> No
     newer = dataclasses.replace(bundle, manifest=manifest)
     assert "wide form" in make_plan(bundle, "4GB").footprint.running
     assert "wide form" not in make_plan(newer, "4GB").footprint.running
-    for options, used in (({}, True), ({"reproducible": True}, False)):
-        plan = edge.load(bundle.root, memory="4GB", **options).engine.plan
-        assert plan is not None and plan.demand.wide == used
+    plan = edge.load(bundle.root, memory="4GB").engine.plan
+    assert plan is not None and plan.demand.wide
 
 
 @pytest.mark.usefixtures("largest_when_it_runs")
@@ -311,10 +294,6 @@ def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.Captu
     ):
         assert main(["plan", str(bundle.root), "--context", "200", "--memory", budget, "--speculate", "off"]) == 0
         assert said in capsys.readouterr().out
-
-
-def test_reproducible_answers_do_not_depend_on_what_was_measured(bundle: Bundle) -> None:
-    assert Engine(bundle, reproducible=True).wide is None
 
 
 def test_a_form_of_another_version_is_left_out(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:

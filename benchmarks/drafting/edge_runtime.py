@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.edge_runtime import ByPrompt
-
 from drafting.base import Answered, Drafting
 
 SETTINGS: dict[str, dict[str, Any]] = {"auto": {}}
@@ -18,14 +16,13 @@ class _Edge:
         import edge
         from edge.runtime.sampling import make_sampler
 
-        self._models = ByPrompt(model, drafts=True, context=capacity, threads=threads)
-        vocab = self._models.bundle.manifest.dims.vocab_size
-        self._greedy = make_sampler(edge.GenerateOptions(), vocab, [])
+        self._model = edge.load(model, context=capacity, threads=threads)
+        self._greedy = make_sampler(edge.GenerateOptions(), self._model.bundle.manifest.dims.vocab_size, [])
 
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
         from edge.runtime.answer import never
 
-        model = self._models.model(len(ids), n)
+        model = self._model
         speculation = model.speculation
         cache, figures = model.engine.new_cache(len(ids) + n), speculation.figures()
         start, first, count = time.perf_counter(), 0.0, 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
-SHAPING = ("json", "skip", "context", "reproducible", "memory")  # arguments that can change an answer
+SHAPING = ("json", "skip", "context", "exact", "memory")  # arguments that can change an answer
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 
 

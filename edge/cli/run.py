@@ -19,12 +19,10 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.runtime.answer import GenerateOptions, Piece, Timings
-    from edge.runtime.faster_kv import Once
     from edge.runtime.model import Model
 
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
 MAX_TOKENS = 512  # of an answer, where no number is given
-BYTES_PER_TOKEN = 4  # of a prompt, about: it is split while the weights load. English has 4 to 5
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 ABOUT = """\
 Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard error.
@@ -73,11 +71,10 @@ def execute(args: list[str]) -> int:
         check_name(speculate)
         from edge.runtime.loading import start
 
-        once = _once(prompt, given)
-        if once is not None:
+        if prompt is not None and given.output is None:
             from edge.runtime.huge_pages import expect_one_answer
 
-            expect_one_answer(once.answer)
+            expect_one_answer(_most(given))
         loading = start(
             bundle,
             context=given.context,
@@ -86,10 +83,9 @@ def execute(args: list[str]) -> int:
             chunk=given.prefill_chunk,
             beams=given.batch,
             speculate=speculate,
-            reproducible=given.reproducible,
+            exact=given.exact,
             skip=given.skip,
             kv=given.kv or AUTO,
-            once=once,
         )
         from edge.runtime.answer import GenerateOptions
         from edge.runtime.model import PREFILL_CHUNK, Model
@@ -122,15 +118,6 @@ def execute(args: list[str]) -> int:
         chat(model, options, given.system, interrupted)
         return 0
     return INTERRUPTED if interrupted() else 0
-
-
-def _once(prompt: str | None, given: argparse.Namespace) -> Once | None:
-    """The one answer that this run is for; None where it chats, or answers many prompts."""
-    from edge.runtime.faster_kv import Once
-
-    if prompt is None or given.output is not None:
-        return None
-    return Once(len(f"{given.system or ''}{prompt}".encode(errors="replace")) // BYTES_PER_TOKEN, _most(given))
 
 
 def _most(given: argparse.Namespace) -> int:
@@ -195,8 +182,11 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     add = parser.add_argument_group("speed").add_argument
     drafts = "what guesses tokens that the model then checks several at once: auto (default), off, or a name: "
     add("--speculate", metavar="WHAT", help=drafts + ", ".join(DRAFTERS))
-    exact = "the same text, bit for bit, whatever is guessed; a little slower"
-    add("--reproducible", action="store_true", help=exact)
+    exact = (
+        "the same text every time, whatever is guessed: the default for chat models. --no-exact is faster, and now and "
+        "then another word; text to text is exact anyway unless --draft-from-input is given"
+    )
+    add("--exact", action=argparse.BooleanOptionalAction, help=exact)
     left_out = "which layers are left out, of a bundle with segments: off (default), "
     add("--skip", metavar="POLICY", default=OFF, help=left_out + ", ".join(POLICIES.values()))
     beside = "with -f and --output: prompts answered side by side (default: 8; with --memory: 1)"
@@ -207,7 +197,7 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     room = "most tokens of prompt and answer (default: the bundle's, up to 4096)"
     add("--context", metavar="N", type=int, help=room)
     add("--prefill-chunk", metavar="N", type=int, help="prompt tokens run at once; fewer need less memory")
-    kept = "keep the KV cache in float32, or in int8, a quarter of it (default: auto, by --memory and the prompt)"
+    kept = "keep the KV cache in float32, or in int8, a quarter of it (default: auto: int8 where --memory is short)"
     add("--kv", metavar="TYPE", help=kept)
     add("--memory", metavar="SIZE", help="stay under so much memory, such as 300MB; see edge plan")
     return parser

@@ -33,7 +33,7 @@ FOREIGN: dict[str, object] = {
     "speculate": None,
     "kv": None,
     "batch": None,
-    "reproducible": False,
+    "exact": None,
 }
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it

@@ -124,7 +124,7 @@ def _load(
         threads=threads,
         memory=args.memory,
         beams=args.beams,
-        reproducible=args.reproducible,
+        exact=args.exact,
         skip=args.skip,
     )
     from edge.runtime.text import Text

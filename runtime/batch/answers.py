@@ -94,8 +94,14 @@ class Batch:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
         self._session = engine.open_for_several()
         self._capacity = capacity
-        self._slots = Slots(engine.new_cache(capacity), width)
-        self._steps: dict[int, BatchStep] = {}  # by the number of sequences
+        # Kernels take rows by twos, and a last one alone comes out otherwise: exact steps have an even number of them.
+        self._multiple = 2 if engine.exact else 1
+        self._slots = Slots(engine.new_cache(capacity), self._rows(width))
+        self._steps: dict[int, BatchStep] = {}  # by the number of rows
+
+    def _rows(self, sequences: int) -> int:
+        """Rows of a step of so many sequences."""
+        return -(-sequences // self._multiple) * self._multiple
 
     def answers(self, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
         """Each prompt's place and answer, as they are done; the longest prompts are begun first. Where somebody
@@ -148,7 +154,7 @@ class Batch:
         return policy.uniform or policy.pace(first) == policy.pace(cache)
 
     def _step(self, growing: Sequence[Growing]) -> NDArray[np.float32]:
-        size, engine = len(growing), self._engine
+        size, engine = self._rows(len(growing)), self._engine
         step = self._steps.get(size)
         if step is None:
             groups = len(engine.groups) if isinstance(engine, SegmentedEngine) else 1

@@ -44,7 +44,7 @@ def _several(like: NDArray[Any], width: int) -> NDArray[Any]:
 
 
 class BatchStep:
-    """A step of the sequences in the first `size` slots; logits [size, V] of the token after each.
+    """A step of up to `size` sequences, in the first slots; logits [size, V] of the token after each.
 
     session: over a graph for several sequences, of the whole decoder or of the groups of its segments. groups: how many
     these are, 1 where it is the whole decoder.
@@ -81,10 +81,13 @@ class BatchStep:
                 self._binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(given[value.name]))
 
     def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> NDArray[np.float32]:
-        """Append a token to each of the caches, which stand in the first slots, through the groups of `route`; the
-        logits are overwritten by the next step."""
-        self._tokens[:, 0] = tokens
-        self._positions[:, 0] = [cache.length for cache in caches]
+        """Append a token to each of the caches, which stand in the first slots, through the groups of `route`; logits
+        [B, V] of these, overwritten by the next step. A slot that is left over runs a token for nobody."""
+        count = len(caches)
+        self._tokens[:count, 0] = tokens
+        self._positions[:count, 0] = [cache.length for cache in caches]
+        self._positions[count:] = 0
+        self._held[:, count:] = 1
         for i, cache in enumerate(caches):
             self._held[:, i] = _append(cache, self._positions[i], route)
         np.subtract(self._held, 1, out=self._last)
@@ -92,7 +95,7 @@ class BatchStep:
         self._runs[:] = False
         self._runs[list(route)] = True
         self._session.run_with_iobinding(self._binding)
-        logits: NDArray[np.float32] = self._logits[:, 0]
+        logits: NDArray[np.float32] = self._logits[:count, 0]
         return logits
 
 

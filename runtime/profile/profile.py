@@ -17,7 +17,7 @@ from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import INT8, KV8_STEP, Manifest
 from edge.runtime.engine import Engine
-from edge.runtime.faster_kv import may_choose
+from edge.runtime.loading import kv_dtypes
 from edge.runtime.memory import release_freed
 from edge.runtime.memory_model import Demand, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
@@ -105,7 +105,7 @@ class _Run:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
         self._waiting = dict(SHARES)
-        self._has_int8 = may_choose(bundle)
+        self._has_int8 = INT8 in kv_dtypes(bundle)
         if not self._has_int8:
             del self._waiting["curve over int8"]
         self._notes: list[str] = []

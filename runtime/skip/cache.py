@@ -42,8 +42,9 @@ class SegmentedCache(KVCache):
         layers: Sequence[Sequence[int]],
         cross: Cross | None = None,
         spare: int = 0,
+        exact: bool = False,
     ) -> None:
-        super().__init__(layout, capacity, cross, spare)
+        super().__init__(layout, capacity, cross, spare, exact)
         self.layers = layers
         self.held = np.zeros(len(layers), np.int64)
         self.ran = np.zeros((len(layers), self.rows), bool)

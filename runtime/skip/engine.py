@@ -39,7 +39,7 @@ class SegmentedEngine(Engine):
         context: int | None = None,
         threads: int | None = None,
         plan: Plan | None = None,
-        reproducible: bool = False,
+        exact: bool = False,
     ) -> None:
         self.policy = policy
         self.groups: Groups = policy.groups
@@ -51,7 +51,7 @@ class SegmentedEngine(Engine):
         self.everything: Route = tuple(range(len(self.groups)))
         self._forced: Route | None = None
         self._shared: WeakKeyDictionary[KVCache, dict[str, SegmentsBound]] = WeakKeyDictionary()  # by the output's type
-        super().__init__(bundle, context=context, threads=threads, plan=plan, reproducible=reproducible)
+        super().__init__(bundle, context=context, threads=threads, plan=plan, exact=exact)
 
     def _open_decoder(self) -> set[str]:
         name, graph = self._decoder()
@@ -77,7 +77,8 @@ class SegmentedEngine(Engine):
         return cache
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
-        return SegmentedCache(self.bundle.manifest.kv, rows, self._layers, cross, spare=int(self.reproducible))
+        spare = int(self.exact)
+        return SegmentedCache(self.bundle.manifest.kv, rows, self._layers, cross, spare=spare, exact=self.exact)
 
     def weight(self, group: int) -> float:
         """How many layers a group is; a half counts half."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -64,7 +65,7 @@ class Speculation:
     def __init__(self, drafter: Drafter, planner: Planner) -> None:
         self.drafter = drafter
         self.planner = planner
-        self.busy = False  # while an answer has the drafter: another one beside it has no drafts
+        self._taken = threading.Lock()  # while an answer has the drafter: others at the same time have no drafts
 
     def figures(self) -> Figures:
         """Those of an answer that begins."""
@@ -99,16 +100,15 @@ class Speculation:
             return
         token = sampler(logits[-1])
         yield token
-        drafter = None if self.busy else self.drafter
+        drafter = self.drafter if self._taken.acquire(blocking=False) else None
         try:
             text = [*prompt, token]
             if drafter is not None:
-                self.busy = True
                 started = time.perf_counter()
                 if isinstance(drafter, SharesCache):
                     drafter.share(cache)
                 drafter.begin(text)
-                self.planner.begin(drawn)
+                self.planner.begin(drawn, cache.exact)
                 figures.draft_s += time.perf_counter() - started
             for sampled in self._rounds(engine, cache, text, sampler, figures, drafter, most, ends, interrupted):
                 length = cache.length
@@ -119,7 +119,7 @@ class Speculation:
             if drafter is not None:  # whoever had none has none to give back
                 if isinstance(drafter, SharesCache):
                     drafter.share(None)
-                self.busy = False
+                self._taken.release()
 
     def _rounds(
         self,
@@ -207,6 +207,6 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     module, argument = find(name)
     limit = None if plan is None else plan.demand.drafts
     drafter = module.make(Setting(engine.bundle, engine.context, argument, limit, engine.threads, engine))
-    trees = engine.takes_trees and not engine.reproducible
-    costs = StepCosts(lambda: engine.costs, width, multiple=2 if engine.reproducible else 1)
-    return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost))
+    trees = engine.takes_trees and not engine.exact
+    costs, even = (StepCosts(lambda: engine.costs, width, multiple) for multiple in (1, 2))
+    return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost, even=even))

@@ -159,18 +159,27 @@ class Planner:
     Args:
         priors: what is believed of the drafter's grades.
         costs: what steps cost.
-        width: most tokens of a step, the one before the draft included.
+        width: maximum tokens of a step, the one before the draft included.
         trees: whether steps take trees.
         cost: of drafting a token, in plain steps, before it was measured.
+        even: what the steps of exact answers cost, which run even numbers of tokens; default: as `costs`.
     """
 
     def __init__(
-        self, priors: Sequence[float], costs: StepCosts, width: int, *, trees: bool = False, cost: float = 0.0
+        self,
+        priors: Sequence[float],
+        costs: StepCosts,
+        width: int,
+        *,
+        trees: bool = False,
+        cost: float = 0.0,
+        even: StepCosts | None = None,
     ) -> None:
         # Drafts hold less often against tokens that are drawn at random: what is learnt of those is kept apart.
         self._acceptances = Acceptance(priors), Acceptance([DRAWN * prior for prior in priors])
         self.acceptance = self._acceptances[False]
         self.costs = costs
+        self._costs = costs, even or costs
         self._width = width
         self._trees = trees
         self._cost = cost
@@ -182,10 +191,11 @@ class Planner:
         self._ahead = 0.0  # of plain decoding, in plain steps
         self._ran = 0  # tokens of the draft that is being run
 
-    def begin(self, drawn: bool = False) -> None:
-        """An answer begins, whose tokens are `drawn` at random or the likeliest ones."""
+    def begin(self, drawn: bool = False, exact: bool = False) -> None:
+        """An answer begins, whose tokens are `drawn` at random or the likeliest ones, in `exact` steps or any."""
         self.acceptance = self._acceptances[drawn]
         self.acceptance.begin()
+        self.costs = self._costs[exact]
         self.costs.begin()
         self._risk = DRAWN_RISK if drawn else RISK
         self._said, self._ahead, self._ran = 0, 0.0, 0
