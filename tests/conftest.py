@@ -143,6 +143,22 @@ def pristine_tiny_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoi
     return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.edge", weights="int8")
 
 
+@pytest.fixture(scope="session")
+def int4_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
+    """The tiny model in 4 bits, calibrated, without segments."""
+    import torch
+
+    import edge
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more wait for each other on a busy machine
+    try:
+        out = tmp_path_factory.mktemp("int4") / "tiny.edge"
+        return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def tiny_bundle(tmp_path: Path, pristine_tiny_bundle: Bundle) -> Bundle:
     """The tiny checkpoint's bundle, which every engine can run; the test may harm it."""

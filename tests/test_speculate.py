@@ -586,24 +586,10 @@ def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
         find("lookup=3")
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
-def quantized(
-    request: pytest.FixtureRequest,
-    pristine_tiny_bundle: Bundle,
-    tiny_checkpoint: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Bundle:
-    if request.param == "int8":
-        return pristine_tiny_bundle
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other on a busy machine
-    try:
-        out = tmp_path_factory.mktemp("int4") / "tiny.edge"
-        return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
-    finally:
-        torch.set_num_threads(threads)
+@pytest.fixture(params=["pristine_tiny_bundle", "int4_bundle"])
+def quantized(request: pytest.FixtureRequest) -> Bundle:
+    bundle: Bundle = request.getfixturevalue(request.param)
+    return bundle
 
 
 def in_steps(engine: Engine, tokens: np.ndarray, size: int) -> np.ndarray:
