@@ -17,6 +17,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES
 from edge.runtime.engine import Engine
+from edge.runtime.providers.instructions import warn_of_overflow
 from edge.runtime.skip import OFF, make_policy
 from edge.runtime.speculate.base import AUTO, branches, check_argument, parts_of_model
 
@@ -158,6 +159,7 @@ def start(
         InputError: the memory is too small.
     """
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
+    warn_of_overflow(bundle.manifest)
     # What is wrong with these is said before anything is loaded.
     check_argument(speculate, bundle)
     whole = segments_policy(bundle, skip, speculate) is None

@@ -308,7 +308,7 @@ def test_an_engine_over_bytes_knows_their_costs(tiny_bundle: Bundle) -> None:
     def curve(eight: float) -> list[CurvePoint]:
         return [CurvePoint(size, 100, ms, ms, ms, 9) for size, ms in ((1, 4.0), (8, eight))]
 
-    device = machine.describe("cpu", Engine(tiny_bundle).threads)  # whatever the first engine of this process has chosen
+    device = machine.describe("cpu", Engine(tiny_bundle).threads)  # as the first engine of this process chose
     measured = dataclasses.replace(example_profile(), device=device, bundle=bundle_info(tiny_bundle))
     store(dataclasses.replace(measured, curve=curve(13.0), curve_int8=curve(35.0)))
     floats, ints = (Engine(tiny_bundle, kv=kv).costs for kv in (FLOAT32, INT8))

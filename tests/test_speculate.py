@@ -11,12 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SENTENCES
 from fake_engine import fake_model, says
 from path_engine import PathEngine, hashed
 from profile_example import example_profile, int8_ms
 
-import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP

@@ -51,6 +51,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
 def _show(manifest: Manifest) -> None:
     from rich.console import Console
 
+    from edge.runtime.providers.instructions import lacking
+
     console = Console(highlight=False)
     sizes = {file.path: file.size for file in manifest.files}
     parameters = sum(group.parameters for group in manifest.groups)
@@ -79,6 +81,8 @@ def _show(manifest: Manifest) -> None:
     for name, value in rows.items():
         about.add_row(name, value)
     console.print(about)
+    if (sentence := lacking()) is not None:
+        console.print(sentence)
 
     second = [] if manifest.wide is None else manifest.wide.groups
     for title, listed in (("Group", manifest.groups), ("Wide form", second)):

@@ -35,6 +35,7 @@ from edge.runtime.profile.record import (
     Profile,
 )
 from edge.runtime.profile.subject import Subject, input_kind
+from edge.runtime.providers.instructions import lacking
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
@@ -108,7 +109,7 @@ class _Run:
         self._has_int8 = INT8 in kv_dtypes(bundle)
         if not self._has_int8:
             del self._waiting["curve over int8"]
-        self._notes: list[str] = []
+        self._notes = [sentence] if (sentence := lacking()) else []
         self._capacity = _capacity(bundle.manifest, options.context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
         self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
