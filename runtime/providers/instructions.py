@@ -1,4 +1,4 @@
-"""What this processor lacks for products of 8-bit integers, and which older bundles it may therefore compute wrongly."""
+"""What this processor lacks for products of 8-bit integers, and which older bundles it may compute wrongly for that."""
 
 from __future__ import annotations
 
