@@ -20,11 +20,12 @@ from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, TensorGroup
 from edge.runtime.generate import LONGER
+from edge.runtime.providers import instructions
 
 MIB = 2**20
 FLOAT = 4  # bytes
 LATER = ("wide", "tree", KV8)  # graphs that are opened when they pay, or in the place of another one
-ROWS = "rows"  # the method of the groups whose rows have a scale each
+ROWS = "rows"  # what the methods of groups begin with whose rows have a scale each
 
 # Resident after importing what `edge.load` needs, libraries' code included, most of which is given back before sessions
 # are made, and again when they are (`release_code`).
@@ -251,6 +252,8 @@ class MemoryModel:
         floats += STEP_RESIDUAL * dims.hidden_size
         if self.manifest.encoder is not None:
             floats += CROSS_SCORES * dims.num_heads * self._rows(demand)
+        elif instructions.ARM:  # see `edge.runtime.providers.cpu`
+            floats += dims.num_heads * demand.context
         if self._trees:
             # The bias of the host, and what the graph takes of it.
             floats += 2 * (demand.context + (demand.branches - 1) * self._own(demand))
@@ -313,7 +316,7 @@ def _packed(group: TensorGroup) -> int:
     """Bytes of a group's matrices as the kernels keep them. Zero points are counted, which they take up in the sums."""
     if not group.block_size:
         return group.parameters * FLOAT
-    if group.method == ROWS:
+    if group.method.startswith(ROWS):
         return group.bytes
     return group.bytes + group.parameters // group.block_size * BLOCK_SUM
 

@@ -16,6 +16,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.manifest import EncoderDims, Graph, KVLayer, KVLayout, Speech, TensorGroup, TextFormat
 from edge.runtime.memory_model import FLOAT, IMPORTED, MIB, SLACK, Demand, Footprint, MemoryModel
+from edge.runtime.providers import instructions
 
 HEAD = TensorGroup("head", 640_000, 680_000, 8.0, 64, "rtn")
 EMBEDDING = dataclasses.replace(HEAD, name="embedding")
@@ -128,6 +129,13 @@ def test_a_prompt_shorter_than_the_chunk_takes_a_step_of_its_own_size(paper_bund
 def test_a_step_keeps_a_row_of_logits_for_each_token_and_sampling_a_few_more(paper_bundle: Bundle) -> None:
     row = paper_bundle.manifest.dims.vocab_size * FLOAT
     assert running(paper_bundle, width=8)["logits"] - running(paper_bundle)["logits"] == 2 * 7 * row
+
+
+def test_on_arm_the_scores_of_a_step_are_counted(paper_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = running(paper_bundle)["activations"]
+    monkeypatch.setattr(instructions, "ARM", True)
+    scores = paper_bundle.manifest.dims.num_heads * 64 * 200 * FLOAT
+    assert running(paper_bundle)["activations"] == before + scores
 
 
 def test_what_an_encoder_hands_over_is_counted_by_row(paper_bundle: Bundle) -> None:

@@ -26,7 +26,7 @@ from edge.runtime.memory import release_freed
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps
 _ROWS = 64  # of logits computed at a time, and
-_CHUNK = 8192  # of the vocabulary's gradient summed up at a time: bounds memory
+_CHUNK = 8192  # rows of the vocabulary made floats at a time: bounds memory
 _TRIM = 4  # layers after which freed memory is given back: seldom enough not to cost time
 
 
@@ -45,20 +45,18 @@ def tune(
     teacher: Teacher,
     report: Callable[[int, int, str], None],
 ) -> dict[str, QTensor]:
-    """`weights`, which `decoder` was quantized to, with better scales. Both are used up: what is learned on leaves
-    `weights`, so that its integers are held once.
-    """
+    """`weights`, which `decoder` was quantized to, with better scales; the decoder's float weights are used up."""
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
     for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
         parent, _, leaf = name.rpartition(".")
         bias = decoder.model.get_submodule(name).bias
-        scaled = linears[f"{name}.weight"] = _Scaled(weights.pop(f"{name}.weight"), bias, dtype)
+        scaled = linears[f"{name}.weight"] = _Scaled(weights[f"{name}.weight"], bias, dtype)
         setattr(decoder.model.get_submodule(parent), leaf, scaled)  # and the float weight is freed
         release_freed()
     tied = decoder.head is decoder.embedding
     head_name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-    head = _Scaled(weights.pop(head_name), None, dtype)
+    head = _Scaled(weights[head_name], None, dtype)
     decoder.model.requires_grad_(False)
     learned = [*linears.values(), head]
     for scaled in learned:
@@ -105,49 +103,59 @@ def _divergence(final: torch.Tensor, head: _Scaled, finals: torch.Tensor, teache
 
 
 class _Scaled(nn.Module):
-    """A linear with fixed integers, whose scales are ``scales * (1 + change)``."""
+    """A linear with fixed integers, whose scales are ``scales * (1 + change)``.
+
+    Floats are made of the integers when they are needed, of one matrix at a time: kept, those of all matrices would take
+    as much memory as the float model where training is in float32.
+    """
 
     def __init__(self, weight: QTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.stored = dataclasses.replace(weight, q=weight.q[:0].copy())  # `steps` holds the integers
-        self.block_size = weight.block_size
-        self.steps = torch.from_numpy(weight.q).to(dtype)  # [N, K], exact here and below: at most 8 bits and a sign
-        self.steps -= self._zeros()
+        self.stored = weight
+        self.dtype = dtype
         self.scales = torch.from_numpy(weight.scales)
         self.bias = bias
         self.change = nn.Parameter(torch.zeros_like(self.scales))
+        count = len(weight.q)
+        self._parts = [slice(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Product.apply(x.to(self.steps.dtype), self.change, self).to(x.dtype)
+        y: torch.Tensor = _Product.apply(x.to(self.dtype), self.change, self).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
     def weight(self) -> torch.Tensor:
         """[N, K] in the training's type."""
-        scales = (self.scales * (1 + self.change.detach())).to(self.steps.dtype)
-        return self.steps * spread(scales, self.block_size, self.steps.shape[1])
+        scales = (self.scales * (1 + self.change.detach())).to(self.dtype)
+        made = torch.empty(self.stored.q.shape, dtype=self.dtype)
+        for rows in self._parts:
+            torch.mul(self._steps(rows), self._spread(scales[rows]), out=made[rows])
+        return made
 
     def by_scale(self, by_weight: torch.Tensor) -> torch.Tensor:
         """The gradient by `change` [N, B], given that by the weight [N, K]."""
-        missing = -self.steps.shape[1] % self.block_size
+        size = self.stored.block_size
+        missing = -self.stored.q.shape[1] % size
         sums = []
-        for gradient, steps in zip(by_weight.split(_CHUNK), self.steps.split(_CHUNK), strict=True):
-            blocks = F.pad(gradient * steps, (0, missing)).view(len(steps), -1, self.block_size)
+        for rows in self._parts:
+            products = self._steps(rows).mul_(by_weight[rows])
+            blocks = F.pad(products, (0, missing)).view(len(products), -1, size)
             sums.append(blocks.sum(-1, dtype=torch.float32))
         return torch.cat(sums) * self.scales
 
     def result(self) -> QTensor:
-        """The weight with its new scales. Uses up the integers, so that a model's are never there twice."""
+        """The weight with its new scales."""
         scales = to_float16(self.scales * (1 + self.change.detach()))
-        q = (self.steps + self._zeros()).to(torch.uint8).numpy()
-        self.steps = torch.empty(0)
-        release_freed()
-        return dataclasses.replace(self.stored, q=q, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
+        return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
 
-    def _zeros(self) -> torch.Tensor | float:
+    def _steps(self, rows: slice) -> torch.Tensor:
+        """The integers of these rows less their zero points: exact in the training's type, at most 8 bits and a sign."""
+        steps = torch.from_numpy(self.stored.q[rows]).to(self.dtype)
         if self.stored.zero_points is None:
-            return 2.0 ** (self.stored.bits - 1)
-        zeros = torch.from_numpy(self.stored.zero_points).to(self.steps.dtype)
-        return spread(zeros, self.block_size, self.steps.shape[1])
+            return steps.sub_(2.0 ** (self.stored.bits - 1))
+        return steps.sub_(self._spread(torch.from_numpy(self.stored.zero_points[rows]).to(self.dtype)))
+
+    def _spread(self, per_block: torch.Tensor) -> torch.Tensor:
+        return spread(per_block, self.stored.block_size, self.stored.q.shape[1])
 
 
 class _Product(torch.autograd.Function):

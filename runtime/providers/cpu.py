@@ -12,8 +12,15 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.huge_pages import huge_pages
 from edge.runtime.memory import libraries, release_code
+from edge.runtime.providers.instructions import ARM
 
 MOST_THREADS = 16  # that may be asked for, or twice the cores: threads without work spin, thousands stop the machine
+
+# On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2: drafts would
+# change answers. Without blocks all steps agree. onnxruntime reads this when it makes a session. The scores of a step
+# are then in memory as a whole.
+if ARM:
+    os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
 
 LIBRARIES = libraries()  # onnxruntime and numpy among them
 
@@ -110,6 +117,9 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceS
     # Threads take an operator's work in small blocks: one that the system holds up delays a step less (2% faster).
     options.add_session_config_entry("session.dynamic_block_base", "4")
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # Arm's own library rounds what 4-bit weights without zero points read by rows, not by blocks as everywhere else, and
+    # scales to bfloat16: the same bundle would give another text on a phone. Elsewhere this says nothing.
+    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     try:
         with huge_pages(bundle.path(WEIGHTS).stat().st_size):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge.manifest import Manifest
 
+ARM = platform.machine().lower() in ("aarch64", "arm64")
 CPUINFO = Path("/proc/cpuinfo")
 # By architecture: the instructions that multiply 8-bit integers and add them up in 32 bits, and the flags of
 # /proc/cpuinfo any of which says that they are there.
