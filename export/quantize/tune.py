@@ -105,8 +105,8 @@ def _divergence(final: torch.Tensor, head: _Scaled, finals: torch.Tensor, teache
 class _Scaled(nn.Module):
     """A linear with fixed integers, whose scales are ``scales * (1 + change)``.
 
-    Floats are made of the integers when they are needed, of one matrix at a time: kept, those of all matrices would take
-    as much memory as the float model where training is in float32.
+    Floats are made of the integers when they are needed, of one matrix at a time: those of all matrices would take as
+    much memory as the float model where training is in float32.
     """
 
     def __init__(self, weight: QTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -148,7 +148,7 @@ class _Scaled(nn.Module):
         return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
 
     def _steps(self, rows: slice) -> torch.Tensor:
-        """The integers of these rows less their zero points: exact in the training's type, at most 8 bits and a sign."""
+        """The integers of these rows less their zero points, exact in the training's type: 8 bits and a sign at most."""
         steps = torch.from_numpy(self.stored.q[rows]).to(self.dtype)
         if self.stored.zero_points is None:
             return steps.sub_(2.0 ** (self.stored.bits - 1))
