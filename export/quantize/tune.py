@@ -148,7 +148,7 @@ class _Scaled(nn.Module):
         return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
 
     def _steps(self, rows: slice) -> torch.Tensor:
-        """The integers of these rows less their zero points, exact in the training's type: 8 bits and a sign at most."""
+        """The integers of these rows less their zero points, exact in the training's type: 8 bits and a sign."""
         steps = torch.from_numpy(self.stored.q[rows]).to(self.dtype)
         if self.stored.zero_points is None:
             return steps.sub_(2.0 ** (self.stored.bits - 1))
