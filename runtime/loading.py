@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -169,22 +168,19 @@ def start(
     plan = None
     if memory is not None:
         from edge.runtime.memory import rss_bytes
-        from edge.runtime.plan import make_plan
+        from edge.runtime.plan import make_exact_plan, make_plan
 
-        planned = partial(
-            make_plan,
+        plan = (make_exact_plan if exact and decoder else make_plan)(
             bundle,
             memory,
+            context=context,
             chunk=chunk,
             branches=beams,
             present=rss_bytes(),
             wide=whole,  # segments have no wide form
-            exact=exact,
+            kv=kinds,
+            speculate=speculate,
         )
-        if exact and decoder:  # the same context and KV cache whatever drafts, and where nothing does
-            common = planned(context=context, speculate=AUTO, kv=kinds).demand
-            context, kinds = common.context, [common.kv]
-        plan = planned(context=context, speculate=speculate, kv=kinds)
     drafts = speculate if plan is None or plan.demand.width > 1 else OFF  # else segments would stand apart for nothing
 
     def make() -> Engine:

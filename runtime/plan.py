@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from edge.bundle import Bundle
 from edge.errors import InputError
@@ -34,7 +35,7 @@ from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.engine import DEFAULT_CONTEXT
 from edge.runtime.memory_model import SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.model import PREFILL_CHUNK
-from edge.runtime.speculate.base import OFF, WIDTHS, table_bytes, widest_draft
+from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, table_bytes, widest_draft
 from edge.runtime.step import KEPT_STEP
 
 GOAL = 1024  # tokens of context
@@ -94,7 +95,7 @@ def make_plan(
     speculate: str = OFF,
     wide: bool = True,
     kv: Sequence[str] = (FLOAT32,),
-    exact: bool = False,
+    like: Demand | None = None,
 ) -> Plan:
     """Choose the largest context, prompt chunk and step width that fit.
 
@@ -109,7 +110,7 @@ def make_plan(
         wide: whether the run uses the wide form of a bundle that has one.
         kv: what the KV cache may be kept in, as `edge.runtime.loading.kv_dtypes` says, rather the first.
         present: bytes that this process has resident already; see `MemoryModel`.
-        exact: whether the prompt's chunk is the same whatever drafts: it shrinks only where nothing is drafted.
+        like: a demand whose context, prompt chunk, form and KV cache are kept; default: all are chosen.
 
     Raises:
         InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
@@ -118,7 +119,7 @@ def make_plan(
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
-    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, exact)
+    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, like)
     if budget is None:
         demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
@@ -147,6 +148,15 @@ def make_plan(
     wider = (dataclasses.replace(demand, width=n) for n in range(WIDEST, demand.width, -1))
     widest = next((each.width for each in wider if fits(each)), demand.width)
     return Plan(demand, model.footprint(demand), budget, widest)
+
+
+def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculate: str = OFF, **given: Any) -> Plan:
+    """As `make_plan`, for a decoder whose answers are exact: what they are made of (context, prompt chunk, form and KV
+    cache) is what ``auto`` leaves, whatever drafts, and where nothing does."""
+    common = make_plan(bundle, budget, speculate=AUTO, **given)
+    if speculate == AUTO:
+        return common
+    return make_plan(bundle, budget, speculate=speculate, like=common.demand, **given)
 
 
 def budgets(
@@ -203,10 +213,11 @@ class _Choices:
         speculate: str,
         wide: bool,
         kv: Sequence[str],
-        exact: bool = False,
+        like: Demand | None = None,
     ) -> None:
         manifest = bundle.manifest
-        self._exact = exact
+        self._like = like
+        context = context if like is None else like.context
         self._bundle, self._speculate = bundle, OFF if manifest.encoder is not None else speculate
         self._kv = kv
         self._wide = wide and manifest.wide is not None and manifest.wide.known and FLOAT32 in kv
@@ -239,7 +250,11 @@ class _Choices:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
         while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
             chunks.append(chunks[-1] // 2)
-        pairs = list(_narrowing(widths, chunks, widths_first=self._exact))
+        if (like := self._like) is not None:
+            most = KV8_STEP if like.kv == INT8 else widths[0]
+            yield from (_Rung(width, like.chunk, like.wide, like.kv) for width in widths if width <= most)
+            return
+        pairs = list(_narrowing(widths, chunks))
         both = FLOAT32 in self._kv and INT8 in self._kv
         early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
         if self._wide:
@@ -260,15 +275,13 @@ class _Choices:
         return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
 
 
-def _narrowing(
-    widths: Sequence[int], chunks: Sequence[int], *, widths_first: bool
-) -> Iterator[tuple[int, int]]:
+def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
-    moves = [(False, WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
-    moves += [(widths_first, _loss(chunk), 0, chunk) for chunk in chunks[1:]]
+    moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
+    moves += [(_loss(chunk), 0, chunk) for chunk in chunks[1:]]
     width, chunk = widths[0], chunks[0]
     yield width, chunk
-    for *_, narrower, smaller in sorted(moves, key=lambda move: move[:2]):
+    for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
         width, chunk = narrower or width, smaller or chunk
         yield width, chunk
 

@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.loading import kv_dtypes
-    from edge.runtime.plan import budgets, make_plan
+    from edge.runtime.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.speculate.base import check_name, parts_of_model
 
     check_name(speculate)
@@ -50,7 +50,8 @@ def command(
     opened.check_sizes()
     whole = parts_of_model(speculate, opened) is None
     kinds = kv_dtypes(opened, kv, whole=whole)
-    planned = partial(make_plan, opened, branches=beams, speculate=speculate, wide=whole, kv=kinds)
+    make = make_plan if opened.manifest.encoder is not None else make_exact_plan
+    planned = partial(make, opened, branches=beams, speculate=speculate, wide=whole, kv=kinds)
     plan = planned(memory, context=context)
     costs = _costs(opened)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
