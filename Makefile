@@ -18,7 +18,6 @@ BUNDLE := $(MODEL).edge
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := pyproject.toml constraints.txt
-TYPES := build/types
 
 .PHONY: demo test test-all lint types bench clean
 
@@ -37,14 +36,8 @@ test-all: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 
-# mypy does not follow setuptools' package-dir, so it sees a tree of links in which every package stands where it is
-# imported from; sed turns the places in its messages back. How strict edge.export is, pyproject.toml says.
 types: $(VENV)/.test
-	@rm -rf $(TYPES) && mkdir -p $(TYPES)/edge
-	@for entry in edge/*; do ln -s "$(CURDIR)/$$entry" $(TYPES)/$$entry; done
-	@for name in export models runtime; do ln -s "$(CURDIR)/$$name" $(TYPES)/edge/$$name; done
-	cd $(TYPES) && MYPYPATH=. $(abspath $(BIN))/python -m mypy -p edge --config-file $(CURDIR)/pyproject.toml \
-		--cache-dir $(CURDIR)/.mypy_cache | sed -E 's#^edge/(export|models|runtime)/#\1/#'
+	$(BIN)/python -m mypy -p edge
 
 bench:
 	@echo "The benchmarks run this project beside its peers, whose packages stand in the extra 'bench':"

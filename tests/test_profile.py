@@ -68,6 +68,15 @@ def test_memory_is_told_by_kind_over_time(measured: Profile) -> None:
     assert abs(memory.predicted_bytes / memory.peak_bytes - 1) < 0.2
 
 
+def test_fresh_processes_run_this_edge_whatever_the_current_folder_holds(
+    tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("edge", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the current folder has an {name} of its own')")
+    monkeypatch.chdir(tmp_path)
+    assert fresh.load_ms(fresh.Settings(str(tiny_bundle.root), 64, 1)) > 0
+
+
 @pytest.mark.parametrize("seconds", [1, 4])
 def test_the_time_is_kept(tiny_bundle: Bundle, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fresh, "load_ms", lambda settings: 5.0)  # fresh processes take as long as imports take

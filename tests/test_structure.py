@@ -118,10 +118,15 @@ def test_every_package_folder_is_in_pyproject() -> None:
         for init in (ROOT / folder).rglob("__init__.py")
     }
     assert set(setuptools["packages"]) == found
-    assert setuptools["package-dir"] == {name: folder for name, folder in FOLDERS.items() if name != "edge"}
+    assert setuptools["package-dir"] == {"": "."}
     for folder in FOLDERS.values():
         for file in (ROOT / folder).rglob("*.py"):
             assert (file.parent / "__init__.py").exists(), f"{file.relative_to(ROOT)} is in no package"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_package_is_where_its_import_name_says(name: str) -> None:
+    assert ROOT.joinpath(*name.split(".")).resolve() == ROOT / FOLDERS[name]
 
 
 def test_no_file_outgrows_its_room() -> None:

@@ -1,6 +1,6 @@
 """What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
 
-The parent's side is `load_ms` and `memory`; run as a module this file is the child, which prints one JSON object.
+The parent's side is `load_ms` and `memory`; the child runs `main`, which prints one JSON object.
 Above the functions only the standard library is imported, so that the child sees what the others take.
 """
 
@@ -53,9 +53,11 @@ class ChildFailed(Exception):
 
 def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
     given = [settings.bundle, str(settings.context), str(settings.threads or 0), *map(str, numbers)]
+    # The same `edge` as this process's: by itself Python looks into the current folder first, whatever is there.
+    code = f"import sys; sys.path[:] = {[*map(str, sys.path)]}; from {__name__} import main; main(sys.argv[1:])"
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, what, *given], capture_output=True, text=True, timeout=LONGEST_S
+            [sys.executable, "-c", code, what, *given], capture_output=True, text=True, timeout=LONGEST_S
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ChildFailed(str(e)) from None
@@ -186,15 +188,11 @@ class _During:
         self._watch.look(self._phase)
 
 
-def _main(args: list[str]) -> int:
+def main(args: list[str]) -> None:
+    """What the child does."""
     what, bundle, (context, threads, *numbers) = args[0], args[1], map(int, args[2:])
     if what == "load":
         answer = _load(bundle, context, threads or None)
     else:
         answer = _memory(bundle, context, threads or None, *numbers)
     print(json.dumps(answer))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
