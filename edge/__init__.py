@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from edge.runtime.text2text import Text2Text as Text2Text
     from edge.runtime.text2text import Text2TextOptions as Text2TextOptions
 
+__version__ = "0.1.0"  # the distribution's too: pyproject.toml reads it here
+
 _HOMES = {
     "edge.bundle": ("Bundle", "open_bundle"),
     "edge.errors": (

@@ -102,7 +102,7 @@ def export(
         from edge.export.graph.families import find_family
         from edge.export.routers import check_routers, write_routers
     except ModuleNotFoundError as e:
-        raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install \"edge[export]\"") from None
+        raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install 'edge-lm[export]'") from None
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from edge import __version__
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
 from edge.export import check
@@ -80,7 +80,7 @@ def write_decoder(
     writer.flush()
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        producer=f"edge {version('edge')}",
+        producer=f"edge {__version__}",
         name=name,
         family=graph.family,
         kind="decoder",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from edge import __version__
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
 from edge.export import check, check_pairs
@@ -85,7 +85,7 @@ def write_encoder_decoder(
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        producer=f"edge {version('edge')}",
+        producer=f"edge {__version__}",
         name=name,
         family=built.family,
         kind="encoder-decoder",

@@ -293,7 +293,7 @@ def test_torch_is_asked_for_by_name_where_it_is_not_installed(
     monkeypatch.setitem(sys.modules, "torch", None)
     status, _, err = run("--torch", tiny_checkpoint, "--text", text)
     assert status == 2
-    assert "edge[export]" in err
+    assert "edge-lm[export]" in err
 
 
 def test_measuring_a_bundle_imports_no_torch(tiny_bundle: Bundle, text: Path) -> None:

@@ -317,7 +317,7 @@ def test_a_missing_extra_is_named(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"torch.*edge\[export\]"):
+    with pytest.raises(MissingExtraError, match=r"torch.*edge-lm\[export\]"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge")
 
 

@@ -170,7 +170,7 @@ def test_a_file_without_a_sample_rate_gets_a_sentence(
 def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, without: Callable[..., None]) -> None:
     without("soundfile", "soxr")
     (tmp_path / "a.flac").write_bytes(b"fLaC" + b"\0" * 100)
-    assert refusal(tmp_path / "a.flac", MissingExtraError).endswith("run: pip install 'edge[audio]'")
+    assert refusal(tmp_path / "a.flac", MissingExtraError).endswith("run: pip install 'edge-lm[audio]'")
     path = write_wave(tmp_path / "wide.wav", tone(1))
     data = bytearray(path.read_bytes())
     data[32:36] = struct.pack("<HH", 8, 64)
@@ -178,7 +178,8 @@ def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, wit
     assert "is not a WAV file of plain PCM (64 bits a sample)" in refusal(path, MissingExtraError)
     path = write_wave(tmp_path / "a.wav", tone(1, 48_000), 48_000)
     sentence = refusal(path, MissingExtraError)
-    assert "48,000 samples a second and this model hears 16,000" in sentence and "pip install 'edge[audio]'" in sentence
+    assert "48,000 samples a second and this model hears 16,000" in sentence
+    assert "pip install 'edge-lm[audio]'" in sentence
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])

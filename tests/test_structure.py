@@ -1,16 +1,13 @@
-"""The house rules: who may import whom, what the plain install brings, and what the wheel carries."""
+"""The house rules: who may import whom, and what the plain install brings."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -150,34 +147,6 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if line and not line.startswith("#")
     }
     assert {line.partition(">")[0] for line in wanted} <= pinned
-
-
-def test_the_wheel_carries_packages_catalog_and_types(tmp_path: Path) -> None:
-    try:
-        setuptools = int(version("setuptools").partition(".")[0])
-    except PackageNotFoundError:
-        setuptools = 0
-    if setuptools < 77:
-        pytest.skip("building a wheel without a network needs setuptools 77 or later")
-    tree = tmp_path / "tree"  # a copy, for setuptools leaves its work, and takes up old work, in the tree it builds
-    tree.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    wanted = {
-        f"{name.replace('.', '/')}/{file.relative_to(tree / folder).as_posix()}"
-        for name, folder in FOLDERS.items()
-        for file in (tree / folder).rglob("*")
-        if file.is_file()
-    }
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "."]
-    subprocess.run([*build, "-w", str(tmp_path)], cwd=tree, check=True, timeout=300)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {name for name in names if ".dist-info/" not in name} == wanted
-    assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:

@@ -76,7 +76,7 @@ def check_plot(path: Path | None) -> None:
     if path.suffix not in PLOTS:
         raise InputError(f"{path} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
     if find_spec("matplotlib") is None:
-        raise MissingExtraError("A plot needs matplotlib; install it with: pip install matplotlib")
+        raise MissingExtraError("A plot needs matplotlib; install it with: pip install 'edge-lm[eval]'")
 
 
 def settings(skip: str, sweep: str) -> list[str]:

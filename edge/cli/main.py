@@ -27,7 +27,7 @@ DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
 
-# What `pip install 'edge[export]'` adds: the import names behind the extra.
+# What `pip install 'edge-lm[export]'` adds: the import names behind the extra.
 EXPORT_EXTRA = {
     *("gguf", "onnx", "onnx_ir", "onnxscript", "optimum", "peft"),
     *("safetensors", "sentencepiece", "torch", "transformers"),
@@ -68,9 +68,9 @@ def _dispatch(args: list[str]) -> int:
         print(_help())
         return 0
     if args[0] == "--version":
-        from importlib.metadata import version
+        from edge import __version__
 
-        print(f"edge {version('edge')}")
+        print(f"edge {__version__}")
         return 0
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
@@ -128,7 +128,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, EdgeError):
         return _say(str(error), 2)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXPORT_EXTRA:
-        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge[export]'", 2)
+        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge-lm[export]'", 2)
     if isinstance(error, OSError) and error.errno in FULL:
         _drop_output()
         return _say(f"{error.filename or 'The output'} could not be written: {error.strerror}.", 2)

@@ -64,4 +64,4 @@ def _overlap(answer: list[str], reference: list[str]) -> float:
 
 
 def _missing(package: str, score: str) -> MissingExtraError:
-    return MissingExtraError(f"{score} needs {package}; install it with: pip install 'edge[eval]'")
+    return MissingExtraError(f"{score} needs {package}; install it with: pip install 'edge-lm[eval]'")

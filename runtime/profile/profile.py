@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import INT8, KV8_STEP, Manifest
@@ -144,7 +144,7 @@ class _Run:
         return Profile(
             format=FORMAT,
             format_version=FORMAT_VERSION,
-            producer=f"edge {_version()}",
+            producer=f"edge {__version__}",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._start, 3),
             device=machine.describe(self._options.provider, engine.threads),
@@ -342,10 +342,3 @@ def bundle_info(bundle: Bundle) -> BundleInfo:
         parameters=sum(group.parameters for group in manifest.groups),
         bytes=sum(file.size for file in manifest.files),
     )
-
-
-def _version() -> str:
-    try:
-        return version("edge")
-    except PackageNotFoundError:
-        return "from source"

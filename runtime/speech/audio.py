@@ -19,7 +19,7 @@ from edge.errors import InputError, MissingExtraError
 
 BLOCK_S = 1  # seconds read at once
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
-EXTRA = "pip install 'edge[audio]'"
+EXTRA = "pip install 'edge-lm[audio]'"
 WIDEST = 4  # bytes of a sample that are read without soundfile
 UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
 
