@@ -62,5 +62,5 @@ $(VENV)/.export: $(SOURCES) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
-	$(PIP_INSTALL) --editable '.[export,test]'
+	$(PIP_INSTALL) --editable '.[tune,test]'
 	@touch $@ $(VENV)/.export $(VENV)/.lint

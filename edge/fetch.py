@@ -164,7 +164,7 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> None:
 
 def _snapshot(repo: str, revision: str | None, folder: Path | None) -> Path:
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise _Unavailable("huggingface_hub is not installed")
+        raise _Unavailable("huggingface_hub is not installed (run: pip install 'edge-lm[export]')")
     import huggingface_hub
     from huggingface_hub import constants, errors
 

@@ -537,6 +537,11 @@ class TestTheHub:
         assert time.monotonic() - start < 5
         assert said[0] == "Not from hub org/toy: the hub cannot be reached."
 
+    def test_without_the_hubs_library_its_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(CatalogError, match=r"huggingface_hub is not installed .*pip install 'edge-lm\[export\]'"):
+            fetch.snapshot("org/toy", None)
+
     def test_a_hub_id_is_opened_from_the_librarys_own_cache(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         first = fetch.snapshot("org/toy", None)
         assert (first / "model.safetensors").read_bytes() == b"weights"

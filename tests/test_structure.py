@@ -13,11 +13,25 @@ from pathlib import Path
 import pytest
 
 from edge.bundle import Bundle
+from edge.cli.main import EXPORT_EXTRA
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"torch", "transformers", "peft", "optimum", "onnx", "onnx_ir", "onnxscript", "gguf", "safetensors"}
-HEAVY |= {"sentencepiece"}
+HEAVY = {"torch", "transformers", "peft", "onnx", "onnx_ir", "onnxscript", "gguf", "safetensors", "sentencepiece"}
 LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich", "typer"}
+# The extras that a file, or all files of a folder, may import from besides the plain install.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "edge": (),
+    "edge/cli/eval.py": ("export",),
+    "edge/cli/eval_skip.py": ("eval",),
+    "edge/cli/scores.py": ("eval",),
+    "edge/cli/tune.py": ("tune",),
+    "edge/fetch.py": ("export",),
+    "export": ("export",),
+    "export/tune": ("tune",),
+    "models": (),
+    "runtime": (),
+    "runtime/speech/audio.py": ("audio",),
+}
 # Import names of the packages whose folders stand at the top of the repository.
 FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
 
@@ -100,11 +114,47 @@ def test_running_a_bundle_brings_nothing_heavy(tiny_bundle: Bundle) -> None:
     assert not loaded & (HEAVY | {"edge.export"})
 
 
-def test_the_plain_install_is_six_packages() -> None:
+def declared(*extras: str) -> set[str]:
+    """Import names of what an install with these extras brings by name."""
     project = pyproject()["project"]
     assert isinstance(project, dict)
-    names = {line.split(">")[0].split("<")[0].split("=")[0].strip() for line in project["dependencies"]}
-    assert names == LIGHT
+    names = set[str]()
+    for line in [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]:
+        name, inner = re.match(r"([\w-]+)(?:\[(\w+)\])?", line).groups()  # type: ignore[union-attr]
+        names |= declared(inner) if inner else {name.replace("-", "_")}
+    return names
+
+
+def foreign(file: Path) -> set[str]:
+    """The packages of others that a file imports, inside functions too."""
+    return {name.partition(".")[0] for name in imports(file, at_import_time=False)} - sys.stdlib_module_names - {"edge"}
+
+
+def test_the_plain_install_is_six_packages() -> None:
+    assert declared() == LIGHT
+
+
+def test_every_import_is_declared_where_it_is_used_and_nothing_else_is() -> None:
+    used, undeclared = set[str](), list[str]()
+    for file in (file for folder in FOLDERS.values() for file in (ROOT / folder).rglob("*.py")):
+        place = file.relative_to(ROOT)
+        extras = next(EXTRAS[str(p)] for p in (place, *place.parents) if str(p) in EXTRAS)
+        undeclared += [f"{place} imports {name}" for name in sorted(foreign(file) - declared(*extras))]
+        used |= foreign(file)
+    assert undeclared == []
+    assert declared("audio", "eval", "tune") - used == {"protobuf"}  # which sentencepiece imports
+
+
+def test_whatever_export_needs_is_named_where_it_is_missing() -> None:
+    names = {"google" if name == "protobuf" else name for name in declared("export")}
+    assert names - LIGHT <= EXPORT_EXTRA
+
+
+def test_what_the_tests_import_comes_with_their_extras() -> None:
+    files = list((ROOT / "tests").glob("*.py"))
+    beside = {path.stem for folder in ("tests", "benchmarks") for path in (ROOT / folder).iterdir()}
+    used = set().union(*map(foreign, files)) - beside
+    assert "pytest" in used and used <= declared("tune", "test")
 
 
 def test_every_package_folder_is_in_pyproject() -> None:
@@ -140,7 +190,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["export"], *extras["test"]]
+    wanted = [*project["dependencies"], *extras["export"], *extras["tune"][1:], *extras["test"]]
     pinned = {
         line.partition("==")[0]
         for line in (ROOT / "constraints.txt").read_text().splitlines()

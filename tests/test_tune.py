@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -535,6 +536,14 @@ def test_what_cannot_be_tuned_gets_a_sentence(
     assert main(["tune", str(six_layers), *options, "-o", str(tmp_path / "out")]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_without_peft_tuning_names_its_extra(
+    six_layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert main(["tune", str(six_layers), "--policy", "first", "-o", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == "edge: Tuning needs peft; install it with: pip install 'edge-lm[tune]'\n"
 
 
 def test_a_recipe_holds_options_by_their_names(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # th
 
 # What `pip install 'edge-lm[export]'` adds: the import names behind the extra.
 EXPORT_EXTRA = {
-    *("gguf", "onnx", "onnx_ir", "onnxscript", "optimum", "peft"),
+    *("gguf", "google", "huggingface_hub", "onnx", "onnx_ir", "onnxscript"),
     *("safetensors", "sentencepiece", "torch", "transformers"),
 }
 

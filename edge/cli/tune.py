@@ -182,7 +182,7 @@ def _run(
         from edge.export.tune.policy import Target
         from edge.export.tune.trainer import Stopped
     except ModuleNotFoundError as e:
-        raise MissingExtraError(f"Tuning needs {e.name}; install it with: pip install 'edge-lm[export]'") from None
+        raise MissingExtraError(f"Tuning needs {e.name}; install it with: pip install 'edge-lm[tune]'") from None
     aims = {name: asked.pop(name) for name in ("ratio", "unit", "candidates", "penalty") if name in asked}
     target = Target(span=_span(asked.pop("layers", None)), **aims)
     settings = Settings(target=target, **asked)
