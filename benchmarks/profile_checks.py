@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -116,7 +117,8 @@ def _child(args: argparse.Namespace, what: str) -> Any:
     print(f"{what} ...", flush=True)
     given = [f"--{name}={getattr(args, name)}" for name in ("bundle", "threads", "context", "rounds")]
     command = [sys.executable, __file__, *given, "--child", what]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    variables = os.environ | {"EDGE_HUGE_PAGES": "1"}  # as in the processes of `edge profile`
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables)
     return json.loads(done.stdout.splitlines()[-1])
 
 

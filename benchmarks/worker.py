@@ -32,6 +32,7 @@ def main() -> None:
         content |= {"cpu_s": time.process_time(), "peak_rss_mb": peak_rss_mb()}
         print(json.dumps(content), file=answers, flush=True)
 
+    os.environ["EDGE_HUGE_PAGES"] = "1"  # as in the processes of the command `edge`
     name, request = sys.argv[1], json.loads(sys.argv[2])
     engine = import_module(name)
     start = time.perf_counter()

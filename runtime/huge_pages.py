@@ -4,6 +4,9 @@ A step reads all weights once. In pages of 4 KiB these are more addresses than a
 looks up where a page is again and again while it waits for memory. onnxruntime takes each packed matrix from the C
 library, whose blocks the kernel does not put into large pages by itself: they are added to a mapping one by one, and
 each is written before the 2 MiB around it are there. So these are made ready beforehand.
+
+That sets the C library's thresholds for the whole process, which is its owner's to decide: `EDGE_HUGE_PAGES=1` in the
+environment asks for it, and the command `edge` does so in its own process.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+ASKED = "EDGE_HUGE_PAGES"
 PAGE = 2**21
 LEAST = 2**24  # bytes of weights below which 4 KiB pages do: processors keep the addresses of some 3,000 at hand
 # glibc gives each thread heaps of 64 MiB: two blocks and a stop fill one, and the next block begins the next.
@@ -45,8 +49,9 @@ def expect_one_answer(tokens: int) -> None:
 @contextmanager
 def huge_pages(size: int) -> Iterator[None]:
     """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
-    kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere nothing happens."""
-    if size < LEAST or not _can() or _brief:
+    process asked for it and the kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere
+    nothing happens."""
+    if os.environ.get(ASKED) != "1" or size < LEAST or not _can() or _brief:
         yield
         return
     for setting, value in (SETTINGS | {M_TRIM_THRESHOLD: NEVER}).items():

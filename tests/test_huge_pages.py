@@ -11,6 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import edge
+from edge.bundle import Bundle
+from edge.cli.main import main
 from edge.runtime import huge_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -48,7 +51,7 @@ def held(where: str, mebibytes: int, **environment: str) -> tuple[float, float]:
     own = (*huge_pages.OWN_SETTINGS, huge_pages.TUNABLES)
     done = subprocess.run(
         [sys.executable, "-c", TAKE, where, str(mebibytes)], capture_output=True, text=True, check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith(own)} | environment,
+        env={k: v for k, v in os.environ.items() if not k.startswith(own)} | {huge_pages.ASKED: "1"} | environment,
     )  # fmt: skip
     huge, resident = (int(n) / 1024 for n in re.findall(r"(\d+) kB", done.stdout))
     return huge, resident
@@ -77,6 +80,38 @@ def test_few_weights_and_settings_of_ones_own_are_left_alone() -> None:
     assert held("main", 64, MALLOC_ARENA_MAX="2")[0] >= 50
 
 
+@there
+@pytest.mark.skipif("[always]" in (ENABLED.read_text() if ENABLED.exists() else ""), reason="all memory may be in them")
+def test_a_process_that_did_not_ask_is_left_alone() -> None:
+    assert held("main", 64, EDGE_HUGE_PAGES="")[0] == 0
+
+
+def test_loading_sets_nothing_in_a_process_that_did_not_ask(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(huge_pages.ASKED, raising=False)
+    monkeypatch.setattr(huge_pages, "LEAST", 0)
+    monkeypatch.setattr(huge_pages, "_can", lambda: True)
+    monkeypatch.setattr(huge_pages, "_libc", lambda: pytest.fail("the C library was asked"))
+    edge.load(tiny_bundle.root)
+    monkeypatch.setenv(huge_pages.ASKED, "1")
+    with pytest.raises(pytest.fail.Exception, match="the C library was asked"):
+        edge.load(tiny_bundle.root)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], None])
+@pytest.mark.parametrize("before", [{}, {huge_pages.ASKED: "0"}])
+def test_the_command_asks_in_its_own_process_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str] | None, before: dict[str, str]
+) -> None:
+    variables = dict(before)
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(sys, "argv", ["edge", "--version"])
+    assert main(arguments) == 0
+    own = arguments is None  # else this is a call in somebody else's process
+    assert variables == ({huge_pages.ASKED: "1"} | before if own else before)
+
+
 @pytest.mark.parametrize(
     ("flags", "tokens", "left_alone"),
     [
@@ -93,6 +128,7 @@ def test_one_answer_on_a_virtual_machine_does_not_wait_for_large_pages(
     if flags is not None:
         file.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     made: list[int] = []
+    monkeypatch.setenv(huge_pages.ASKED, "1")
     monkeypatch.setattr(huge_pages, "CPUINFO", file)
     monkeypatch.setattr(huge_pages, "_brief", False)
     monkeypatch.setattr(huge_pages, "_can", lambda: True)
@@ -105,6 +141,7 @@ def test_one_answer_on_a_virtual_machine_does_not_wait_for_large_pages(
 
 
 def test_where_there_is_no_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(huge_pages.ASKED, "1")
     monkeypatch.setattr(huge_pages, "_can", lambda: False)
     monkeypatch.setattr(huge_pages, "_libc", lambda: pytest.fail("the C library was asked"))
     with huge_pages.huge_pages(2**30):
@@ -130,6 +167,7 @@ def test_addresses_that_are_limited_end_it(monkeypatch: pytest.MonkeyPatch) -> N
             freed.append(block)
 
     freed: list[int] = []
+    monkeypatch.setenv(huge_pages.ASKED, "1")
     monkeypatch.setattr(huge_pages, "_can", lambda: True)
     monkeypatch.setattr(huge_pages, "_brief", False)
     monkeypatch.setattr(huge_pages, "_libc", Libc)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engines.base import Loaded, Models, Timed
 
-PACKAGE = "edge"
+PACKAGE = "edge-lm"
 MODULES = ("edge", "onnxruntime")
 IMPORT = "import edge; edge.load"
 VARIANTS: dict[str, dict[str, Any]] = {

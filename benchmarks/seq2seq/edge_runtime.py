@@ -10,7 +10,7 @@ from engines.base import Timed
 
 from seq2seq.base import RECORDING, SPEECH, TEXT, Heard, Loaded, Transcribed, Translated
 
-PACKAGE = "edge"
+PACKAGE = "edge-lm"
 MODULES = ("edge", "onnxruntime")
 IMPORT = "import edge; edge.load"
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {

@@ -39,7 +39,10 @@ def main(args: list[str] | None = None) -> int:
 
     0 all went well; 1 an error nobody foresaw; 2 one sentence says what was wrong; 130 interrupted.
     """
-    args, debug = _take_debug(list(sys.argv[1:] if args is None else args))
+    if args is None:  # this process is the command's own
+        os.environ.setdefault("EDGE_HUGE_PAGES", "1")
+        args = sys.argv[1:]
+    args, debug = _take_debug(args)
     if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)  # `kill` cleans up as Ctrl-C does
     try:
