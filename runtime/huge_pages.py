@@ -104,7 +104,7 @@ def _can() -> bool:
 def _virtual() -> bool:
     """Whether this is a virtual machine, as far as x86-64 processors tell."""
     try:
-        with CPUINFO.open() as file:
+        with CPUINFO.open(encoding="utf-8", errors="replace") as file:
             first = file.read(4096)  # of the first processor or two: all of a large machine's take milliseconds
     except OSError:
         return False

@@ -36,14 +36,17 @@ def peak_rss_mb() -> float | None:
     """
     global _inherited
     if sys.platform == "win32":
-        return None
+        from edge.runtime import windows
+
+        found = windows.resident()
+        return None if found is None else found.peak / MIB
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
+    if sys.platform == "darwin":  # in bytes there, and in KiB elsewhere
         return used / MIB
     if sys.platform == "linux" and (_inherited is None or used <= _inherited):
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 own = int(line.split()[1])
                 if _inherited is None:
@@ -54,9 +57,18 @@ def peak_rss_mb() -> float | None:
 
 def rss_bytes() -> int:
     """What this process has resident now; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        from edge.runtime import windows
+
+        found = windows.resident()
+        return 0 if found is None else found.now
+    if sys.platform == "darwin":
+        from edge.runtime import macos
+
+        return macos.resident() or 0
     if sys.platform != "linux":
         return 0
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def release_mapped(path: Path) -> None:
@@ -111,7 +123,7 @@ def _mappings() -> Iterator[Mapping]:
     """This process's mappings of files; none outside Linux."""
     if sys.platform != "linux":
         return
-    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         if "/" in line:
             addresses, mode, _, _, _, file = line.split(maxsplit=5)
             start, end = addresses.split("-")

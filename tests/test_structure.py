@@ -114,6 +114,25 @@ def test_running_a_bundle_brings_nothing_heavy(tiny_bundle: Bundle) -> None:
     assert not loaded & (HEAVY | {"edge.export"})
 
 
+def opened_without_encoding(file: Path) -> Iterator[str]:
+    """The places where a file opens a text file, or one may, in the encoding of the system."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) in ("os.open", "wave.open", "wheel.open"):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if name == "open" or (name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute)):
+            modes = [part.value for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)]
+            given = [keyword.arg for keyword in node.keywords]
+            if not any("b" in str(mode) for mode in modes) and "encoding" not in given:
+                yield f"{file.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_every_text_file_is_opened_with_an_encoding() -> None:
+    """Windows' own is an old code page."""
+    files = sorted(file for folder in FOLDERS.values() for file in (ROOT / folder).rglob("*.py"))
+    assert [place for file in files for place in opened_without_encoding(file)] == []
+
+
 def declared(*extras: str) -> set[str]:
     """Import names of what an install with these extras brings by name."""
     project = pyproject()["project"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -39,6 +40,7 @@ def main(args: list[str] | None = None) -> int:
 
     0 all went well; 1 an error nobody foresaw; 2 one sentence says what was wrong; 130 interrupted.
     """
+    _print_any_character()
     if args is None:  # this process is the command's own
         os.environ.setdefault("EDGE_HUGE_PAGES", "1")
         args = sys.argv[1:]
@@ -57,6 +59,17 @@ def main(args: list[str] | None = None) -> int:
         if debug:
             raise
         return _explain(error)
+
+
+def _print_any_character() -> None:
+    """Let no character end a command: where output is redirected on Windows it becomes UTF-8, as files here are,
+    instead of an old code page; a question mark stands for what another encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            if sys.platform == "win32" and "PYTHONIOENCODING" not in os.environ:
+                stream.reconfigure(encoding="utf-8")
+            if stream.errors == "strict":
+                stream.reconfigure(errors="replace")
 
 
 def _take_debug(args: list[str]) -> tuple[list[str], bool]:

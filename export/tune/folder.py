@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("w")
+        file = (folder / LOCK).open("a", encoding="utf-8")
     except OSError as e:
         raise InputError(f"The folder {folder} cannot be made: {e.strerror}.") from None
     with file:
@@ -36,14 +38,24 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
             elif path.name != LOCK:
                 path.unlink()
         yield
+    if sys.platform == "win32":  # which removes no file that is open, so that a run which is done leaves this one
+        with contextlib.suppress(OSError):
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
 def _locked(file: IO[str]) -> bool:
-    """Whether nobody else holds the file; True, too, where the system has no such locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
+    """Whether nobody else holds the file; True, too, where the file system has no such locks."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
         return True
+    import fcntl
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -57,7 +57,11 @@ def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
     code = f"import sys; sys.path[:] = {[*map(str, sys.path)]}; from {__name__} import main; main(sys.argv[1:])"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code, what, *given], capture_output=True, text=True, timeout=LONGEST_S
+            [sys.executable, "-c", code, what, *given],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=LONGEST_S,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ChildFailed(str(e)) from None

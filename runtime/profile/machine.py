@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from edge.runtime import macos, windows
 from edge.runtime.profile.record import Device
 from edge.runtime.providers.cpu import usable_cores
 
@@ -35,12 +36,17 @@ def describe(provider: str, threads: int) -> Device:
 
 def cpu_name() -> str:
     """The processor, as the system calls it."""
-    with contextlib.suppress(OSError):
-        fields = dict(_pairs(Path("/proc/cpuinfo").read_text(errors="replace")))
-        for name in ("model name", "Hardware", "cpu model", "uarch"):
-            if fields.get(name):
-                return fields[name]
-    return platform.processor() or platform.machine() or "unknown"
+    found: str | None = None
+    if sys.platform == "darwin":
+        found = macos.processor()
+    elif sys.platform == "win32":
+        found = windows.processor()
+    else:
+        with contextlib.suppress(OSError):
+            fields = dict(_pairs(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
+            names = ("model name", "Hardware", "cpu model", "uarch")
+            found = next((fields[name] for name in names if fields.get(name)), None)
+    return found or platform.processor() or platform.machine() or "unknown"
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
@@ -53,6 +59,8 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def memory_bytes() -> int | None:
     """Bytes of memory that the machine has; None where the system does not tell."""
+    if sys.platform == "win32":
+        return windows.memory()[0]
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -60,8 +68,12 @@ def memory_bytes() -> int | None:
 
 def available_bytes() -> int | None:
     """Bytes of memory that could be taken without swapping; None where the system does not tell."""
+    if sys.platform == "win32":
+        return windows.memory()[1]
+    if sys.platform == "darwin":
+        return macos.available() or memory_bytes()
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
-        fields = dict(_pairs(Path("/proc/meminfo").read_text()))
+        fields = dict(_pairs(Path("/proc/meminfo").read_text(encoding="utf-8")))
         return int(fields["MemAvailable"].split()[0]) * 1024
     return memory_bytes()
 
@@ -85,7 +97,8 @@ class Neighbours:
 def busy_s() -> float | None:
     """CPU seconds that the machine has spent on any process so far; None where the system does not tell."""
     try:
-        user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        counts = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
+        user, nice, system, _, _, irq, softirq, steal = map(int, counts)
     except (OSError, ValueError):
         return None
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
