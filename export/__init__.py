@@ -104,6 +104,9 @@ def export(
     except ModuleNotFoundError as e:
         raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install 'edge-lm[export]'") from None
 
+    if weights is not None and encoder_weights is not None and decoder_weights is not None:
+        raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
+
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
@@ -128,6 +131,8 @@ def export(
                     f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; --wide-weights is "
                     "for decoders alone."
                 )
+            if calibration is not None:
+                raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)

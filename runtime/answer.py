@@ -109,6 +109,19 @@ class Result:
     speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
 
 
+def own(options: GenerateOptions | None) -> GenerateOptions:
+    """The options of a decoder's answer, by default none.
+
+    Raises:
+        InputError: they are those of another kind of model, half of which would mean nothing.
+    """
+    if options is None:
+        return GenerateOptions()
+    if not isinstance(options, GenerateOptions):
+        raise InputError(f"Answers of a decoder are shaped by GenerateOptions, not by {type(options).__name__}.")
+    return options
+
+
 def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
     """Raise InputError where a prompt does not fit into the engine's context."""
     if prompt_tokens > engine.context:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
-from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
+from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
 from edge.runtime.template import Message, check_messages
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Chat:
         shared = min(shared, self._cache.reusable)
         self._cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         self._cached = prompt[: self._cache.length]
-        return self._answer(messages, prompt_text, prompt, options or GenerateOptions(), started)
+        return self._answer(messages, prompt_text, prompt, own(options), started)
 
     def generate(self, message: str, options: GenerateOptions | None = None) -> Result:
         """Say something and return the whole answer; see `stream`."""

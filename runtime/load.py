@@ -24,7 +24,7 @@ def load(
     *,
     context: int | None = None,
     threads: int | None = None,
-    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
     memory: int | str | None = None,
     beams: int | None = None,
     speculate: str = AUTO,
@@ -37,8 +37,9 @@ def load(
     Args:
         path: the bundle's folder.
         context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
-        threads: threads to compute with, shared by all models of this process; default: one per core.
-        prefill_chunk: most prompt tokens of a decoder to run in one step; smaller ones need less memory.
+        threads: threads to compute with, shared by all models of this process: the first one decides, and another
+            number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8.
+        prefill_chunk: most prompt tokens of a decoder to run in one step; smaller ones need less memory. Default: 128.
         memory: most bytes that this process may have resident, as a number or like ``300MB``: what fits is chosen
             before anything is loaded, the context too where none is given. What the program holds already counts.
         beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
@@ -78,7 +79,7 @@ def load(
     # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
     time.sleep(HEAD_START_S)
     try:
-        return _model(loading, prefill_chunk, speculate)
+        return _model(loading, PREFILL_CHUNK if prefill_chunk is None else prefill_chunk, speculate)
     finally:
         loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
 

@@ -160,6 +160,10 @@ def start(
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
     warn_of_overflow(bundle.manifest)
     # What is wrong with these is said before anything is loaded.
+    if chunk is not None and bundle.manifest.encoder is not None:
+        raise InputError(f"{bundle.manifest.name} is an encoder-decoder and reads no prompt in chunks; leave them out.")
+    if beams is not None and beams < 1:
+        raise InputError(f"The number of beams must be 1 or more, not {beams}.")
     check_argument(speculate, bundle)
     whole = segments_policy(bundle, skip, speculate) is None
     decoder = bundle.manifest.encoder is None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.home import curves_dir
-from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect
+from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
 from edge.runtime.chat import Chat
 from edge.runtime.engine import Engine
 from edge.runtime.loading import Background
@@ -130,7 +130,7 @@ class Model:
             InputError: the prompt is empty or longer than the context.
         """
         asked = time.perf_counter_ns()
-        options = options or GenerateOptions()
+        options = own(options)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
         encoded = time.perf_counter_ns()
         engine = self.engine
@@ -163,15 +163,15 @@ class Model:
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, a drafter that was named, or a graph for trees; or where the
-        memory was planned for one.
+        memory was planned for one. A `width` above 1 is refused there.
 
         Raises:
-            InputError: a prompt is empty or longer than the context, named by its number; or `width` is below 1.
+            InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.
         """
-        if width is not None and width < 1:
-            raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
-        if options is None or isinstance(options, GenerateOptions):
-            options = [options or GenerateOptions()] * len(prompts)
+        self.check_width(width)
+        if not isinstance(options, Sequence):
+            options = [own(options)] * len(prompts)
+        options = [own(each) for each in options]
         if len(options) != len(prompts):
             raise InputError(f"There are {len(prompts)} prompts and options for {len(options)} of them.")
         ids = []
@@ -182,6 +182,29 @@ class Model:
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None
         return self._answers(prompts, ids, options, system, raw, width)
+
+    def check_width(self, width: int | None) -> None:
+        """Raise InputError where answers cannot grow `width` side by side; None: as many as can."""
+        if width is None or width == 1:
+            return
+        if width < 1:
+            raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
+        if self._alone:
+            raise InputError(
+                f"{width} answers cannot grow side by side with a policy that reads the prompt, a drafter that was "
+                "named, a graph for trees or reproducible steps; leave out that, or the number."
+            )
+        plan = self.engine.plan
+        if plan is not None and width > plan.demand.branches:
+            raise InputError(
+                f"The memory was planned for {plan.demand.branches} at a time, and not for {width} answers side by "
+                f"side; load the model with beams={width}."
+            )
+
+    @property
+    def _alone(self) -> bool:
+        """Whether answers are made one after another."""
+        return not self.engine.takes_several or self._speculate not in (OFF, AUTO)
 
     def _answers(
         self,
@@ -197,8 +220,7 @@ class Model:
         engine, width = self.engine, width or WIDTH
         if engine.plan is not None:
             width = min(width, engine.plan.demand.branches)
-        alone = width < 2 or (len(prompts) < 2 and not engine.exact)
-        if alone or not engine.takes_several or self._speculate not in (OFF, AUTO):
+        if width < 2 or (len(prompts) < 2 and not engine.exact) or self._alone:
             for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return

@@ -231,6 +231,8 @@ class _Choices:
         self._manifest, self._chunk = manifest, PREFILL_CHUNK if chunk is None else chunk
         self._branches = branches or (1 if manifest.generation is None else manifest.generation.num_beams)
         if manifest.speech is not None:
+            if context not in (None, limit):
+                raise InputError(f"{manifest.name} transcribes sound, a window at a time; leave out the context.")
             self._branches = branches or 1  # whatever the checkpoint's own settings say, transcriptions are greedy
             context = limit  # of its window's text
         elif manifest.encoder is not None and context is None:

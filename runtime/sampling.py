@@ -56,6 +56,11 @@ class SamplingOptions:
         _check("repetition penalty", penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
         if self.seed is not None:
             _check("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
+        if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0):
+            raise InputError(
+                "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a "
+                "temperature above 0, or leave them out."
+            )
 
 
 def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str, whole: bool = False) -> None:

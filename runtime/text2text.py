@@ -103,6 +103,11 @@ class Text2TextOptions(SamplingOptions):
     def beam_options(self, defaults: Generation, max_tokens: int) -> BeamOptions:
         """How beams are searched, with the bundle's defaults in the place of what is not set."""
         settings = self.over(defaults)
+        if settings.num_beams == 1 and not (self.length_penalty is None and self.early_stopping is None):
+            raise InputError(
+                "A length penalty and early stopping are for searches of several beams, and there is one; ask for 2 or "
+                "more beams, or leave them out."
+            )
         return BeamOptions(
             beams=settings.num_beams,
             groups=self.groups,

@@ -258,10 +258,25 @@ class TestAnAddress:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         toy = entry(server.source())
-        monkeypatch.setattr(Path, "rename", full)
+        monkeypatch.setattr(Path, "replace", full)
         with pytest.raises(CatalogError, match="could not be stored in .*: No space left on device"):
             fetch.pull(toy)
         assert catalog.local(toy) is None
+
+    def test_a_file_of_another_size_is_replaced_where_renaming_replaces_none(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def rename(path: Path, target: Path) -> Path:
+            if target.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))  # as Windows has it
+            return path.replace(target)
+
+        toy = entry(server.source())
+        monkeypatch.setattr(Path, "rename", rename)
+        target = catalog.path_of(toy, toy.sources[0])
+        target.parent.mkdir(parents=True)
+        target.write_bytes(CONTENT[:9])
+        assert fetch.pull(toy).read_bytes() == CONTENT
 
 
 def wheel(folder: Path, package: str, member: str, content: bytes, **others: bytes) -> None:

@@ -270,6 +270,8 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(
         (("--audio", "none.wav"), "The sound file none.wav cannot be read: No such file or directory"),
         (("--audio", "TALK", "--stdin-pcm"), "two sounds, --audio and --stdin-pcm"),
         (("--audio", "TALK", "--language", "klingon"), "'klingon' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--language", ""), "'' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--task", ""), "The task must be one of translate, transcribe for this model, not ''"),
         (("--audio", "TALK", "--task", "sing"), "The task must be one of translate, transcribe for this model"),
         (("--audio", "TALK", "--srt", "--vtt"), "--srt and --vtt are two formats"),
         (("--audio", "TALK", "--json", "--timestamps"), "--timestamps and --json are two formats"),

@@ -263,6 +263,12 @@ def test_an_encoder_decoder_has_no_wide_form(tiny_t5: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_encoder_decoder_is_not_calibrated(tiny_t5: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is an encoder-decoder, whose weights need no text; leave out --calibration"):
+        edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_decoder_has_no_halves(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a decoder alone"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", encoder_weights="int8")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edge.manifest import Tokens
     from edge.runtime.evaluate import LogitsSource
 
+WINDOW, TOKENS = 512, 10240  # where no other numbers are given
+
 
 def command(
     bundle: Annotated[
@@ -37,10 +39,12 @@ def command(
     translate: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Translate each source, and compare with its target.")
     ] = None,
-    window: Annotated[int, typer.Option(metavar="N", help="Tokens that are predicted from each other.")] = 512,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that are predicted from each other; default: 512.")
+    ] = None,
     tokens: Annotated[
-        int, typer.Option(metavar="N", help="Use no more than this many tokens from the start of the text.")
-    ] = 10240,
+        int | None, typer.Option(metavar="N", help="Use no more tokens from the start of the text; default: 10240.")
+    ] = None,
     torch: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="Measure this checkpoint in float32 with Torch, or compare with it."),
@@ -98,12 +102,16 @@ def command(
 
         if bundle is None or torch is not None or agree is not None or wide or given is not None:
             raise InputError("Answers are a bundle's own; give one, without --torch, --agree, --wide and --given.")
+        if window is not None or tokens is not None:
+            option = "--window" if tokens is None else "--tokens"
+            raise InputError(f"{option} is about a text that is predicted; leave it out, or give --text.")
         (name, file), drafter = next(iter(files.items())), speculate or "off"
         run_task(
             bundle, TASKS[name], file, skip, sweep, drafter, kv, instruction, limit, max_tokens, threads, plot, as_json
         )
         return
     assert text is not None
+    window, tokens = WINDOW if window is None else window, TOKENS if tokens is None else tokens
     answering = {"speculate": speculate, "instruction": instruction, "limit": limit, "max-tokens": max_tokens}
     for option, asked in answering.items():
         if asked is not None:

@@ -43,7 +43,7 @@ def command(
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Text that calibrated methods run the model on; default: a built-in one."),
+        typer.Option(metavar="FILE", help="Text that a decoder's weights are calibrated on; default: a built-in one."),
     ] = None,
     encoder_weights: Annotated[
         str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's encoder: fp32 or int8.")

@@ -14,7 +14,7 @@ import typer
 from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, PypiSource, UrlSource
 from edge.cli.progress import bar
-from edge.errors import CatalogError
+from edge.errors import CatalogError, InputError
 
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
@@ -33,6 +33,8 @@ def models(
 ) -> None:
     """List the catalog of models, or fetch one into the cache."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise InputError("--json prints the catalog; leave it out, or the command.")
         return
     if as_json:
         print(json.dumps([summary(entry) for entry in catalog.entries()], indent=1, ensure_ascii=False))

@@ -43,11 +43,12 @@ def command(
     """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.loading import kv_dtypes
     from edge.runtime.plan import budgets, make_exact_plan, make_plan
-    from edge.runtime.speculate.base import check_name, parts_of_model
+    from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
 
     check_name(speculate)
     opened = open_bundle(bundle)
     opened.check_sizes()
+    check_argument(speculate, opened)
     whole = parts_of_model(speculate, opened) is None
     kinds = kv_dtypes(opened, kv, whole=whole)
     make = make_plan if opened.manifest.encoder is not None else make_exact_plan

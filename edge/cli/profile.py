@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,7 +30,9 @@ def command(
         Path | None,
         typer.Argument(metavar="BUNDLE", help="The bundle to measure, or the JSON file of a profile to show."),
     ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="How long measuring may take.")] = 60.0,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="How long measuring may take; default: 60.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(metavar="N", help="Threads to compute with; default: one per core, up to 8.")
     ] = None,
@@ -38,7 +40,7 @@ def command(
         int | None,
         typer.Option(metavar="N", help="Measure up to so many tokens in the KV cache; default: the bundle's."),
     ] = None,
-    provider: Annotated[str, typer.Option(help="Where the graphs run.")] = "cpu",
+    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Where the graphs run; default: cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
     ops: Annotated[bool, typer.Option("--ops", help="Measure and show where the time goes, by operator.")] = False,
     trace: Annotated[
@@ -69,10 +71,16 @@ def command(
     """
     if drafters and not speculate:
         raise InputError("--drafter says what --speculate measures; give --speculate too, or leave --drafter away.")
+    settings = {"seconds": seconds, "threads": threads, "context": context, "provider": provider}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if given and (compare is not None or (target is not None and target.is_file())):
+        raise InputError(
+            f"--{next(iter(given))} says how a bundle is measured, and a stored profile is only shown; leave it out."
+        )
     if compare is not None:
         if target is not None or ops or trace or html or speculate:
-            given = target or ("--ops" if ops else "--trace" if trace else "--html" if html else "--speculate")
-            raise InputError(f"--compare takes two profiles, measures nothing, writes no report; leave {given} away.")
+            also = target or ("--ops" if ops else "--trace" if trace else "--html" if html else "--speculate")
+            raise InputError(f"--compare takes two profiles, measures nothing, writes no report; leave {also} away.")
         _compare(*compare, as_json)
         return
     if target is None:
@@ -82,11 +90,11 @@ def command(
             raise InputError(
                 "--speculate answers prompts with a bundle, and writes no report; leave other options away."
             )
-        if provider != "cpu":
+        if provider not in (None, "cpu"):
             raise InputError(f"--speculate measures on cpu alone; leave --provider {provider} away.")
         from edge.cli.profile_drafts import profile_drafts
 
-        profile_drafts(target, drafters or (), seconds, threads, context, as_json)
+        profile_drafts(target, drafters or (), _options(given), as_json)
         return
     for path in (trace, html):
         if path is not None:
@@ -95,8 +103,7 @@ def command(
     if target.is_file():
         found = _read(target, ops)
     else:
-        options = _options(seconds, threads, context, provider)
-        found, story = _measure(target, options, with_ops=ops or trace is not None or html is not None)
+        found, story = _measure(target, _options(given), with_ops=ops or trace is not None or html is not None)
     _write(found, story, trace, html)
     if as_json:
         _print(found.to_json())
@@ -120,10 +127,10 @@ def _read(path: Path, with_ops: bool) -> Profile:
     return found
 
 
-def _options(seconds: float, threads: int | None, context: int | None, provider: str) -> ProfileOptions:
+def _options(given: dict[str, Any]) -> ProfileOptions:
     from edge.runtime.profile.profile import ProfileOptions
 
-    return ProfileOptions(seconds, threads, context, provider)
+    return ProfileOptions(**given)
 
 
 def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Profile, Sequence[Step]]:
@@ -147,6 +154,7 @@ def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Pr
             measured = ops.measure(
                 open_bundle(path),
                 threads=options.threads,
+                limit=options.context,
                 seconds=options.seconds * OPS_SHARE,
                 progress=lambda what: progress(0, 0, what),
             )

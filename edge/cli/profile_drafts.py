@@ -15,13 +15,12 @@ from edge.cli.profile_tables import console, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
+    from edge.runtime.profile.profile import ProfileOptions
     from edge.runtime.speculate.acceptance import Acceptance
     from edge.runtime.text import Text
 
 
-def profile_drafts(
-    path: Path, drafters: Sequence[str], seconds: float, threads: int | None, context: int | None, as_json: bool
-) -> None:
+def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions, as_json: bool) -> None:
     """Measure and print.
 
     drafters: those to measure; where none is named, all that need no argument and that the bundle has the parts for.
@@ -53,9 +52,9 @@ def profile_drafts(
         def tell(done: int, total: int) -> None:
             progress(done, total, "answering with each drafter")
 
-        each_s = seconds / sum(1 + len(group) for group in groups)
+        each_s = options.seconds / sum(1 + len(group) for group in groups)
         for group in groups:
-            measured = _answers(bundle, text, group, each_s * (1 + len(group)), threads, context, tell)
+            measured = _answers(bundle, text, group, each_s * (1 + len(group)), options, tell)
             found += measured[1:] if found else measured  # plain decoding is that over the whole graph
             gc.collect()  # the engine, whose weights make room for the next one's
     plain = found[0]
@@ -103,8 +102,7 @@ def _answers(
     text: Text,
     names: Sequence[str],
     seconds: float,
-    threads: int | None,
-    context: int | None,
+    options: ProfileOptions,
     progress: Callable[[int, int], None],
 ) -> list[Acceptance]:
     """What plain decoding and these drafters did over an engine that is opened for them."""
@@ -113,5 +111,6 @@ def _answers(
     from edge.runtime.speculate.acceptance import measure
     from edge.runtime.speculate.base import OFF
 
-    engine = open_engine(bundle, context=context, threads=threads, speculate=names[0] if names else OFF)
+    drafter = names[0] if names else OFF
+    engine = open_engine(bundle, context=options.context, threads=options.threads, speculate=drafter)
     return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

@@ -41,6 +41,7 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
     """
     from edge.runtime.answer import check_room
 
+    model.check_width(args.batch)
     lines = lines_of(text)
     asked = [i for i, line in enumerate(lines) if line.strip()]
     for i in asked:

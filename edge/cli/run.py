@@ -168,9 +168,11 @@ def _parser(*kinds: ModuleType) -> argparse.ArgumentParser:
     add("--stop", metavar="TEXT", action="append", default=[], help="end the answer before this text; repeatable")
     drawn = "0, the default, takes the most likely token, the same every time; above 0 tokens are drawn"
     add("--temperature", metavar="T", type=float, default=0.0, help=drawn)
-    add("--top-k", metavar="K", type=int, default=0, help="draw from the K most likely tokens")
-    add("--top-p", metavar="P", type=float, default=1.0, help="draw from the most likely that together have chance P")
-    add("--min-p", metavar="P", type=float, default=0.0, help="leave out tokens below P times the likeliest's chance")
+    add("--top-k", metavar="K", type=int, default=0, help="draw from the K most likely tokens; with --temperature")
+    likely = "draw from the most likely that together have chance P; with --temperature"
+    add("--top-p", metavar="P", type=float, default=1.0, help=likely)
+    unlikely = "draw no token below P times the likeliest's chance; with --temperature"
+    add("--min-p", metavar="P", type=float, default=0.0, help=unlikely)
     said = "above 1, tokens that occurred before become less likely"
     add("--repetition-penalty", metavar="R", type=float, help=said)
     add("--seed", metavar="N", type=int, help="make draws repeatable")

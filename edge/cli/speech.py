@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_no_speech(bundle: Bundle, args: argparse.Namespace) -> None:
     """Raise InputError where a bundle that hears nothing is given one of `OWN`."""
-    given = [name for name in OWN if getattr(args, name)]
+    given = [name for name in OWN if getattr(args, name) not in (None, False)]
     if given:
         option = f"--{given[0].replace('_', '-')}"
         raise InputError(f"{bundle.root} reads text and hears no sound; {option} needs a speech bundle.")
@@ -90,8 +90,8 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
             seed=0 if args.seed is None else args.seed,
             # Of a recording the first Ctrl-C is its end: what was said until then is still transcribed.
             interrupted=never if args.stdin_pcm else interrupted,
-            language=args.language.lower() if args.language else None,
-            task=args.task or "transcribe",
+            language=None if args.language is None else args.language.lower(),
+            task="transcribe" if args.task is None else args.task,
             progress=progress.show,
         )
         sound: Sound = args.audio

@@ -57,9 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check_no_text2text(bundle: Bundle, args: argparse.Namespace, *, also: tuple[str, ...] = ()) -> None:
     """Raise InputError where a bundle of another kind is given one of `OWN`, those of `also` left out."""
     for name in OWN:
-        if name not in also and getattr(args, name) not in (None, False):
+        if name not in also and _given(args, name):
             option = NAMES.get(name, f"--{name.replace('_', '-')}")
             raise InputError(f"{bundle.root} is no bundle from text to text, and {option} means nothing to it.")
+
+
+def _given(args: argparse.Namespace, name: str) -> bool:
+    """Whether an option was given, 0 among others, which equals False."""
+    return getattr(args, name) is not None and getattr(args, name) is not False
 
 
 def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
@@ -67,7 +72,7 @@ def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
     from edge.cli.run import INTERRUPTED, CtrlC
 
     for name in FOREIGN:
-        if getattr(args, name) not in (None, False):
+        if _given(args, name):
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{args.bundle} turns one text into another; {option} means nothing to it.")
     with CtrlC() as interrupted:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
 FILES = ("data", "prompts")  # of a recipe, beside it
+OF_ANSWERS = ("answer", "temperature")  # what shapes the model's own answers
 BUNDLE = ".edge"
 
 
@@ -75,9 +76,11 @@ def command(
             help="Prompts that the model answers itself, for training, beside --data too; default: built-in.",
         ),
     ] = None,
-    answer: Annotated[int | None, typer.Option(metavar="N", help="Most tokens of these answers; default: 256.")] = None,
+    answer: Annotated[
+        int | None, typer.Option(metavar="N", help="Maximum of tokens of these answers; default: 256.")
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="X", help="That they are drawn at; default: 1.")
+        float | None, typer.Option(metavar="X", help="That these answers are drawn at; default: 1.")
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps; default: 300.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Sequences of a step; default: 4.")] = None,
@@ -119,10 +122,16 @@ def command(
         "precision": precision, "weights": weights,
     }  # fmt: skip
     asked = {} if recipe is None else read_recipe(recipe, given)
-    for one, other in (("data", "prompts"), ("prompts", "data")):
-        if given[one] is not None:
-            asked.pop(other, None)
+    # Text that is given takes the place of the recipe's prompts, and prompts that are given that of its text.
+    replaced = ["prompts", *OF_ANSWERS] if data is not None and prompts is None else []
+    for name in [*replaced, *(["data"] if prompts is not None else [])]:
+        asked.pop(name, None)
     asked |= {name: value for name, value in given.items() if value is not None}
+    if "data" in asked and "prompts" not in asked and (useless := [name for name in OF_ANSWERS if name in asked]):
+        raise InputError(
+            f"--{useless[0]} is about answers of the model's own, and with --data alone it gives none; give --prompts "
+            f"too, or leave --{useless[0]} out."
+        )
     for name, option in (("model", "MODEL"), ("policy", "--policy first, skipdecode, unified or ffn")):
         if name not in asked:
             raise InputError(f"There is nothing to tune without {option}; give it, or a recipe that has it.")

@@ -27,6 +27,7 @@ from edge.export.tune.policy import Target
 from edge.runtime.skip.first import EPSILON
 
 BEYOND = 1.6  # times as many units as the target leaves out have a router, unless it is said how many
+PENALTY = 60.0  # of a run that asks for no other
 APART = 0.4  # between the first biases of two routers, in the order in which their layers are missed
 SHARED = 0.8  # the widest shift that all routers of an answer share: two units more or fewer at first
 OWN = 0.3  # the scale of each router's own shift
@@ -42,7 +43,8 @@ class First:
     def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
         middle = range(1, layers - 1)
         self.units = [tuple(middle[at : at + target.unit]) for at in range(0, len(middle), target.unit)]
-        self._layers, self._unit, self._penalty = layers, target.unit, target.penalty
+        self._layers, self._unit = layers, target.unit
+        self._penalty = PENALTY if target.penalty is None else target.penalty
         self._wanted = min(max(1, round(ratio * layers / target.unit)), len(self.units))
         asked = target.candidates or round(BEYOND * self._wanted) + 1
         self._count = min(max(asked, self._wanted), len(self.units))

@@ -42,7 +42,8 @@ def read_prompts(path: Path) -> list[Row]:
 
 def drawn(tokens: int, temperature: float, seed: int) -> GenerateOptions:
     """How an answer of up to so many tokens is drawn."""
-    return GenerateOptions(temperature=temperature, top_p=TOP_P, seed=seed, max_tokens=tokens)
+    top_p = TOP_P if temperature > 0 else 1.0
+    return GenerateOptions(temperature=temperature, top_p=top_p, seed=seed, max_tokens=tokens)
 
 
 def answer_all(

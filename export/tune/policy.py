@@ -89,15 +89,15 @@ class Target:
 
     ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the least and the
     most layers that run, of skipdecode. unit: layers that first leaves out together. candidates: units that have a
-    router. penalty: nats for the squared distance of the share that routers leave out from `ratio`; a tenth of the
-    layers costs 0.6 with 60.
+    router. penalty: nats for the squared distance of the share that routers leave out from `ratio`, of first; a tenth
+    of the layers costs 0.6 with 60, the default.
     """
 
     ratio: float | None = None
     span: tuple[int, int] | None = None
     unit: int = 1
     candidates: int | None = None
-    penalty: float = 60.0
+    penalty: float | None = None
 
 
 def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> TrainedPolicy:
@@ -112,10 +112,10 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
         raise InputError(f"There is no policy {name!r} to tune for; choose one of {', '.join(POLICIES)}.")
     if layers < 3:
         raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
-    if not target.penalty >= 0:
+    if target.penalty is not None and not target.penalty >= 0:
         raise InputError(f"--penalty must be 0 or more, not {target.penalty:g}.")
-    if name != "first" and (target.unit != 1 or target.candidates is not None):
-        raise InputError(f"{name} has no routers, so --unit and --candidates have no place.")
+    if name != "first" and (target.unit != 1 or target.candidates is not None or target.penalty is not None):
+        raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty have no place.")
     if name == "skipdecode":
         if target.ratio is not None:
             raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first, unified and ffn.")

@@ -67,6 +67,7 @@ def measure(
     *,
     threads: int | None = None,
     context: int | None = None,
+    limit: int | None = None,
     sizes: Sequence[int] = (1, PREFILL_CHUNK),
     seconds: float = 10.0,
     progress: Progress = lambda what: None,
@@ -78,7 +79,8 @@ def measure(
 
     Args:
         threads: of the pool that all sessions of this process share; the first engine or session decides.
-        context: default: 512, or what the bundle takes.
+        context: default: 512, or what the limit has room for.
+        limit: most tokens in the KV cache, those of the step included; default: as many as the bundle takes.
         sizes: tokens of a step; those that the bundle's context cannot hold are left out.
         seconds: about how long it may take. Every graph is run a few times in any case.
 
@@ -88,17 +90,18 @@ def measure(
     """
     manifest = bundle.manifest
     cpu.share_thread_pool(threads)
-    fitting = [size for size in sizes if size <= manifest.context // 2]
-    most = manifest.context - max([*fitting, STORY + 1])
+    limit = manifest.context if limit is None else min(limit, manifest.context)
+    fitting = [size for size in sizes if size <= limit // 2]
+    most = limit - max([*fitting, STORY + 1])
     if not fitting or most < 0:
-        raise InputError(f"A bundle of {manifest.context} tokens is too small to measure its operators.")
+        raise InputError(f"A context of {limit} tokens is too small to measure operators.")
     context = min(CONTEXT, most) if context is None else context
     if not 0 <= context <= most:
         raise InputError(f"Operators are measured behind 0 to {most} tokens with this bundle, not {context}.")
     try:
         with tempfile.TemporaryDirectory(prefix="edge-ops-") as folder:
             progress("opening the graphs with onnxruntime's profiler")
-            return _Measuring(bundle, Path(folder) / "ops", context, fitting).measure(seconds, progress)
+            return _Measuring(bundle, Path(folder) / "ops", context, fitting, limit).measure(seconds, progress)
     except OSError as e:
         why = (e.strerror or str(e)).rstrip(".")
         raise InputError(
@@ -121,7 +124,7 @@ class _Job:
 
 
 class _Measuring:
-    def __init__(self, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int]) -> None:
+    def __init__(self, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int], limit: int) -> None:
         self._bundle, self._context = bundle, context
         manifest = bundle.manifest
         self._rows = source_rows(manifest)
@@ -130,8 +133,8 @@ class _Measuring:
         cross = graph_runs.made_up_cross(manifest, self._rows)
         steps = [("decoder", size) for size in sizes]
         if "wide" in self._sessions:  # reads prompts, in longer steps where they fit
-            steps += [("wide", min(LONGER * max(sizes), manifest.context))]
-        capacity = min(context + max(STORY + 1, *(size for _, size in steps)), manifest.context)
+            steps += [("wide", min(LONGER * max(sizes), limit))]
+        capacity = min(context + max(STORY + 1, *(size for _, size in steps)), limit)
         cache = graph_runs.made_up_cache(manifest, capacity, cross)
         self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for _, size in steps}
         self._jobs = [self._job(role, self._rows, None) for role in self._sessions if role not in STEPS]

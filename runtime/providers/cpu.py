@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
@@ -25,10 +26,12 @@ if ARM:
 LIBRARIES = libraries()  # onnxruntime and numpy among them
 
 _pool_threads: int | None = None
+_told = False  # whether it was said that the pool keeps its size
 
 
 def share_thread_pool(threads: int | None, arena: int = -1) -> int:
-    """Size the pool that every session of this process shares; only the first call decides.
+    """Size the pool that every session of this process shares. Only the first call decides; the first one after it
+    that asks for another size is answered with a warning in the log.
 
     One pool for all sessions matters: with pools of their own, 30 sessions in turn cost 90 ms a token where they
     cost 4 ms with a shared one, because idle pools spin. Activations come from one arena as well.
@@ -39,12 +42,20 @@ def share_thread_pool(threads: int | None, arena: int = -1) -> int:
     Returns:
         The threads of the pool: `threads`, or `default_threads` where it is None.
     """
-    global _pool_threads
+    global _pool_threads, _told
     check_threads(threads)
     if _pool_threads is None:
         _pool_threads = threads or default_threads()
         ort.set_global_thread_pool_sizes(_pool_threads, 1)
         _share_arena(arena)
+    elif threads not in (None, _pool_threads) and not _told:
+        _told = True
+        logging.getLogger(__name__).warning(
+            "All models of a process share one pool of threads, which the first one set to %d; the %d asked for now "
+            "are not used.",
+            _pool_threads,
+            threads,
+        )
     return _pool_threads
 
 

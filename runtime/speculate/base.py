@@ -205,13 +205,17 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
 
 
 def check_argument(name: str, bundle: Bundle) -> None:
-    """Check what stands behind ``=`` in a drafter's name, as in ``model=PATH``, before anything is loaded.
+    """Check a drafter, and what stands behind ``=`` in its name, as in ``model=PATH``, before anything is loaded.
 
     Raises:
-        InputError: the drafter cannot be made of it for this bundle.
+        InputError: the drafter cannot be made of it for this bundle, or the bundle is an encoder-decoder.
         BundleError: it names no bundle, or a damaged one.
     """
-    if name in (AUTO, OFF) or bundle.manifest.encoder is not None or _parts(name)[1] is None:
+    if name in (AUTO, OFF):
+        return
+    if bundle.manifest.encoder is not None:
+        raise InputError(f"{bundle.manifest.name} is an encoder-decoder; leave out {name}, which drafts for decoders.")
+    if _parts(name)[1] is None:
         return
     module, argument = find(name)
     module.nbytes(Setting(bundle, bundle.manifest.context, argument))

@@ -64,6 +64,11 @@ class DecodingOptions:
         for temperature in self.temperatures:
             SamplingOptions(temperature=temperature, seed=self.seed)
         BeamOptions(beams=self.beams)
+        if self.beams > 1 and 0 not in self.temperatures:
+            raise InputError(
+                f"{self.beams} beams are for temperature 0, which is none of those given; leave out the beams or the "
+                "temperature."
+            )
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ class Decoder:
     def __init__(self, engine: Engine, text: Spoken, options: DecodingOptions) -> None:
         manifest = engine.bundle.manifest
         assert manifest.speech is not None
+        if engine.reproducible and options.beams > 1:
+            raise InputError("Only one text at a time is reproducible bit for bit; ask for one beam.")
         self._engine, self._text, self._options = engine, text, options
         self._speech, self._end, self._context = manifest.speech, manifest.tokens.eos[0], engine.context
         self._cross: Cross | None = None
