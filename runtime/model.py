@@ -192,7 +192,7 @@ class Model:
         if self._alone:
             raise InputError(
                 f"{width} answers cannot grow side by side with a policy that reads the prompt, a drafter that was "
-                "named, a graph for trees or reproducible steps; leave out that, or the number."
+                "named, or a graph for trees; leave out that, or the number."
             )
         plan = self.engine.plan
         if plan is not None and width > plan.demand.branches:

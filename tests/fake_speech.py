@@ -72,7 +72,7 @@ class FakeSpeechEngine:
     """Keeps what `Engine` and its `encoder` promise. `script` answers for each window's samples, once per window."""
 
     plan = None
-    reproducible = False
+    exact = False
 
     def __init__(self, bundle: Bundle, script: Callable[[NDArray[np.float32]], Script]) -> None:
         self.bundle, self.context, self._script = bundle, CONTEXT, script

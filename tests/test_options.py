@@ -74,8 +74,8 @@ DRAWING = {"top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"
 ALWAYS = {"help", "json", "threads", "memory", "skip", "output"}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
-    | {"file", "system", "raw", "speculate", "reproducible", "batch", "context", "prefill_chunk", "kv"},
-    "text": ALWAYS | SAMPLING | DRAWING | {*text2text.OWN, "file", "context", "reproducible"},
+    | {"file", "system", "raw", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"},
+    "text": ALWAYS | SAMPLING | DRAWING | {*text2text.OWN, "file", "context", "exact"},
     "speech": ALWAYS | SAMPLING | {*speech.OWN, "beams"},
 }  # fmt: skip
 OPTIONS = [action for action in run._parser(speech, text2text)._actions if action.option_strings]
@@ -124,7 +124,7 @@ def test_run_refuses_options_that_mean_nothing_beside_the_others(
     assert sentence in refused("run", kinds[kind], *about, *options)
 
 
-@pytest.mark.parametrize("option", [["--speculate", "lookup"], ["--reproducible"]])
+@pytest.mark.parametrize("option", [["--speculate", "lookup"], ["--speculate", "trigram"]])
 def test_a_batch_that_cannot_grow_side_by_side_is_refused(
     refused: Refused, tiny_bundle: Bundle, tmp_path: Path, option: list[str]
 ) -> None:
@@ -257,11 +257,11 @@ def test_more_answers_side_by_side_than_memory_was_planned_for_are_refused(tiny_
     assert len(model.generate_all(SENTENCES[:2], GenerateOptions(max_tokens=2), width=2)) == 2
 
 
-def test_beams_of_a_transcription_are_for_temperature_0_and_not_reproducible(tmp_path: Path) -> None:
+def test_beams_of_a_transcription_are_for_temperature_0_and_not_exact(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="5 beams are for temperature 0"):
         TranscribeOptions(beams=5, temperatures=[0.4, 0.8])
     model, engine = fake_transcriber(tmp_path, Script(said(0.0, " One.", 2.0)))
-    engine.reproducible = True
+    engine.exact = True
     with pytest.raises(InputError, match="ask for one beam"):
         model.transcribe(noise(2), TranscribeOptions(beams=5))
 

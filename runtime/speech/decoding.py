@@ -99,8 +99,8 @@ class Decoder:
     def __init__(self, engine: Engine, text: Spoken, options: DecodingOptions) -> None:
         manifest = engine.bundle.manifest
         assert manifest.speech is not None
-        if engine.reproducible and options.beams > 1:
-            raise InputError("Only one text at a time is reproducible bit for bit; ask for one beam.")
+        if engine.exact and options.beams > 1:
+            raise InputError("Only one text at a time is exact; ask for one beam.")
         self._engine, self._text, self._options = engine, text, options
         self._speech, self._end, self._context = manifest.speech, manifest.tokens.eos[0], engine.context
         self._cross: Cross | None = None
