@@ -19,6 +19,7 @@ import edge
 from edge.bundle import Bundle
 from edge.export.graph.step import INT64, add_output, block_size, likeliest, new_graph
 from edge.runtime.answer import GenerateOptions
+from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -108,9 +109,9 @@ def assert_no_logits_leave(bundle: Bundle, prompt: str, **options: str) -> None:
         model.engine.chooses = chooses
         engine, run, routes = model.engine, model.engine.step, list[object]()
 
-        def step(*args: Any, **given: Any) -> Any:
-            routes.append(getattr(engine, "_forced", None))
-            return run(*args, **given)
+        def step(cache: KVCache, *args: Any, **given: Any) -> Any:
+            routes.append(getattr(cache, "forced", None))
+            return run(cache, *args, **given)
 
         with mock.patch.object(engine, "step", step):
             ids = model.generate(prompt, GenerateOptions(max_tokens=40)).token_ids

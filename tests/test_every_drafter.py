@@ -80,7 +80,7 @@ class Parts(PathEngine):
         return 0, 2
 
     @contextmanager
-    def through(self, route: tuple[int, ...]) -> Iterator[None]:
+    def through(self, cache: object, route: tuple[int, ...]) -> Iterator[None]:
         self.short, known = True, self._known
         self._known = {}
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from edge.runtime.answer import GenerateOptions
 from edge.runtime.load import load
 from edge.runtime.loading import open_engine
 from edge.runtime.model import Model
+from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate import self as drafts
 from edge.runtime.speculate.base import Budget, Setting
@@ -133,6 +136,28 @@ def test_a_turn_of_a_chat_goes_on_from_its_cache(by_layer: Bundle, monkeypatch: 
     texts = {name: [[piece.text for piece in turn] for turn in turns] for name, turns in said.items()}
     assert texts["off"] == texts["self=exit"]
     assert said["self=exit"][1][-1].timings.cached_tokens == said["off"][1][-1].timings.cached_tokens > 0
+
+
+def test_an_answer_next_to_one_that_drafts_runs_all_layers(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drafted token is followed by a step of the other answer."""
+    eager(monkeypatch)
+    model = load(by_layer.root, context=300, threads=2, speculate="self=2,3", reproducible=True)
+    assert isinstance(model, Model)
+    options = GenerateOptions(max_tokens=60)
+    alone = [model.generate(prompt, options).token_ids for prompt in PROMPTS]
+    step, other, said, beside = model.engine.step, model.stream(PROMPTS[1], options), list[int](), [False]
+
+    def both(cache: SegmentedCache, *args: Any, **given: Any) -> Any:
+        logits = step(cache, *args, **given)
+        if cache.forced is not None and not beside[0]:
+            beside[0] = True
+            said.extend(piece.token_id for piece in itertools.islice(other, 1) if piece.token_id is not None)
+            beside[0] = False
+        return logits
+
+    monkeypatch.setattr(model.engine, "step", both)
+    assert model.generate(PROMPTS[0], options).token_ids == alone[0]
+    assert len(said) > 30 and said == alone[1][: len(said)]
 
 
 def test_nothing_keeps_the_cache_of_an_answer_that_ended(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_a_layer_that_no_token_runs_through_might_not_be_there(tmp_path: Path, n
     del (shorter.decoder.block if name.endswith("t5") else shorter.model.decoder.layers)[2]
     target = np.array([0, 7, 9, 11, 4, 5])
     cache, route, steps = read(engine), engine.leaving_out([2]), []
-    with engine.through(route):
+    with engine.through(cache, route):
         for piece in (target[:3], target[3:4], target[4:]):
             steps.append(engine.step(cache, piece, np.arange(len(piece))).copy())
     made.model = shorter
@@ -122,7 +122,7 @@ def test_a_tree_behind_skipped_tokens_sees_what_its_branches_would(tmp_path: Pat
     def prompt() -> SegmentedCache:
         cache = read(engine)
         engine.step(cache, given[:2])
-        with engine.through(route):
+        with engine.through(cache, route):
             engine.step(cache, given[2:])  # layer 1 does not see these
         return cache
 
@@ -164,7 +164,7 @@ def test_routers_decide_for_a_decoder_behind_an_encoder(tmp_path: Path, name: st
         run = engine.policy.route(caches[0], 1)
         ((left,),) = [segments for group, segments in enumerate(engine.groups) if group not in run]
         found = engine.step(caches[0], np.array([40]))
-        with apart.through(apart.leaving_out([left])):
+        with apart.through(caches[1], apart.leaving_out([left])):
             wanted = apart.step(caches[1], np.array([40]))
         np.testing.assert_allclose(found, wanted, atol=1e-5)
         said.append(engine.policy.means(caches[0]))  # type: ignore[attr-defined]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +217,28 @@ def test_chat_turns_are_what_a_fresh_run_says(routed: Bundle, by_half: Bundle, s
             logits = engine.step(cache, np.array(ids[-1:]))
         assert ids == answer.token_ids
         assert skip.startswith("unified") or cache.held.min() < cache.length, "layers were left out"
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("skip", EVERY_POLICY)
+def test_answers_in_threads_are_those_alone(
+    routed: Bundle, by_half: Bundle, skip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that a policy observes are observed group by group in turns."""
+    shared = model(by_half if skip.startswith("ffn") else routed, skip)
+    assert isinstance(shared.engine, SegmentedEngine)
+    alone = [shared.generate(question, OPTIONS).token_ids for question in QUESTIONS]
+    policy, turn = shared.engine.policy, threading.Barrier(len(QUESTIONS))
+    observe = policy.observe
+
+    def in_turns(*args: Any) -> None:
+        turn.wait(60)
+        observe(*args)
+
+    monkeypatch.setattr(policy, "observe", in_turns)
+    with ThreadPoolExecutor(len(QUESTIONS)) as threads:
+        together = list(threads.map(lambda question: shared.generate(question, OPTIONS).token_ids, QUESTIONS))
+    assert together == alone
 
 
 @pytest.mark.usefixtures("soon")

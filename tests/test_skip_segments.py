@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +146,7 @@ def test_a_sliding_window_counts_the_rows_that_a_layer_has(tmp_path: Path) -> No
             tokens = rng.integers(3, 97, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(5)], size, axis=1)], axis=1)
-            with engine.through(engine.leaving_out(out)):
+            with engine.through(cache, engine.leaving_out(out)):
                 logits = engine.step(cache, tokens, np.arange(size))
             expected = windowed_skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=1e-3, err_msg=f"seed {seed}, {len(ids)} tokens")
@@ -166,7 +169,7 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
             tokens = rng.integers(3, 300, size)
             ids = np.concatenate([ids, tokens])
             ran = np.concatenate([ran, np.repeat([[i not in out] for i in range(LAYERS)], size, axis=1)], axis=1)
-            with engine.through(engine.leaving_out(out)):
+            with engine.through(cache, engine.leaving_out(out)):
                 logits = engine.step(cache, tokens, np.arange(size))
             expected = skipping_logits(model, ids, ran)[-size:]
             np.testing.assert_allclose(logits, expected, atol=2e-4, err_msg=f"seed {seed}, {len(ids)} tokens")
@@ -176,7 +179,7 @@ def test_skipped_layers_hold_no_row_and_no_later_step_reads_one(by_layer: Bundle
 def test_a_layer_that_joins_late_rotates_by_the_place_in_the_text(by_layer: Bundle, six_layers: Path) -> None:
     engine = SegmentedEngine(by_layer, Apart(by_layer, [(3,)]), context=64)
     cache, ids = engine.new_cache(), np.arange(20, 31)
-    with engine.through(engine.leaving_out([3])):
+    with engine.through(cache, engine.leaving_out([3])):
         engine.step(cache, ids[:9])
     found = [engine.step(cache, ids[i : i + 1])[0].copy() for i in (9, 10)]
     ran = np.ones((LAYERS, 11), bool)
@@ -190,7 +193,7 @@ def test_likeliest_tokens_are_asked_of_a_route(by_layer: Bundle) -> None:
     said = dict[tuple[int, ...], list[int]]()
     for out in ([], [2], [2, 4]):
         route = engine.leaving_out(out)
-        with engine.through(route):
+        with engine.through(cache, route):
             wanted = engine.step(cache, tokens, rows).argmax(axis=1)
             cache.truncate(0)
             found = engine.choose(cache, tokens, rows)
@@ -202,13 +205,39 @@ def test_likeliest_tokens_are_asked_of_a_route(by_layer: Bundle) -> None:
     assert engine.choose(cache, tokens, rows).tolist() == said[()], "the next step is the policy's again"
 
 
+def test_a_route_is_of_one_cache_in_turns_and_in_threads(by_layer: Bundle) -> None:
+    engine = SegmentedEngine(by_layer, Apart(by_layer, [(2,), (3,), (4,)]), context=64)
+    ids, outs = np.arange(30, 42), [[2], [3, 4], []]
+    turn = threading.Barrier(len(outs))
+
+    def answer(out: list[int]) -> Iterator[np.ndarray]:
+        cache = engine.new_cache()
+        with engine.through(cache, engine.leaving_out(out)) if out else nullcontext():
+            for token in ids:
+                yield engine.step(cache, np.array([token]))[0].copy()
+
+    def in_a_thread(out: list[int]) -> list[np.ndarray]:
+        steps = []
+        for logits in answer(out):
+            steps.append(logits)
+            turn.wait(60)
+        return steps
+
+    alone = [list(answer(out)) for out in outs]
+    assert not np.allclose(alone[0], alone[1]) and not np.allclose(alone[1], alone[2])
+    in_turns = zip(*zip(*map(answer, outs), strict=True), strict=True)
+    assert np.array_equal(list(in_turns), alone)
+    with ThreadPoolExecutor(len(outs)) as threads:
+        assert np.array_equal(list(threads.map(in_a_thread, outs)), alone)
+
+
 def test_rolling_back_leaves_what_was_there_before(by_layer: Bundle) -> None:
     engine = SegmentedEngine(by_layer, Apart(by_layer, [(2,), (4,)]), context=64)
     straight, wandering = engine.new_cache(), engine.new_cache()
     prompt, draft, route = np.arange(30, 40), np.arange(50, 55), engine.leaving_out([2])
     for cache in (straight, wandering):
         engine.step(cache, prompt)
-    with engine.through(route):
+    with engine.through(cache, route):
         for token in draft:  # a drafter that leaves a layer out, whose tokens are dropped again
             engine.step(wandering, np.array([token]))
     wandering.truncate(len(prompt))

@@ -30,7 +30,8 @@ class SegmentedCache(KVCache):
 
     `length` counts tokens. The rows of a layer stand without gaps, in the tokens' order: attention reads the first so
     many, so that a token which a layer skipped is not there for it. All layers of a group hold the same tokens: `held`
-    [G] says how many, `ran` [G, rows] which, and `places` [G, rows] the position in the text of each row.
+    [G] says how many, `ran` [G, rows] which, and `places` [G, rows] the position in the text of each row. `forced` is
+    the route of the next steps, where somebody else than the policy chooses it.
 
     layers: of each group.
     """
@@ -46,6 +47,7 @@ class SegmentedCache(KVCache):
     ) -> None:
         super().__init__(layout, capacity, cross, spare, exact)
         self.layers = layers
+        self.forced: Route | None = None
         self.held = np.zeros(len(layers), np.int64)
         self.ran = np.zeros((len(layers), self.rows), bool)
         self.places = np.zeros((len(layers), self.rows), np.int64)

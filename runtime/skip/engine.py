@@ -49,7 +49,6 @@ class SegmentedEngine(Engine):
             for group in self.groups
         ]
         self.everything: Route = tuple(range(len(self.groups)))
-        self._forced: Route | None = None
         self._shared: WeakKeyDictionary[KVCache, dict[str, SegmentsBound]] = WeakKeyDictionary()  # by the output's type
         super().__init__(bundle, context=context, threads=threads, plan=plan, exact=exact)
 
@@ -99,13 +98,14 @@ class SegmentedEngine(Engine):
         return route
 
     @contextmanager
-    def through(self, route: Route | None) -> Iterator[None]:
-        """The steps inside run the groups of `route`; None: those that the policy chooses."""
-        self._forced = route
+    def through(self, cache: KVCache, route: Route) -> Iterator[None]:
+        """The steps on `cache` inside run the groups of `route`; those on other caches what the policy chooses."""
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        cache.forced = route
         try:
             yield
         finally:
-            self._forced = None
+            cache.forced = None
 
     def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
@@ -123,14 +123,14 @@ class SegmentedEngine(Engine):
 
     def _observing(self, cache: SegmentedCache) -> bool:
         """Whether the policy wants to see the residual stream of the next step."""
-        return self._forced is None and self.policy.observes and cache.length < cache.prompt
+        return cache.forced is None and self.policy.observes and cache.length < cache.prompt
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)
         policy, size = self.policy, step.tokens.shape[1]
         cache.sync()
-        start, observing, free = cache.length, self._observing(cache), self._forced is None
-        route = self._forced or policy.route(cache, size)
+        start, observing, free = cache.length, self._observing(cache), cache.forced is None
+        route = cache.forced or policy.route(cache, size)
         alike = free and (policy.uniform or cache.length < cache.prompt)
         cache.append(step.positions[0], route, alike=alike)
         if not observing:

@@ -9,6 +9,7 @@ known then.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +35,17 @@ class FeedForward(PromptPolicy):
         groups = grouped(len(segments), apart)
         super().__init__(groups, [groups.index(block) for block in apart])
         self._places = {group: i for i, group in enumerate(self.candidates)}
-        self._read: NDArray[np.float32] | None = None  # what the group before was about to read
+        # What the group before was about to read, of each conversation: prompts may be read at the same time.
+        self._read: WeakKeyDictionary[SegmentedCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
         place = self._places.get(group - 1)
         if place is not None:
-            assert self._read is not None
-            norms = np.linalg.norm(self._read, axis=1) * np.linalg.norm(stream, axis=1)
-            cosines = np.einsum("sh,sh->s", self._read, stream) / np.maximum(norms, np.finfo(np.float32).tiny)
+            read = self._read[cache]
+            norms = np.linalg.norm(read, axis=1) * np.linalg.norm(stream, axis=1)
+            cosines = np.einsum("sh,sh->s", read, stream) / np.maximum(norms, np.finfo(np.float32).tiny)
             self.scores(cache)[place, start : start + len(stream)] = cosines
-        self._read = stream
+        self._read[cache] = stream
 
     def choose(self, means: NDArray[np.float32]) -> NDArray[np.bool_]:
         return most_redundant(means, self.count)

@@ -133,7 +133,7 @@ class SelfDraft:
         tokens, grades, chance = list[int](), list[int](), 1.0
         token = np.array(context[-1:], np.int64)
         try:
-            with self._engine.through(route):
+            with self._engine.through(cache, route):
                 while len(tokens) < count and chance >= budget.least:
                     logits = self._engine.step(cache, token)[-1]
                     token[0] = logits.argmax()
@@ -158,7 +158,7 @@ class SelfDraft:
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
             step, choose = reader(self._engine, greedy)
-            with self._engine.through(route):
+            with self._engine.through(cache, route):
                 said = [choose(row) for row in step(cache, text, rows)]
             right = np.equal(said, context[start + 1 : start + WINDOW + 1])
         finally:
