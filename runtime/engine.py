@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -97,13 +98,14 @@ class Engine:
             cpu.release_unused()
         source = None if plan is None else plan.demand.source
         self.encoder = Encoder(bundle, source) if bundle.manifest.encoder is not None else None
+        self._opening = Lock()  # held while the session is exchanged, or bound
         self._inputs = self._open_decoder()
         self.chooses = any(value.name == "tokens" for value in self._session.get_outputs())
         release_mapped(bundle.path(WEIGHTS))
         if frugal:
             cpu.release_unused()
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[KVCache, dict[str, Bound]] = WeakKeyDictionary()  # by the type of the output
+        self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
         self._logits: WeakKeyDictionary[KVCache, NDArray[np.float32]] = WeakKeyDictionary()
 
     def _open_decoder(self) -> set[str]:
@@ -157,18 +159,23 @@ class Engine:
         return self._role == "decoder" and self.encoder is None and not self.takes_trees
 
     def open_for_several(self) -> ort.InferenceSession:
-        """Load the decoder again, for as many sequences as a step is given, in the place of what was loaded."""
-        if not self._several:
-            from edge.runtime.batch.graph import several
+        """Load the decoder again, for as many sequences as a step is given, instead of what was loaded. Caches in use
+        are bound to it by their next steps."""
+        with self._opening:
+            if not self._several:
+                from edge.runtime.batch.graph import several
 
-            path, graph = self._decoder()
-            del self._session  # two of them would hold the weights twice
-            release_freed()  # else what the first held stays beside the second: 60 MB of SmolLM2-135M in 4 bits
-            self._session = cpu.open_model(self.bundle, several(graph), path)
-            release_mapped(self.bundle.path(WEIGHTS))
-            release_freed()
-            self._several = True
-        return self._session
+                path, graph = self._decoder()
+                # Two sessions would hold the weights twice, and what is bound to one keeps it.
+                self._steps.clear()
+                self._bound.clear()
+                del self._session
+                release_freed()  # else what the first held stays beside the second: 60 MB of SmolLM2-135M in 4 bits
+                self._session = cpu.open_model(self.bundle, several(graph), path)
+                release_mapped(self.bundle.path(WEIGHTS))
+                release_freed()
+                self._several = True
+            return self._session
 
     def _decoder(self) -> tuple[str, bytes]:
         """What the decoder's graph is called in errors, and the bytes of the graph."""
@@ -241,7 +248,8 @@ class Engine:
         step = steps.get(shape)
         if step is None:
             made = self._logits_for(cache, shape[1]) if logits else np.zeros((1, shape[1]), np.int64)
-            step = self._make_step(cache, size, made)
+            with self._opening:
+                step = self._make_step(cache, size, made)
             if size <= KEPT_STEP:
                 steps[shape] = step
         step.fill(tokens, cache.length, wanted, tree)
@@ -253,7 +261,7 @@ class Engine:
         if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
             return Step(Bound(self._session, self._inputs, cache, size), size, made)
         outputs = self._bound.setdefault(cache, {})
-        bound = outputs.get(made.dtype.char)
+        bound: Bound | None = outputs.get(made.dtype.char)
         if bound is None:
             bound = outputs[made.dtype.char] = Bound(self._session, self._inputs, cache, KEPT_STEP)
         return Step(bound, size, made)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
@@ -91,6 +94,34 @@ def test_drawn_answers_are_those_of_the_same_seed_alone(tiny_bundle: Bundle) -> 
     options = GenerateOptions(max_tokens=16, temperature=0.9, seed=5, repetition_penalty=1.2)
     alone = [model.generate(prompt, options).token_ids for prompt in PROMPTS]
     assert [each.token_ids for each in model.generate_all(PROMPTS, options)] == alone
+
+
+@pytest.mark.parametrize("skip", ["off", "skipdecode:3-6"])
+def test_a_chat_goes_on_without_what_was_loaded_for_one_sequence(by_layer: Bundle, skip: str) -> None:
+    """An open chat is bound to the session that its steps ran in, which would keep all weights a second time."""
+    options, said = GenerateOptions(max_tokens=12), []
+    for between in (False, True):
+        model = loaded(by_layer, skip)
+        chat = model.chat()
+        turns = [chat.generate(PROMPTS[0], options).token_ids]
+        before = weakref.ref(model.engine._session._sess)
+        if between:
+            model.generate_all(PROMPTS, options)
+        gc.collect()
+        assert (before() is None) is between
+        said.append([*turns, *(chat.generate(prompt, options).token_ids for prompt in PROMPTS[1:3])])
+    assert said[0] == said[1]
+
+
+def test_answers_in_another_thread_go_on_while_prompts_are_answered_side_by_side(by_layer: Bundle) -> None:
+    options = GenerateOptions(max_tokens=40)
+    alone = [loaded(by_layer).generate(prompt, options).token_ids for prompt in PROMPTS]
+    model = loaded(by_layer)
+    with ThreadPoolExecutor(3) as threads:
+        one_by_one = threads.submit(lambda: [model.generate(prompt, options).token_ids for prompt in PROMPTS])
+        together = [threads.submit(model.generate_all, PROMPTS, options) for _ in range(2)]
+        assert one_by_one.result() == alone
+        assert [[each.token_ids for each in run.result()] for run in together] == [alone, alone]
 
 
 def test_prompts_and_chats_are_answered_as_before_afterwards(by_layer: Bundle) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 
@@ -49,7 +48,6 @@ class SegmentedEngine(Engine):
             for group in self.groups
         ]
         self.everything: Route = tuple(range(len(self.groups)))
-        self._shared: WeakKeyDictionary[KVCache, dict[str, SegmentsBound]] = WeakKeyDictionary()  # by the output's type
         super().__init__(bundle, context=context, threads=threads, plan=plan, exact=exact)
 
     def _open_decoder(self) -> set[str]:
@@ -111,8 +109,8 @@ class SegmentedEngine(Engine):
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         if size > KEPT_STEP:
             return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), size, made)
-        kept = self._shared.setdefault(cache, {})
-        bound = kept.get(made.dtype.char)
+        kept = self._bound.setdefault(cache, {})
+        bound: SegmentsBound | None = kept.get(made.dtype.char)
         if bound is None:
             bound = kept[made.dtype.char] = self._bind(cache, KEPT_STEP)
         return SegmentStep(bound, size, made)
