@@ -68,10 +68,11 @@ class Model:
     @property
     def engine(self) -> Engine:
         """The engine, as soon as it has loaded."""
-        if isinstance(self._engine, Background):
-            self._engine = self._engine.result()
+        engine = self._engine
+        if isinstance(engine, Background):
+            self._engine = engine = engine.result()
             release_freed()  # what reading the graph took
-        return self._engine
+        return engine
 
     @property
     def prefill_chunk(self) -> int:

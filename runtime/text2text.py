@@ -176,10 +176,11 @@ class Text2Text:
     @property
     def engine(self) -> Engine:
         """The engine, as soon as it has loaded."""
-        if isinstance(self._engine, Background):
-            self._engine = self._engine.result()
+        engine = self._engine
+        if isinstance(engine, Background):
+            self._engine = engine = engine.result()
             release_freed()  # what reading the tokenizer and the graph took
-        return self._engine
+        return engine
 
     @cached_property
     def _experience(self) -> Experience:

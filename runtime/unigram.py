@@ -131,9 +131,10 @@ class Unigram:
 
     def _full(self) -> Tokenizer:
         """The library's tokenizer."""
-        if callable(self._library):
-            self._library = self._library()
-        return self._library
+        library = self._library
+        if callable(library):
+            self._library = library = library()
+        return library
 
     def _sure(self, text: str) -> bool:
         """Whether what is made of the text here is what the library makes of it."""

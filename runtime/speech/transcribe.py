@@ -88,10 +88,11 @@ class Transcriber:
     @property
     def engine(self) -> Engine:
         """The engine, as soon as it has loaded."""
-        if isinstance(self._engine, Background):
-            self._engine = self._engine.result()
+        engine = self._engine
+        if isinstance(engine, Background):
+            self._engine = engine = engine.result()
             release_freed()  # what reading the vocabulary and the graphs took
-        return self._engine
+        return engine
 
     @property
     def speech(self) -> Speech:
