@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ from graph_harness import Graph, tiny_model, torch_logits
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from edge.bundle import BundleWriter
+from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
-from edge.export.graph import build_decoder
+from edge.export.graph import build_decoder, families
+from edge.export.graph.families import known_families
 from edge.export.quantize import quantize
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, matrices
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
-from edge.export.quantize.smooth import Smoothing
+from edge.export.quantize.smooth import LAYOUTS, Smoothing
+from edge.export.quantize.wide import wide_weights
 
 SMALL = {
     "vocab_size": 323,
@@ -124,3 +128,36 @@ def test_norms_and_biases_that_change_are_among_the_weights(directory: Path) -> 
     assert "model.norm.weight" not in weights
     bias = "model.layers.0.mlp.up_proj.bias"
     assert (bias in weights) == (bias in open_checkpoint(str(directory)).names())
+
+
+@pytest.mark.parametrize("known_as", ["itself", "llama", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["olmo2", "cohere", "mixtral", "stablelm", "nemotron"])
+def test_layers_of_an_unknown_layout_are_refused(
+    tmp_path: Path, tiny_checkpoint: Path, model_type: str, known_as: str
+) -> None:
+    """Norms after a block, one norm for two blocks, a router, norms with a bias, no gate: whatever it is called."""
+    shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+    config = AutoConfig.for_model(model_type, **SMALL, num_local_experts=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    if known_as != "itself":
+        checkpoint.config["model_type"] = known_as
+    why = f"because its type is '{model_type}'" if known_as == "itself" else r"because model\.layers\.0 has "
+    for refused in (lambda: quantize(checkpoint, "int8"), lambda: wide_weights(checkpoint, Options())):
+        with pytest.raises(ExportError, match=f"{why}.*; known are llama, .* Choose --weights int4 or fp32"):
+            refused()
+    Smoothing(checkpoint, ["model.embed_tokens.weight"], Options())  # keep may round nothing else
+
+
+def test_norms_that_are_stored_in_another_way_are_refused(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    """Those of the first Gemma have Llama's names, and weights less one."""
+    shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma", **SMALL)).save_pretrained(tmp_path)
+    with pytest.raises(ExportError, match="because its type is 'gemma'"):
+        quantize(open_checkpoint(str(tmp_path)), "int8")
+
+
+def test_the_layout_of_every_decoder_that_can_be_exported_is_known() -> None:
+    modules = [import_module(f"{families.__name__}.{name}") for name in known_families()]
+    decoders = {kind for family in modules if hasattr(family, "decoder") for kind in family.MODEL_TYPES}
+    assert decoders == set(LAYOUTS)

@@ -13,6 +13,7 @@ channel of the activations and its column: s = sqrt(rms(x) / rms(w)). docs/quant
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import ExportError
 from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:
@@ -28,10 +30,23 @@ if TYPE_CHECKING:
 
 WINDOWS = 2  # of the calibration text: the largest channels are the same ones everywhere
 LEAST = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
+
+# The norms of a layer, by how the layer is laid out: attention reads the first one, gate and up the second or, where
+# outputs are normed as well, the third.
+PRE_NORM = ("input_layernorm", "post_attention_layernorm")
+SANDWICH = (*PRE_NORM, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+LAYOUTS = {  # by model_type
+    **dict.fromkeys(("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"), PRE_NORM),
+    "gemma3_text": SANDWICH,
+}
 NORM_OFFSET = {"gemma3_text": 1.0}  # these checkpoints hold their norms' weights less one
 
-_MATRIX = re.compile(r"(model\.layers\.\d+)\.(?:self_attn|mlp)\.(\w+)_proj\.weight")
-_READERS = {"attention": ("q", "k", "v", "qkv"), "gates": ("gate", "up", "gate_up"), "down": ("down",)}
+_LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
+_MATRIX = re.compile(r"(?:self_attn|mlp)\.(\w+)_proj\.weight")
+_READER = re.compile(r"\.(?:q|k|v|qkv|gate|up|gate_up)_proj\.weight$")  # one of them is in every site
+_ATTENTION, _GATES = (("q", "k", "v"), ("qkv",)), (("gate", "up"), ("gate_up",))
+_COMPLETE = [{*attention, "o", *gates, "down"} for attention in _ATTENTION for gates in _GATES]
+_WITHIN = re.compile(r"(?:self_attn|mlp)\.\w+_proj\.bias|self_attn\.[qk]_norm\.weight")  # behind a layer's products
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,9 @@ class Smoothing:
 
     rounded: the matrices that will be rounded anew. A site one of whose matrices keeps its blocks stays as it is.
     The activations are measured with Torch, once, when the first smoothed tensor is read.
+
+    Raises:
+        ExportError: there is something to smooth in layers whose layout is unknown.
     """
 
     def __init__(self, checkpoint: Checkpoint, rounded: Iterable[str], options: Options) -> None:
@@ -56,7 +74,7 @@ class Smoothing:
         names = set(rounded)
         sites = [
             site
-            for site in find_sites(checkpoint.names())
+            for site in (find_sites(checkpoint) if any(map(_READER.search, names)) else [])
             if names.issuperset([*site.readers, *(n for n in site.rows if n.endswith(".weight"))])
         ]
         self._columns = {name: site for site in sites for name in site.readers}
@@ -94,25 +112,47 @@ class Smoothing:
         return scales
 
 
-def find_sites(names: Iterable[str]) -> list[_Site]:
-    """The sites of all layers, of a decoder with the usual names."""
-    have = set(names)
-    layers: dict[str, dict[str, str]] = {}
-    for name in names:
-        if match := _MATRIX.fullmatch(name):
-            layers.setdefault(match[1], {})[match[2]] = name
+def find_sites(checkpoint: Checkpoint) -> list[_Site]:
+    """The sites of all layers.
+
+    Raises:
+        ExportError: what the matrices of a layer read is unknown.
+    """
+    kind = str(checkpoint.config.get("model_type"))
+    if kind not in LAYOUTS:
+        raise _unknown(checkpoint, f"its type is {kind!r}")
+    norms = LAYOUTS[kind]
+    before_attention, before_gates = norms[0], norms[2] if norms == SANDWICH else norms[1]
+    have, layers = set(checkpoint.names()), defaultdict[str, list[str]](list)
+    for match in map(_LAYER.fullmatch, checkpoint.names()):
+        if match:
+            layers[match[1]].append(match[2])
     sites = []
-    for layer, matrices in layers.items():
-        groups = {k: tuple(matrices[p] for p in parts if p in matrices) for k, parts in _READERS.items()}
-        norms = [f"{layer}.{n}_layernorm.weight" for n in ("pre_feedforward", "post_attention")]
-        if groups["attention"]:
-            sites.append(_Site(groups["attention"], norm=f"{layer}.input_layernorm.weight"))
-        if groups["gates"]:
-            up = groups["gates"][-1].removesuffix(".weight")
-            sites.append(_Site(groups["gates"], norm=next((n for n in norms if n in have), None)))
-            rows = tuple(n for n in (f"{up}.weight", f"{up}.bias") if n in have)
-            sites.append(_Site(groups["down"], rows=rows))
+    for layer, names in layers.items():
+        matrices = {match[1]: f"{layer}.{match[0]}" for match in map(_MATRIX.fullmatch, names) if match}
+        others = {name for name in names if not _MATRIX.fullmatch(name) and not _WITHIN.fullmatch(name)}
+        if matrices.keys() not in _COMPLETE or others != {f"{norm}.weight" for norm in norms}:
+            raise _unknown(checkpoint, f"{layer} has {', '.join(sorted(names))}")
+        attention, gates = (
+            next(tuple(matrices[p] for p in parts) for parts in ways if parts[0] in matrices)
+            for ways in (_ATTENTION, _GATES)
+        )
+        up = gates[-1]
+        bias = up.removesuffix("weight") + "bias"
+        sites += [
+            _Site(attention, norm=f"{layer}.{before_attention}.weight"),
+            _Site(gates, norm=f"{layer}.{before_gates}.weight"),
+            _Site((matrices["down"],), rows=(up, bias) if bias in have else (up,)),
+        ]
     return sites
+
+
+def _unknown(checkpoint: Checkpoint, why: str) -> ExportError:
+    return ExportError(
+        f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {why}; known are "
+        f"{', '.join(LAYOUTS)}, with a norm before attention and one before a gated feed-forward block (Llama), or "
+        "with a further norm after each (Gemma 3). Choose --weights int4 or fp32, without --wide-weights."
+    )
 
 
 def _mean_squares(

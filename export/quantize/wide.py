@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
 from edge.export.quantize.rows import rows_to_nearest
-from edge.export.quantize.smooth import NORM_OFFSET, Smoothing, find_sites
+from edge.export.quantize.smooth import LAYOUTS, NORM_OFFSET, PRE_NORM, Smoothing, find_sites
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 LARGEST = 4.5  # of a norm's rotated output, in multiples of its root mean square; what is beyond is cut to it
 SEED = 20240404
 
-_POST_NORM = re.compile(r"\.post_feedforward_layernorm\.weight$")
 _WRITERS = re.compile(r"\.(o|down)_proj\.(weight|bias)$")
 _SMOOTHED = re.compile(r"\.(up|gate_up|down)_proj\.(weight|bias)$")
 
@@ -48,23 +47,19 @@ def wide_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weigh
     """The matrices of all layers by name, rotated and rounded, and the norms and biases that change with them.
 
     Raises:
-        ExportError: the decoder's layers are not Llama's, with projections and norms of the same names.
+        ExportError: the decoder's layers are not pre-norm ones, as Llama's are.
     """
-    if any(_POST_NORM.search(name) for name in checkpoint.names()):
+    sites = find_sites(checkpoint)
+    if LAYOUTS[checkpoint.config["model_type"]] != PRE_NORM:
         raise ExportError(
             f"--wide-weights int8 is for layers whose output goes into the residual stream as it is, and "
             f"{checkpoint.name} norms it; choose --wide-weights none."
         )
     body = [n for n in matrices(checkpoint) if ".layers." in n]
     smoothing = Smoothing(checkpoint, (n for n in body if _SMOOTHED.search(n)), options)
-    norm_of = {reader: site.norm for site in find_sites(checkpoint.names()) if site.norm for reader in site.readers}
+    norm_of = {reader: site.norm for site in sites if site.norm for reader in site.readers}
     turn = rotation(int(checkpoint.config["hidden_size"]))
     offset = np.float32(NORM_OFFSET.get(str(checkpoint.config.get("model_type")), 0.0))
-    for name in body:
-        if name not in norm_of and not _WRITERS.search(name):
-            raise ExportError(
-                f"--wide-weights int8 knows no place for {name!r} of {checkpoint.name}; choose --wide-weights none."
-            )
 
     def make(name: str) -> Weight:
         if name in norms:  # moved into the matrices that read it
