@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
-from edge.home import cache_dir
+from edge.home import cache_dir, drop_oldest, mark_used
 from edge.manifest import File, Manifest
 
 MANIFEST = "edge.json"
@@ -66,7 +66,8 @@ class Bundle:
     def check_files_once(self) -> None:
         """`check_files`, unless it has passed before and no file has changed since by the file system's account.
 
-        What passed is remembered in the cache folder; where that cannot be written, every call reads all files.
+        What passed is remembered in the cache folder, of the bundles used last; where that cannot be written, every
+        call reads all files.
 
         Raises:
             BundleError: as `check_files`.
@@ -77,11 +78,13 @@ class Bundle:
         store = cache_dir() / "checked" / f"{key:08x}.json"
         with contextlib.suppress(OSError, ValueError):
             if json.loads(store.read_text(encoding="utf-8")) == before:
+                mark_used(store)
                 return
         self.check_files()
         newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())
         if self._stamp() == before and time.time_ns() - newest > SETTLED_NS:
             replace_text(store, json.dumps(before))
+            drop_oldest(store.parent)
 
     def _stamp(self) -> dict[str, list[Any]]:
         """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""

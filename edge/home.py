@@ -1,10 +1,14 @@
-"""Where `edge` keeps what it can make or fetch again: downloaded models and stamps of checked bundles."""
+"""Where `edge` keeps what it can make or fetch again: downloaded models, stamps of checked bundles, measured costs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
 from pathlib import Path
+
+KEPT = 200  # bundles whose stamps and costs are kept: a few kB each, made again where they are missing
 
 
 def cache_dir() -> Path:
@@ -25,3 +29,27 @@ def cache_dir() -> Path:
 def curves_dir() -> Path:
     """Where the cost curves that `edge profile` measures are kept; it is there once one was."""
     return cache_dir() / "curves"
+
+
+def mark_used(entry: Path) -> None:
+    """An entry of a folder of the cache was used: `drop_oldest` keeps it longest."""
+    with contextlib.suppress(OSError):
+        os.utime(entry)
+
+
+def drop_oldest(folder: Path) -> None:
+    """Keep the `KEPT` entries of a folder of the cache, files or folders, that were used last.
+
+    Another process may do the same at a time: what one has removed is no fault to the other.
+    """
+    used = []
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                used.append((entry.stat().st_mtime_ns, entry))
+    for _, entry in sorted(used, reverse=True)[KEPT:]:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                entry.unlink()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
-from edge.home import curves_dir
+from edge.home import curves_dir, drop_oldest, mark_used
 from edge.manifest import FLOAT32, INT8, read_json, typed
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
@@ -115,6 +115,7 @@ def store(profile: Profile) -> Path:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+    drop_oldest(curves_dir())
     return path
 
 
@@ -163,6 +164,7 @@ def load_both(
         if was != now:
             say(f"The cost curve {path} is {what}, and is ignored; {ADVICE}.")
             return {}
+    mark_used(path.parent)
     return {kv: CostCurve(points) for kv, points in [(FLOAT32, found.curve), (INT8, found.curve_int8)] if points}
 
 
