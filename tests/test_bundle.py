@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from edge import bundle as bundles
 from edge.bundle import PAGE, WEIGHTS, Bundle, BundleWriter, open_bundle, sha256_of
 from edge.errors import BundleError, ExportError
 from edge.manifest import Manifest, sealed
+from edge.runtime.engine import Engine
+from edge.runtime.loading import open_engine
 
 
 def write(target: Path, manifest: Manifest, *, force: bool = False, golden: str = "{}") -> Bundle:
@@ -158,6 +162,31 @@ def test_a_path_out_of_the_bundle_is_refused(paper_bundle: Bundle, tmp_path: Pat
         file.write_text(sealed(raw))
         with pytest.raises(BundleError, match="leads out of the bundle"):
             open_bundle(paper_bundle.root)
+
+
+@pytest.mark.parametrize("skip", ["off", "skipdecode:3-6"])  # a file, and the bytes of segments, in branches too
+@pytest.mark.parametrize("location", ["../outside.bin", "{outside}", "link.bin", "folder/outside.bin"])
+def test_a_graph_whose_weights_lie_out_of_the_bundle_is_refused(
+    by_layer: Bundle, tmp_path: Path, location: str, skip: str
+) -> None:
+    root = Path(shutil.copytree(by_layer.root, tmp_path / "six.edge"))
+    outside = Path(shutil.copy(root / "weights.bin", tmp_path / "outside.bin"))
+    (root / "link.bin").symlink_to(outside)
+    (root / "folder").symlink_to(tmp_path)
+    bundle = Bundle(root, by_layer.manifest)
+    graph = bundle.path(bundle.manifest.graph("decoder").path if skip == "off" else bundle.manifest.segments[2].path)
+    model = onnx.load(graph, load_external_data=False)
+    stored = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    (place,) = (entry for entry in stored.external_data if entry.key == "location")
+
+    def opened(location: str) -> Engine:
+        place.value = location
+        graph.write_bytes(model.SerializeToString())
+        return open_engine(bundle, skip, context=32)
+
+    assert opened("./weights.bin").context == 32
+    with pytest.raises(BundleError, match=r"could not be loaded by onnxruntime .*External data path"):
+        opened(location.format(outside=outside))
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json", "golden.json", "graphs/decoder.onnx"])
