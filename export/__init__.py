@@ -23,7 +23,9 @@ from edge.bundle import GOLDEN, Bundle, BundleWriter
 from edge.errors import ExportError, InputError, MissingExtraError
 from edge.export import quantize as methods
 from edge.export.quantize.base import Options, Progress
-from edge.runtime.verify import record_golden
+from edge.manifest import KV8
+from edge.runtime.memory import release_freed
+from edge.runtime.verify import WIDE, Golden, open_role, record_form, record_golden, roles
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -151,7 +153,7 @@ def export(
                 wide=wide, compare=check, candidates=candidates, say=tell,
             )  # fmt: skip
         advance(0, 0, "recording golden answers")
-        writer.write_file(GOLDEN, json.dumps(_golden(written), indent=1) + "\n")
+        golden = _golden(written)
         manifest = written.manifest
         if not both:
             from edge.export.successors import default_tokens, write_successors
@@ -161,6 +163,8 @@ def export(
             if draft_text:
                 write_successors(writer, Bundle(writer.staging, manifest), written.engine, draft_text, advance)
         del written
+        golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)
+        writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")
         if segments is not None:
             from edge.export.graph.segments import write_segments
 
@@ -224,13 +228,23 @@ def _weights(checkpoint: Checkpoint) -> int:
     return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 
-def _golden(written: Written) -> dict[str, Any]:
-    """Recorded answers, cut to what the engine's context holds."""
+def _golden(written: Written) -> Golden:
+    """Recorded answers, cut to what the engine's context holds, and what its wide form says along them."""
     engine = written.engine
     tokens = min(GOLDEN_TOKENS, engine.context // 2)
     room = engine.context - tokens - 1
     inputs = [dataclasses.replace(i, prompt_ids=i.prompt_ids[:room]) for i in written.golden]
-    return record_golden(engine, inputs, tokens)
+    golden = record_golden(engine, inputs, tokens)
+    return golden if engine.wide is None else dataclasses.replace(golden, forms=[record_form(engine, golden, WIDE)])
+
+
+def _with_kv8(golden: Golden, staged: Bundle, context: int) -> Golden:
+    """The recorded answers with what the graph over a KV cache in int8 says along them, where there is one."""
+    if KV8 not in roles(staged.manifest):
+        return golden
+    release_freed()  # two engines at a time would hold the weights twice, and so would what the C library keeps of one
+    own = record_form(open_role(staged, KV8, context=context), golden, KV8)
+    return dataclasses.replace(golden, forms=[*golden.forms, own])
 
 
 def _silent(*args: Any) -> None:

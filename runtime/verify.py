@@ -10,28 +10,35 @@ one row and a step of two take different ones) and writes a multiple of it down 
 distance between two of the best logits may differ. (A shift common to all logits changes no probability.) A token
 that is not the recorded one but whose logit is no farther above it than the tolerance is a near-tie, not damage.
 Near-ties are rare by nature, so that many of them are damage again.
+
+A run may take other graphs than the decoder's (`roles`). Trees and segments compute the same, and replay the same
+answers. The wide form and the one over a KV cache in int8 round otherwise: the recorder writes down what they say along
+the same answers, and how far that is from the decoder's logits, which no host's rounding comes near, as a tolerance.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import GOLDEN, Bundle
 from edge.errors import BundleError
-from edge.manifest import read_json, typed
+from edge.manifest import FLOAT32, INT8, KV8, Manifest, read_json, typed
 from edge.runtime.cache import KVCache
-from edge.runtime.engine import Engine
+from edge.runtime.engine import BLOCKED, Engine, Tree
 
 TOP = 5
 MARGIN = 2.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
 LEAST_TOLERANCE = 1e-3
 MOST_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
+MOST_OTHERS = 1 / 4  # of the tokens of a graph that rounds otherwise, where nothing was recorded of the graph itself
+
+DECODER, WIDE, TREE, SEGMENTS = "decoder", "wide", "tree", "segments"
+ROUNDED = (WIDE, KV8)  # what rounds otherwise than the decoder, and has answers of its own
 
 
 @dataclass(frozen=True)
@@ -59,17 +66,46 @@ class GoldenCase:
 
 
 @dataclass(frozen=True)
+class FormCase:
+    """What another graph says along a recorded answer: its own best token of each step, and the logits of two."""
+
+    ids: list[int]
+    first: TopLogits
+    last: TopLogits
+
+
+@dataclass(frozen=True)
+class GoldenForm:
+    """What a graph that rounds otherwise says along the answers of all cases."""
+
+    role: str
+    tolerance: float
+    cases: list[FormCase]
+
+
+@dataclass(frozen=True)
 class Golden:
     """The content of `golden.json`."""
 
     recorder: str
     tolerance: float  # by how much the distance between two of a step's best logits may differ
     cases: list[GoldenCase]
+    forms: list[GoldenForm] = field(default_factory=list)  # none in bundles that were exported earlier
+
+    def form(self, role: str) -> GoldenForm:
+        """What the graph with this role should say: what was recorded of it or of the decoder, with any tolerance where
+        the graph rounds otherwise and nothing was recorded of it."""
+        cases = [FormCase(case.greedy_ids, case.first, case.last) for case in self.cases]
+        others = GoldenForm(role, math.inf if role in ROUNDED else self.tolerance, cases)
+        return next((form for form in self.forms if form.role == role), others)
 
 
 @dataclass
 class GoldenReport:
-    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong."""
+    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong.
+
+    tolerance: infinite where nothing was recorded of the graph, so that all tokens but the decoder's are near-ties.
+    """
 
     tolerance: float
     prompts: int = 0
@@ -92,9 +128,35 @@ class GoldenInput:
     source_seed: int | None = None
 
 
-def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> dict[str, Any]:
-    """The content of `golden.json`: for each input its greedy answer of `tokens` tokens, past any end token, and the
-    top logits of the first and last step. A prompt and its answer must fit in the engine's context.
+def roles(manifest: Manifest) -> list[str]:
+    """The graphs that a run could take to answer with, the decoder's own first; its segments are one."""
+    there = {graph.role for graph in manifest.graphs}
+    if manifest.wide is not None and not manifest.wide.known:
+        there.remove(WIDE)
+    segments = [SEGMENTS] if manifest.segments else []
+    return [DECODER, *(role for role in (WIDE, KV8, TREE) if role in there), *segments]
+
+
+def open_role(bundle: Bundle, role: str, *, context: int | None = None, threads: int | None = None) -> Engine:
+    """An engine for the graph with this role. All segments are apart, so that each is opened by itself.
+
+    Raises:
+        BundleError: the graph cannot be loaded.
+    """
+    if role == SEGMENTS:
+        from edge.runtime.skip.apart import Apart
+        from edge.runtime.skip.base import skippable
+        from edge.runtime.skip.engine import SegmentedEngine
+
+        apart = Apart(bundle, skippable(bundle.manifest.segments))
+        return SegmentedEngine(bundle, apart, context=context, threads=threads)
+    kv = INT8 if role == KV8 else FLOAT32
+    return Engine(bundle, context=context, threads=threads, trees=role == TREE, kv=kv)
+
+
+def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> Golden:
+    """For each input its greedy answer of `tokens` tokens, past any end token, and the top logits of the first and last
+    step. A prompt and its answer must fit in the engine's context.
     """
     import onnxruntime
 
@@ -116,8 +178,22 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
             apart = max(apart, float(np.ptp((logits - other)[_top(logits).ids])))
         cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
     tolerance = float(f"{max(LEAST_TOLERANCE, MARGIN * apart):.2g}")
-    golden = Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
-    return dataclasses.asdict(golden)
+    return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
+
+
+def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
+    """What the graph with this role, one of `ROUNDED`, says along the recorded answers."""
+    cases, apart = [], golden.tolerance
+    for case in golden.cases:
+        ids: list[int] = []
+        tops: list[TopLogits] = []
+        for i, logits in enumerate(_forced(engine, case, role)):
+            ids.append(int(logits.argmax()))
+            if recorded := _recorded_at(i, FormCase(case.greedy_ids, case.first, case.last)):
+                tops.append(_top(logits))
+                apart = max(apart, _distance(logits, recorded))
+        cases.append(FormCase(ids, tops[0], tops[-1]))
+    return GoldenForm(role, float(f"{apart:.2g}"), cases)
 
 
 def read_golden(bundle: Bundle) -> Golden:
@@ -141,37 +217,77 @@ def read_golden(bundle: Bundle) -> Golden:
             raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
     if not golden.cases:
         raise BundleError(f"{path} holds no recorded answers; export the model again.")
+    for form in golden.forms:
+        _check_form(golden, form, vocab, f"{path}: forms {form.role!r}")
     return golden
 
 
+def _check_form(golden: Golden, form: GoldenForm, vocab: int, where: str) -> None:
+    """BundleError where a graph's record does not go with the cases."""
+    whole = len(form.cases) == len(golden.cases)
+    for case, own in zip(golden.cases, form.cases, strict=False):
+        tops = own.first, own.last
+        whole = whole and len(own.ids) == len(case.greedy_ids)
+        whole = whole and all(top.ids and len(top.ids) == len(top.logits) for top in tops)
+        whole = whole and all(0 <= token < vocab for token in (*own.ids, *own.first.ids, *own.last.ids))
+    if not whole:
+        raise BundleError(f"{where} is no record of this model's answers; export the model again.")
+
+
 def replay_golden(
-    engine: Engine, golden: Golden, progress: Callable[[int], None] | None = None
+    engine: Engine, golden: Golden, progress: Callable[[int], None] | None = None, *, role: str = DECODER
 ) -> GoldenReport:
-    """Run every recorded answer on this host. `progress` is told how many tokens were just checked."""
-    report = GoldenReport(golden.tolerance)
-    for number, case in enumerate(golden.cases, 1):
+    """Run every recorded answer on this host, in the graph with this role. `progress` is told how many tokens were just
+    checked."""
+    form = golden.form(role)
+    report = GoldenReport(form.tolerance)
+    for number, (case, own) in enumerate(zip(golden.cases, form.cases, strict=True), 1):
         report.prompts += 1
-        tops = {0: case.first, len(case.greedy_ids) - 1: case.last}
-        for i, logits in enumerate(_forced(engine, case)):
+        for i, logits in enumerate(_forced(engine, case, role)):
             place = f"prompt {number}, token {i + 1}"
-            _check_token(report, place, logits, case.greedy_ids[i])
-            if i in tops:
-                _check_logits(report, place, logits, tops[i])
+            _check_token(report, place, logits, own.ids[i])
+            if top := _recorded_at(i, own):
+                _check_logits(report, place, logits, top)
             report.tokens += 1
             if progress is not None:
                 progress(1)
     ties = len(report.near_ties)
-    if ties > MOST_NEAR_TIES * report.tokens:
-        report.faults.append(f"{ties} of {report.tokens} tokens are near-ties, of which there should be a few")
+    most, what = (MOST_NEAR_TIES, "near-ties") if form.tolerance < math.inf else (MOST_OTHERS, "not the decoder's")
+    if ties > most * report.tokens:
+        report.faults.append(f"{ties} of {report.tokens} tokens are {what}, of which there should be a few")
     return report
 
 
-def _forced(engine: Engine, case: GoldenCase) -> Iterator[NDArray[np.float32]]:
-    """The logits [V] that choose each token of the answer, each given the recorded tokens before it."""
+def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[NDArray[np.float32]]:
+    """The logits [V] that choose each token of the answer, each given the recorded tokens before it: token by token,
+    but the wide form's, which is there for steps of many, at once."""
     cache = _new_cache(engine, case, len(case.prompt_ids) + len(case.greedy_ids))
-    yield engine.step(cache, np.array(case.prompt_ids, np.int64))[0]
-    for token in case.greedy_ids[:-1]:
-        yield engine.step(cache, np.array([token], np.int64))[0]
+    prompt, answer = np.array(case.prompt_ids, np.int64), np.array(case.greedy_ids[:-1], np.int64)
+    if role == WIDE:
+        assert engine.wide is not None
+        yield engine.wide.step(cache, prompt)[0]
+        if len(answer):
+            yield from engine.wide.step(cache, answer, np.arange(len(answer)))
+        return
+    yield engine.step(cache, prompt)[0]
+    for token in answer:
+        yield _branched(engine, cache, token) if role == TREE else engine.step(cache, token[None])[0]
+
+
+def _branched(engine: Engine, cache: KVCache, token: np.int64) -> NDArray[np.float32]:
+    """The logits [V] after `token`, which stands in a tree next to itself; the tree's other branch is dropped."""
+    length = cache.length
+    bias = np.zeros((2, length + 2), np.float32)
+    bias[[0, 1], [length + 1, length]] = BLOCKED  # neither sees the other
+    tree = Tree(np.array([length, length]), bias)
+    logits: NDArray[np.float32] = engine.step(cache, np.array([token, token]), np.array([0]), tree=tree)[0]
+    cache.truncate(length + 1)
+    return logits
+
+
+def _recorded_at(step: int, recorded: FormCase) -> TopLogits | None:
+    """The logits that were recorded of a step; None of most."""
+    return {0: recorded.first, len(recorded.ids) - 1: recorded.last}.get(step)
 
 
 def _new_cache(engine: Engine, given: GoldenInput | GoldenCase, capacity: int) -> KVCache:
@@ -204,10 +320,15 @@ def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], 
 
 
 def _check_logits(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: TopLogits) -> None:
-    difference = float(np.ptp(logits[recorded.ids] - np.array(recorded.logits, np.float32)))
+    difference = _distance(logits, recorded)
     report.largest_difference = max(report.largest_difference, difference)
     if not difference <= report.tolerance:  # so that NaN is a fault
         report.faults.append(f"{place}: two logits are {difference:.3g} farther apart or closer than recorded")
+
+
+def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:
+    """By how much the distance between two of the best logits differs from the recorded one, at most."""
+    return float(np.ptp(logits[recorded.ids] - np.array(recorded.logits, np.float32)))
 
 
 def _top(logits: NDArray[np.float32]) -> TopLogits:

@@ -141,7 +141,7 @@ def test_a_turn_of_a_chat_goes_on_from_its_cache(by_layer: Bundle, monkeypatch: 
 def test_an_answer_next_to_one_that_drafts_runs_all_layers(by_layer: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each drafted token is followed by a step of the other answer."""
     eager(monkeypatch)
-    model = load(by_layer.root, context=300, threads=2, speculate="self=2,3", reproducible=True)
+    model = load(by_layer.root, context=300, threads=2, speculate="self=2,3", exact=True)
     assert isinstance(model, Model)
     options = GenerateOptions(max_tokens=60)
     alone = [model.generate(prompt, options).token_ids for prompt in PROMPTS]

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
+import re
+import shutil
+import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edge.bundle import Bundle
+import edge
+from edge.bundle import PAGE, Bundle, sha256_of
 from edge.cli.main import main
 from edge.errors import BundleError
-from edge.manifest import typed
+from edge.manifest import File, Manifest, typed
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
-from edge.runtime.verify import Golden, GoldenCase, GoldenInput, TopLogits, read_golden, record_golden, replay_golden
+from edge.runtime.verify import (
+    Golden,
+    GoldenCase,
+    GoldenInput,
+    TopLogits,
+    open_role,
+    read_golden,
+    record_golden,
+    replay_golden,
+    roles,
+)
 
 VOCAB = 16
 
@@ -59,7 +77,7 @@ def gap(host: Host, golden: Golden, token: int) -> float:
 @pytest.fixture
 def golden() -> Golden:
     recorded = record_golden(Host(two_row_error=0.05), [GoldenInput([1, 2]), GoldenInput([3])], tokens=6)  # type: ignore[arg-type]
-    return typed(json.loads(json.dumps(recorded)), Golden, "golden.json")
+    return typed(json.loads(json.dumps(dataclasses.asdict(recorded))), Golden, "golden.json")
 
 
 def test_the_recorder_passes_its_own_record(golden: Golden) -> None:
@@ -80,7 +98,7 @@ def test_the_record_is_the_greedy_answer(golden: Golden) -> None:
 def test_the_tolerance_is_twice_what_the_recorders_kernels_part(golden: Golden) -> None:
     assert golden.tolerance == pytest.approx(0.1, rel=0.05)
     exact = record_golden(Host(), [GoldenInput([1, 2])], tokens=6)  # type: ignore[arg-type]
-    assert exact["tolerance"] == pytest.approx(1e-3)
+    assert exact.tolerance == pytest.approx(1e-3)
 
 
 def test_another_token_within_the_tolerance_is_a_near_tie(golden: Golden) -> None:
@@ -173,3 +191,152 @@ def test_a_host_that_computes_wrongly_fails_verify(
     monkeypatch.setattr(Engine, "step", wrong)
     assert main(["verify", str(tiny_bundle.root)]) == 2
     assert "does not answer on this machine as it was recorded" in capsys.readouterr().err
+
+
+# Every graph that a run could take
+
+
+ROLES = ["decoder", "wide", "kv8", "tree", "segments"]
+
+
+@pytest.fixture(scope="module")
+def pristine_whole(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
+    """A bundle with a graph of each kind that a decoder can have."""
+    made = tmp_path_factory.mktemp("whole") / "whole.edge"
+    options: dict[str, Any] = {"wide_weights": "int8", "segments": 1, "trees": True, "draft_text": 0}
+    return edge.export(six_layers, made, weights="int8", candidates=False, **options)
+
+
+@pytest.fixture
+def whole(tmp_path: Path, pristine_whole: Bundle) -> Bundle:
+    """The same; the test may harm it."""
+    return Bundle(Path(shutil.copytree(pristine_whole.root, tmp_path / "whole.edge")), pristine_whole.manifest)
+
+
+def graph_of(bundle: Bundle, role: str) -> Path:
+    """The file of a graph, or of a segment in the middle."""
+    return bundle.path(bundle.manifest.segments[2].path if role == "segments" else bundle.manifest.graph(role).path)
+
+
+def sealed_again(bundle: Bundle) -> None:
+    """The manifest after files were changed, which are what it says again."""
+    paths = {file.path: bundle.path(file.path) for file in bundle.manifest.files}
+    files = [File(name, path.stat().st_size, sha256_of(path)) for name, path in paths.items()]
+    (bundle.root / "edge.json").write_text(dataclasses.replace(bundle.manifest, files=files).to_json())
+
+
+def shift(path: Path) -> None:
+    """A layer's largest matrix is read a page too early."""
+    model = onnx.load(path, load_external_data=False)
+    layers = [tensor for tensor in model.graph.initializer if tensor.external_data and "layers." in tensor.name]
+    largest = max(layers, key=lambda tensor: math.prod(tensor.dims))
+    (offset,) = (entry for entry in largest.external_data if entry.key == "offset")
+    offset.value = str(int(offset.value) - PAGE)
+    path.write_bytes(model.SerializeToString())
+
+
+def verified(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit status, standard output and error."""
+    status = main(["verify", str(bundle.root)])
+    return status, *capsys.readouterr()
+
+
+def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
+    pristine_whole: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[weakref.ref[Engine]] = []
+
+    def watched(*args: Any, **given: Any) -> Engine:
+        assert [engine() for engine in opened] == [None] * len(opened)
+        engine = open_role(*args, **given)
+        opened.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr("edge.runtime.verify.open_role", watched)
+    status, out, err = verified(pristine_whole, capsys)
+    assert (status, err, len(opened)) == (0, "", len(ROLES))
+    assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES == roles(pristine_whole.manifest)
+    assert out.count("4 prompts, 96 tokens: 96 as recorded\n") == len(ROLES)
+    assert out.count("Logits   distances within ") == len(ROLES)
+
+
+def test_answers_of_graphs_that_round_otherwise_are_recorded(pristine_whole: Bundle) -> None:
+    golden = read_golden(pristine_whole)
+    assert [form.role for form in golden.forms] == ["wide", "kv8"]
+    for form in golden.forms:
+        assert form.tolerance >= golden.tolerance
+        assert [len(case.ids) for case in form.cases] == [24] * 4
+        assert [case.last for case in form.cases] != [case.last for case in golden.cases]
+        report = replay_golden(open_role(pristine_whole, form.role), golden, role=form.role)
+        assert report.ok and report.largest_difference < 1e-4
+    for role in ("tree", "segments"):
+        assert golden.form(role).tolerance == golden.tolerance
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_graph_that_computes_wrongly_is_told(whole: Bundle, role: str, recorded: bool) -> None:
+    shift(graph_of(whole, role))
+    golden = read_golden(whole)
+    if not recorded:
+        golden.forms.clear()
+    assert not replay_golden(open_role(whole, role), golden, role=role).ok
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_graph_that_cannot_be_loaded_is_told(whole: Bundle, role: str) -> None:
+    path = graph_of(whole, role)
+    path.write_bytes(path.read_bytes()[:-40])
+    golden = read_golden(whole)
+    with pytest.raises(BundleError, match="segment" if role == "segments" else re.escape(str(path))):
+        replay_golden(open_role(whole, role), golden, role=role)
+
+
+def test_a_graph_that_computes_wrongly_fails_verify_by_its_name(
+    whole: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shift(graph_of(whole, "tree"))
+    sealed_again(whole)
+    status, out, err = verified(whole, capsys)
+    assert status == 2
+    assert "does not answer on this machine as it was recorded (its graph tree, prompt 1, " in err
+    assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES
+
+
+def test_a_bundle_without_records_of_other_graphs_says_so_and_passes(
+    whole: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = json.loads(whole.path("golden.json").read_text())
+    del raw["forms"]
+    whole.path("golden.json").write_text(json.dumps(raw))
+    sealed_again(whole)
+    status, out, err = verified(whole, capsys)
+    assert (status, err) == (0, "")
+    assert out.count("exported before answers of this graph were recorded") == 2
+    assert out.count("96 as recorded") == 3
+
+
+def test_a_wide_form_that_no_run_takes_is_left_alone(manifest: Manifest, pristine_whole: Bundle) -> None:
+    assert pristine_whole.manifest.wide is not None
+    unknown = dataclasses.replace(pristine_whole.manifest.wide, version=99)
+    assert roles(dataclasses.replace(pristine_whole.manifest, wide=unknown)) == [r for r in ROLES if r != "wide"]
+    assert roles(manifest) == ["decoder"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: form["cases"].pop(),
+        lambda form: form["cases"][0]["ids"].pop(),
+        lambda form: form["cases"][1]["first"]["logits"].pop(),
+        lambda form: form["cases"][2]["last"]["ids"].clear(),
+        lambda form: form["cases"][3]["ids"].append(10**6),
+    ],
+)
+def test_a_record_of_another_graph_that_cannot_be_right_is_named(tiny_bundle: Bundle, change: Any) -> None:
+    path = tiny_bundle.path("golden.json")
+    raw = json.loads(path.read_text())
+    change(raw["forms"][0])
+    path.write_text(json.dumps(raw))
+    with pytest.raises(BundleError, match="forms 'kv8' is no record of this model's answers; export the model again"):
+        read_golden(tiny_bundle)
