@@ -54,7 +54,8 @@ def test_stamps_of_bundles_used_long_ago_make_room(settled: Bundle, own_cache: P
 def test_costs_of_bundles_used_long_ago_make_room(paper_bundle: Bundle, own_cache: Path) -> None:
     folder = own_cache / "curves"
     others = fill(folder, folders=True)
-    profile = dataclasses.replace(example_profile(), device=machine.describe("cpu", 2), bundle=bundle_info(paper_bundle))
+    device = machine.describe("cpu", 2)
+    profile = dataclasses.replace(example_profile(), device=device, bundle=bundle_info(paper_bundle))
     assert curve.store(profile).exists()
     assert len(list(folder.iterdir())) == KEPT
     assert not others[0].exists() and others[1].exists()
