@@ -26,7 +26,8 @@ def prefill(
     """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what follows, or
     None where it was interrupted."""
     cache.prompt = cache.length + prompt.shape[0]
-    step, total = engine.step, prompt.shape[0]
+    step: Callable[[KVCache, NDArray[np.int64]], NDArray[np.float32]] = engine.step
+    total = prompt.shape[0]
     if engine.wide is not None and total >= WIDE_FROM:
         step, chunk = engine.wide.step, LONGER * chunk
     for start in range(0, total, chunk):
