@@ -486,13 +486,13 @@ def test_a_loaded_model_plans_by_the_cost_curve_of_the_device(
         return [0.0, *(ms(size, context) / ms(sizes[0], context) for size in sizes)]
 
     model, planner = load_speculating(pristine_tiny_bundle, kv, exact)
-    planner.begin()
+    planner.begin(exact=exact)
     assert planner.costs.ratios == pytest.approx(wanted(lambda size, _: 1 + GUESSED_SLOPE * (size - 1), 0))
 
     leave_curve(pristine_tiny_bundle, model.engine.threads, late_is_steep)
     _, planner = load_speculating(pristine_tiny_bundle, kv, exact)
     measured = int8_ms if kv == INT8 else late_is_steep
-    planner.begin()
+    planner.begin(exact=exact)
     assert planner.costs.ratios == pytest.approx(wanted(measured, 16)), "the shortest context that was measured"
     planner.budget(width - 1, 512)
     assert planner.costs.ratios == pytest.approx(wanted(measured, 512)), "as the text grows"
