@@ -128,9 +128,6 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceS
     # Threads take an operator's work in small blocks: one that the system holds up delays a step less (2% faster).
     options.add_session_config_entry("session.dynamic_block_base", "4")
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # Arm's own library rounds what 4-bit weights without zero points read by rows instead of blocks, and scales to
-    # bfloat16: the same bundle would give another text on a phone. On other processors this entry does nothing.
-    options.add_session_config_entry("mlas.disable_kleidiai", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     try:
         with huge_pages(bundle.path(WEIGHTS).stat().st_size):
