@@ -9,6 +9,7 @@ import re
 import shutil
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,16 @@ class Host:
     encoder = None
 
     def new_cache(self, capacity: int) -> Any:
-        class Cache:
-            length = 0
+        return SimpleNamespace(exact=False, cross=None)
 
-            def truncate(self, length: int) -> None:
-                self.length = length
-
-        return Cache()
-
-    def step(self, cache: KVCache, tokens: NDArray[np.int64], rows: Any = None) -> NDArray[np.float32]:
-        logits = self.table[tokens[-1 if rows is None else rows[0]]].copy()
-        if rows is None:
-            self.steps += 1
-            if self.steps == self.on:
-                logits[np.argsort(logits)[-2]] += self.error
-        else:
+    def step(self, cache: KVCache, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        logits = self.table[tokens[-1]].copy()
+        if cache.exact:
             logits[logits.argmax()] += self.two_row_error
+            return logits[None]
+        self.steps += 1
+        if self.steps == self.on:
+            logits[np.argsort(logits)[-2]] += self.error
         return logits[None]
 
 
