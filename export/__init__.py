@@ -229,7 +229,7 @@ def _weights(checkpoint: Checkpoint) -> int:
 
 
 def _golden(written: Written) -> Golden:
-    """Recorded answers, cut to what the engine's context holds, and what its wide form says along them."""
+    """Recorded answers, cut to what the engine's context holds, and what its int8 prefill graph says along them."""
     engine = written.engine
     tokens = min(GOLDEN_TOKENS, engine.context // 2)
     room = engine.context - tokens - 1

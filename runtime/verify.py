@@ -14,8 +14,9 @@ that is not the recorded one but whose logit is no farther above it than the tol
 Near-ties are rare by nature, so that many of them are damage again.
 
 A run may take other graphs than the decoder's (`roles`). Trees and segments compute the same, and replay the same
-answers. The wide form and the one over a KV cache in int8 round otherwise: the recorder writes down what they say along
-the same answers, and how far that is from the decoder's logits, which no host's rounding comes near, as a tolerance.
+answers. The int8 prefill graph (`wide`) and the one over a KV cache in int8 round otherwise: the recorder writes down
+what they say along the same answers. Their tolerance is the distance of their logits from the decoder's: two hosts that
+round alike, but for some last bits, differ by less than two ways of rounding do.
 """
 
 from __future__ import annotations
@@ -261,8 +262,8 @@ def replay_golden(
 
 
 def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[NDArray[np.float32]]:
-    """The logits [V] that choose each token of the answer, each given the recorded tokens before it: token by token,
-    but the wide form's, which is there for steps of many, at once."""
+    """The logits [V] that choose each token of the answer, each given the recorded tokens before it: token by token, or
+    all at once in the int8 prefill graph, which is there for steps of many."""
     cache = _new_cache(engine, case, len(case.prompt_ids) + len(case.greedy_ids))
     prompt, answer = np.array(case.prompt_ids, np.int64), np.array(case.greedy_ids[:-1], np.int64)
     if role == WIDE:

@@ -46,7 +46,7 @@ _MATRIX = re.compile(r"(?:self_attn|mlp)\.(\w+)_proj\.weight")
 _READER = re.compile(r"\.(?:q|k|v|qkv|gate|up|gate_up)_proj\.weight$")  # one of them is in every site
 _ATTENTION, _GATES = (("q", "k", "v"), ("qkv",)), (("gate", "up"), ("gate_up",))
 _COMPLETE = [{*attention, "o", *gates, "down"} for attention in _ATTENTION for gates in _GATES]
-_WITHIN = re.compile(r"(?:self_attn|mlp)\.\w+_proj\.bias|self_attn\.[qk]_norm\.weight")  # behind a layer's products
+_WITHIN = re.compile(r"(?:self_attn|mlp)\.\w+_proj\.bias|self_attn\.[qk]_norm\.weight")  # what follows a product
 
 
 @dataclass(frozen=True)
