@@ -3,10 +3,11 @@
     python benchmarks/speculation.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl
 
 Figures are tokens per second after the first token. A prompt is read once, and every form of this runtime goes on from
-there, in turns, on one engine: all see the same state of the machine. Several `--bundle` and `--temperature` are
-measured one after the other. With `--peer`, each peer is then measured by itself in turns with `auto`, beside the first
-bundle, at the fastest of its settings, all in one run. `--tasks` with `--append` does it in parts. `--check` compares
-texts instead: exact answers with and without drafts. docs/speculation.md says more.
+there, in turns, on one engine: all see the same state of the machine. Plain decoding runs one token a step, whatever
+that does to the last bits; the other forms are exact, as `edge run` is, or not where their name ends in ~. Several
+`--bundle` and `--temperature` are measured one after the other. With `--peer`, each peer is then measured by itself in
+turns with `auto`, beside the first bundle, at the fastest of its settings, all in one run. `--tasks` with `--append`
+does it in parts. `--check` compares texts instead: exact answers with and without drafts. docs/speculation.md says more.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
 
 OFF, OURS = "off", "auto"
-FORM = re.compile(r"(.+?)(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?")  # a drafter, its tokens, a match and a step's width
+# A drafter, whether its answers need not be exact, its tokens, a match and a step's width.
+FORM = re.compile(r"(.+?)(~)?(?::(\d+)(?:/(\d+))?)?(?:@(\d+))?")
 PEERS = {"genai": "onnxruntime-genai", "llamacpp": "llama-cpp-python"}
 DRAFTS = 64  # tokens beyond an answer's end: llama-cpp-python drafts there
 BLOCK = 12  # questions that a process beside a peer's answers
@@ -128,7 +130,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--bundle", type=Path, action="append", required=True, dest="bundles", help="may be repeated")
     parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
     forms = "compared with plain decoding: auto, drafters, lookup:K for always K tokens, lookup:K/N where N matched, "
-    forms += "auto@W for narrower steps"
+    forms += "auto@W for narrower steps; with ~ after the name as with --no-exact"
     parser.add_argument("--forms", default=OURS, help=f"{forms}; several between blanks; default: auto")
     parser.add_argument("--peer", type=peer_of, action="append", default=[], dest="peers", metavar="NAME[=SETTING;...]",
                         help=f"a peer with drafts of its own: {', '.join(PEERS)}; default of its setting: the fastest")
@@ -194,10 +196,11 @@ class Prompted:
             read = np.asarray(ids[:-1], np.int64)
             prefill(self._engine, self._cache, read, chunk=model.prefill_chunk, interrupted=never)
 
-    def answer(self, model: Model, options: GenerateOptions) -> Result:
+    def answer(self, model: Model, options: GenerateOptions, exact: bool = True) -> Result:
         """What `model.generate` gives, but for the time to the first token."""
         from edge.runtime.answer import answer, collect
 
+        self._engine.exact = exact
         self._cache.truncate(len(self._ids) - 1)
         pieces = answer(model.engine, model.text, self._cache, self._ids, options, chunk=model.prefill_chunk,
                         started_ns=time.perf_counter_ns(), speculation=model.speculation)
@@ -285,7 +288,7 @@ class Run:
             max_tokens=self._args.tokens, temperature=self._case.temperature, seed=number
         )
         task, question, _ = self._asked[number]
-        result = prompted.answer(self._models[form], options)
+        result = prompted.answer(self._models[form], options, exact=form != OFF and "~" not in form)
         tokens = result.generated_tokens - 1
         seconds = tokens / (result.decode_tokens_per_s or 1)
         return Answer(task, question, form, tokens, seconds, result.ttft_ms or 0.0, result.speculation)
@@ -355,10 +358,8 @@ class Run:
         return [best, *([PLAIN] if rates[PLAIN] > rates[best] else [])]
 
 
-def models(
-    args: argparse.Namespace, path: Path, forms: Iterable[str], exact: bool = False
-) -> dict[str, Model]:
-    """A model for each form, all over one engine."""
+def models(args: argparse.Namespace, path: Path, forms: Iterable[str]) -> dict[str, Model]:
+    """A model for each form, all over one engine, whose caches have room for exact steps."""
     import edge
     from edge.runtime.loading import open_engine
     from edge.runtime.model import Model
@@ -368,11 +369,11 @@ def models(
     parts = {form: FORM.fullmatch(form) for form in forms}
     # Segments run in the place of the whole graph where a model drafts with some of its layers.
     own = next((found[1] for found in parts.values() if found and found[1].split("=")[0] == "self"), OFF)
-    engine = open_engine(bundle, context=args.context, threads=args.threads, exact=exact, speculate=own)
+    engine = open_engine(bundle, context=args.context, threads=args.threads, exact=True, speculate=own)
     text, made = Text(bundle), {}
     for form, found in parts.items():
         assert found is not None
-        name, length, match, width = found.groups()
+        name, _, length, match, width = found.groups()
         made[form] = Model(bundle, engine, text, speculate=name)
         if length:
             Setting(name, int(length), int(match or 1)).decide(made[form].speculation.planner)  # type: ignore[union-attr]
@@ -386,8 +387,8 @@ def narrow(speculation: Any, width: int) -> None:
     from edge.runtime.speculate.planner import Planner, StepCosts
 
     old, drafter = speculation.planner, speculation.drafter
-    costs = StepCosts(old.costs._curve_of, width)
-    speculation.planner = Planner(drafter.priors, costs, width, trees=old._trees, cost=drafter.cost)
+    costs, even = (StepCosts(old.costs._curve_of, width, multiple) for multiple in (1, 2))
+    speculation.planner = Planner(drafter.priors, costs, width, trees=old._trees, cost=drafter.cost, even=even)
 
 
 def fitting(args: argparse.Namespace, model: Model, asked: Iterable[tuple[str, Question]]) -> list[Asked]:
@@ -416,7 +417,7 @@ def check(args: argparse.Namespace, bundle: Path, asked: list[tuple[str, Questio
     """Compare exact answers with those without drafts, token for token; the status is 1 where one differs."""
     import edge
 
-    forms = models(args, bundle, args.forms, exact=True)
+    forms = models(args, bundle, args.forms)
     options, began = edge.GenerateOptions(max_tokens=args.tokens), time.monotonic()
     compared, accepted, differing = 0, dict.fromkeys(args.forms[1:], 0), []
     fits = fitting(args, forms[OFF], asked)
