@@ -7,7 +7,7 @@ there, in turns, on one engine: all see the same state of the machine. Plain dec
 that does to the last bits; the other forms are exact, as `edge run` is, or not where their name ends in ~. Several
 `--bundle` and `--temperature` are measured one after the other. With `--peer`, each peer is then measured by itself in
 turns with `auto`, beside the first bundle, at the fastest of its settings, all in one run. `--tasks` with `--append`
-does it in parts. `--check` compares texts instead: exact answers with and without drafts. docs/speculation.md says more.
+does it in parts. `--check` compares texts instead: exact answers with and without drafts; see docs/speculation.md.
 """
 
 from __future__ import annotations
