@@ -32,3 +32,8 @@ class InputError(EdgeError):
 
 class MissingExtraError(EdgeError):
     """A command needs an optional dependency that is not installed."""
+
+
+def on_one_line(error: BaseException, most: int = 300) -> str:
+    """A library's message as part of a sentence of ours: on one line, without its full stop, at most `most` long."""
+    return " ".join(str(error).split())[:most].rstrip(".") or type(error).__name__

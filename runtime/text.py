@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import binascii
+import mmap
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
-from edge.errors import BundleError, InputError
+from edge.errors import BundleError, InputError, on_one_line
 from edge.runtime.memory import release_freed
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ REPLACEMENT = "\ufffd"
 INCOMPLETE = 3  # most replacement characters that a tail which may still become one character decodes to
 LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
 SHORT_WINDOW = 8
+_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/]{8})[^"]*"')  # SentencePiece's, in base64
 
 
 class Text:
@@ -70,31 +74,48 @@ class _Library:
     """Any `tokenizer.json`, read by the tokenizers library.
 
     Raises:
-        BundleError: it cannot be read.
+        BundleError: it cannot be read; while it is used, a part of it that is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer  # 3 MB that a transcription and most translations do without
 
+        self._path = path
         try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                check_character_maps(content)
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as e:  # tokenizers raises bare exceptions
-            raise BundleError(f"{path} cannot be read as a tokenizer ({e}); export or copy the bundle again.") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        added = self._tokenizer.get_added_tokens_decoder()
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            added = self._tokenizer.get_added_tokens_decoder()
+        except BaseException as e:
+            raise self._refused(e) from None
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.size: int = self._tokenizer.get_vocab_size()
         release_freed()  # what reading it took: 10 MB of SmolLM2-135M, beside weights that load meanwhile
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except BaseException as e:
+            raise self._refused(e) from None
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
+        except BaseException as e:
+            raise self._refused(e) from None
 
     def token(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
+
+    def _refused(self, error: BaseException) -> BaseException:
+        """A sentence in place of what the library raises: bare Exceptions, and Rust's panics, which are none."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return error
+        return BundleError(
+            f"{self._path} cannot be read as a tokenizer ({on_one_line(error)}); export or copy the bundle again."
+        )
 
 
 def _unigram(path: Path) -> Tokenizer:
@@ -103,9 +124,23 @@ def _unigram(path: Path) -> Tokenizer:
 
     try:
         found = read_unigram(path, lambda: _Library(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found = None  # the library says what is wrong
     return found or _Library(path)
+
+
+def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
+    """Compare the size that a character map begins with, in the text of a `tokenizer.json`, with the map's own.
+
+    The library takes as much memory as a damaged one says, and ends the process where there is not so much.
+
+    Raises:
+        ValueError: a map says that it is larger than it is.
+    """
+    for found in _MAP.finditer(tokenizer):
+        size = int.from_bytes(binascii.a2b_base64(found[1])[:4], "little")
+        if size > found.end() - found.start():
+            raise ValueError(f"its character map says that it has {size:,} bytes and is shorter")
 
 
 class Detokenizer:

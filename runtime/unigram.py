@@ -58,7 +58,7 @@ def read_unigram(path: Path, library: Callable[[], Tokenizer]) -> Unigram | None
     content = json.loads(path.read_bytes())
     try:
         return Unigram(content, library)
-    except (_NotKnown, KeyError, TypeError, AttributeError, IndexError, struct.error):
+    except (_NotKnown, KeyError, TypeError, AttributeError, IndexError, OverflowError, struct.error):
         return None
 
 
@@ -82,7 +82,7 @@ class Unigram:
         self._ids.pop("", None)
         self._longest = max(map(len, self._pieces))
         self._unknown: int = model["unk_id"]
-        _know(0 <= self._unknown < len(self._pieces))
+        _know(type(self._unknown) is int and 0 <= self._unknown < len(self._pieces))
         self._unknown_score = min(self._scores) - UNKNOWN_PENALTY
         added = content.get("added_tokens", [])
         self._added: dict[int, str] = {token["id"]: token["content"] for token in added}
@@ -98,7 +98,10 @@ class Unigram:
         """Token ids of `text`, no special tokens around them."""
         if not self._sure(text):
             return self._full().encode(text)
-        normalized = self._normalize(text)
+        try:
+            normalized = self._normalize(text)
+        except (IndexError, ValueError):  # a damaged character map
+            return self._full().encode(text)
         if not normalized or not self._sure(normalized):
             return self._full().encode(text)
         ids: list[int] = []
@@ -214,6 +217,7 @@ def _normalizer(part: dict[str, Any] | None) -> Normalizer:
         return lambda text: text.translate(characters)
     if kind == "Replace" and part["pattern"].get("Regex") == RUN:
         run, by = re.compile(RUN), part["content"]
+        _know(isinstance(by, str))
         return lambda text: run.sub(lambda _: by, text)
     if kind == "Strip":
         left, right = part["strip_left"], part["strip_right"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
+from edge.manifest import TextFormat
 from edge.runtime.text import LONG_WINDOW, Detokenizer, StopStrings, Text
 
 TEXTS = [
@@ -260,6 +262,42 @@ def test_half_a_surrogate_pair_gets_one_sentence(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_read_gets_one_sentence(paper_bundle: Bundle) -> None:
     with pytest.raises(BundleError, match=r"tokenizer\.json cannot be read as a tokenizer"):
         Text(paper_bundle)
+
+
+def test_a_tokenizer_that_panics_gets_one_sentence(tmp_path: Path) -> None:
+    """Rust's panics are no Exceptions: here at its base64, elsewhere in encoding."""
+    bundle = byte_bundle(tmp_path)
+    damage(bundle, normalizer={"type": "Precompiled", "precompiled_charsmap": "no base64!"})
+    with pytest.raises(BundleError, match=r"tokenizer\.json cannot be read as a tokenizer \(Precompiled"):
+        Text(bundle)
+
+
+def test_a_tokenizer_of_more_memory_than_it_has_bytes_gets_one_sentence(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path)
+    damage(bundle, normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w" + "A" * 100})
+    with pytest.raises(BundleError, match="its character map says that it has 4,294,967,295 bytes and is shorter"):
+        Text(bundle)
+
+
+def test_a_text_that_a_damaged_tokenizer_cannot_encode_gets_one_sentence(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path)
+    damage(bundle, model={"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None})
+    with pytest.raises(BundleError, match="cannot be read as a tokenizer .*`unk_id` is missing"):
+        Text(bundle).encode("b")
+
+
+def test_brackets_without_an_end_get_one_sentence(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path)
+    bundle.path("tokenizer.json").write_text("[" * 100_000)
+    manifest = dataclasses.replace(bundle.manifest, text=TextFormat())
+    for kind in (bundle, dataclasses.replace(bundle, manifest=manifest)):
+        with pytest.raises(BundleError, match="cannot be read as a tokenizer"):
+            Text(kind)
+
+
+def damage(bundle: Bundle, **changes: object) -> None:
+    path = bundle.path("tokenizer.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_a_real_tokenizer_streams_what_it_decodes(tiny_bundle: Bundle) -> None:

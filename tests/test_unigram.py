@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,13 +147,26 @@ def test_the_library_is_loaded_for_texts_that_need_it_alone(made: Made) -> None:
     assert len(loaded) == 1
 
 
+def test_a_damaged_character_map_is_left_to_the_library(made: Made) -> None:
+    content = json.loads(made[0].read_text())
+    nowhere = struct.pack("<II", 4, 0xFFFFFC00)  # a trie whose one node has its children far beyond its end
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(nowhere).decode()}
+    changed = made[0].parent / "changed.json"
+    changed.write_text(json.dumps(content))
+    own, library = read(changed, lambda: Library(made[1])), Library(made[1])
+    assert own.encode("ein Mann") == library.encode("ein Mann")
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [
         (("model", "type"), "BPE"),
         (("model", "byte_fallback"), True),
         (("model", "unk_id"), None),
+        (("model", "unk_id"), 2.0),
+        (("model", "vocab"), [["a", 10**400]]),
         (("normalizer",), {"type": "Lowercase"}),
+        (("normalizer",), {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": ["x"]}),
         (("pre_tokenizer",), None),
         (("pre_tokenizer",), {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True}),
         (("decoder",), {"type": "Fuse"}),
