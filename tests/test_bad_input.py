@@ -217,7 +217,7 @@ def test_a_truncated_file_of_a_checkpoint(refused: Refused, checkpoint: Path, ta
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("hidden_size", 128), ("num_hidden_layers", 3), ("intermediate_size", 96), ("vocab_size", 400)]
+    ("field", "value"), [("hidden_size", 128), ("head_dim", 32), ("intermediate_size", 96), ("vocab_size", 400)]
 )
 def test_tensors_that_do_not_match_the_config(
     refused: Refused, checkpoint: Path, target: Path, field: str, value: int
@@ -226,6 +226,17 @@ def test_tensors_that_do_not_match_the_config(
     (checkpoint / "config.json").write_text(json.dumps(config | {field: value}))
     sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
     assert re.search(r"model\.\w+|lm_head", sentence), sentence
+    assert names(target.parent) == []
+
+
+@pytest.mark.parametrize("layers", [3, 1 << 40])
+def test_more_layers_than_the_tensors_are_of(
+    refused: Refused, checkpoint: Path, target: Path, layers: int
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert f"config.json gives num_hidden_layers as {layers}, and the weights are of 2 layers" in sentence
     assert names(target.parent) == []
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +138,20 @@ def rename(old: str, new: str) -> Callable[[Path], None]:
     return harm
 
 
+def reshape(name: str, rank: int) -> Callable[[Path], None]:
+    """The variable's dimensions become one, or none."""
+
+    def harm(root: Path) -> None:
+        data = (root / "model.bin").read_bytes()
+        at = data.index(name.encode() + b"\0") + len(name) + 1
+        end = at + 1 + 4 * data[at]
+        dims = struct.unpack_from(f"<{data[at]}I", data, at + 1)
+        shape = struct.pack("<BI", 1, math.prod(dims)) if rank else b"\0"
+        (root / "model.bin").write_bytes(data[:at] + shape + data[end:])
+
+    return harm
+
+
 def write(name: str, content: str | bytes) -> Callable[[Path], None]:
     return lambda root: (root / name).write_bytes(content.encode() if isinstance(content, str) else content) and None
 
@@ -159,9 +175,16 @@ ONE = {"a": np.zeros(3, np.float32)}
         (write("model.bin", container(ONE, {}, "WhisperSpec")), "lacks the variable 'decoder/embeddings/weight'"),
         (write("model.bin", container(ONE, {"b": "c"}, "WhisperSpec")), "the alias 'b' names 'c'"),
         (rename("decoder/layer_1/ffn/linear_1/bias", "decoder/layer_1/ffn/linear_1/bios"), "linear_1/bias', which a"),
+        (rename("encoder/layer_1/", "encoder/layer_9/"), "lacks the variable 'encoder/layer_1/self_attention"),
+        (reshape("encoder/conv1/weight", 1), r"'encoder/conv1/weight' has the shape \[23040\], which no Whisper"),
+        (reshape("encoder/layer_0/ffn/layer_norm/beta", 0), "layer_norm/beta' has .* bytes for the shape"),
         (write("config.json", "{"), "config.json is not valid JSON"),
+        (write("config.json", "[" * 50_000), "config.json is not valid JSON"),
+        (write("config.json", '{"suppress_ids": "all"}'), "the field 'suppress_ids' must be a list, not 'all'"),
         (lambda root: (root / "vocabulary.json").unlink(), "holds no tokenizer: neither vocabulary.json"),
         (write("vocabulary.json", "{}"), "The vocabulary in .* cannot be read: it is no list of strings"),
+        (write("vocabulary.json", "[" * 50_000), "The vocabulary in .* cannot be read"),
+        (write("vocabulary.json", json.dumps(TOKENS).replace('"w"', '"w!"')), "holds tokens that make no tokenizer"),
         (write("vocabulary.json", json.dumps(TOKENS[:200])), "has no token <|endoftext|>"),
         (write("vocabulary.json", json.dumps(TOKENS[:265])), "has no token <|startoftranscript|>"),
         (write("vocabulary.json", json.dumps([*TOKENS, "<|more|>"])), "they do not belong together"),

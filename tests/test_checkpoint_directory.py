@@ -186,6 +186,11 @@ def test_an_unknown_family_is_left_to_the_graph_builder_to_refuse(root: Path) ->
     assert open_checkpoint(str(root)).config["model_type"] == "never_heard_of"
 
 
+def test_a_classifiers_labels_are_not_named(root: Path) -> None:
+    edit(root / "config.json", num_labels=1 << 40)
+    assert "id2label" in open_checkpoint(str(root)).config
+
+
 def test_remote_code_is_never_run(root: Path) -> None:
     (root / "modeling_evil.py").write_text("raise SystemExit('remote code ran')")
     edit(root / "config.json", auto_map={"AutoConfig": "modeling_evil.C", "AutoModelForCausalLM": "modeling_evil.M"})
@@ -226,6 +231,11 @@ class TestTokenizer:
         settings = {"bos_token": "<|endoftext|>", **({} if flag is None else {"add_bos_token": flag})}
         write_tokenizer(root, bos=bos, settings=settings)
         assert open_checkpoint(str(root)).tokenizer.tokens.add_bos is expected
+
+    def test_a_chat_template_may_have_any_name(self, root: Path) -> None:
+        named = [{"name": ["x"], "template": "one"}, {"name": "default", "template": "two"}]
+        edit(root / "tokenizer_config.json", chat_template=named)
+        assert open_checkpoint(str(root)).tokenizer.chat_template == "two"
 
     def test_the_chat_template_may_be_a_string_a_named_list_or_a_file(self, root: Path) -> None:
         def template() -> str | None:
@@ -293,6 +303,26 @@ class TestRefusals:
     def test_a_configuration_with_senseless_values(self, root: Path) -> None:
         edit(root / "config.json", hidden_size="wide")
         assert "config.json holds values that llama does not take" in self.refusal(root)
+
+    @pytest.mark.parametrize(("changes", "part"), [
+        ({"num_hidden_layers": 1 << 40}, "num_hidden_layers as 1099511627776, and the weights are of 4 layers"),
+        ({"max_position_embeddings": 1 << 40}, "max_position_embeddings as 1099511627776, and no model has more than"),
+        ({"quantization_config": ["gptq"]}, "already quantized by an unnamed method"),
+    ])  # fmt: skip
+    def test_a_configuration_of_another_model(self, root: Path, changes: dict[str, Any], part: str) -> None:
+        edit(root / "config.json", **changes)
+        assert part in self.refusal(root)
+
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
+    def test_json_without_an_end_of_brackets(self, root: Path, name: str) -> None:
+        (root / name).write_text("[" * 100_000)
+        assert f"{name} is not valid JSON" in self.refusal(root)
+
+    def test_positions_that_are_larger_than_the_files(self, tmp_path: Path) -> None:
+        marian().save_pretrained(tmp_path)
+        edit(tmp_path / "config.json", max_position_embeddings=1 << 20)
+        message = self.refusal(tmp_path)
+        assert "embed_positions.weight' of shape [1048576, 16], which is larger than all weights together" in message
 
     def test_weights_quantized_by_others(self, root: Path) -> None:
         edit(root / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
@@ -375,6 +405,33 @@ class TestRefusals:
     def test_a_damaged_tokenizer(self, root: Path) -> None:
         (root / "tokenizer.json").write_text('{"version": "1.0"')
         assert "tokenizer.json is not a tokenizer that can be read" in self.refusal(root)
+
+    def test_a_tokenizer_that_panics(self, root: Path) -> None:
+        tokenizer = json.loads((root / "tokenizer.json").read_text())
+        tokenizer["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "no base64!"}
+        (root / "tokenizer.json").write_text(json.dumps(tokenizer))
+        assert "tokenizer.json is not a tokenizer that can be read" in self.refusal(root)
+
+    def test_a_tokenizer_of_more_memory_than_it_has_bytes(self, root: Path) -> None:
+        tokenizer = json.loads((root / "tokenizer.json").read_text())
+        tokenizer["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "/////w" + "A" * 100}
+        (root / "tokenizer.json").write_text(json.dumps(tokenizer))
+        assert "its character map says that it has 4,294,967,295 bytes and is shorter" in self.refusal(root)
+
+    def test_a_chat_template_that_is_no_text(self, root: Path) -> None:
+        (root / "chat_template.jinja").write_bytes(b"\xff\xfe")
+        assert "chat_template.jinja cannot be read" in self.refusal(root)
+
+    @pytest.mark.parametrize("extra", [1 << 40, -1, "many"])
+    def test_a_byte_tokenizer_of_impossible_size(self, root: Path, extra: Any) -> None:
+        (root / "tokenizer.json").unlink()
+        edit(root / "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", extra_ids=extra)
+        assert f"gives extra_ids as {extra}" in self.refusal(root)
+
+    def test_an_index_of_no_names(self, root: Path) -> None:
+        (root / "model.safetensors").unlink()
+        (root / "model.safetensors.index.json").write_text('{"weight_map": {"model.norm.weight": []}}')
+        assert "has no weight_map" in self.refusal(root)
 
     def test_slow_files_that_cannot_be_converted(self, root: Path) -> None:
         (root / "tokenizer.json").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,15 @@ def test_a_file_is_described_by_its_name_licence_and_special_tokens(tmp_path: Pa
     assert tokenizer.get_vocab_size() == len(byte_vocabulary()[0])
 
 
+def overwrite(path: Path, key: str, value: int) -> None:
+    """Another value for a number of 32 bits in the header."""
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+    assert struct.unpack_from("<I", data, at) == (4,)
+    struct.pack_into("<I", data, at + 4, value)
+    path.write_bytes(data)
+
+
 class TestRefusals:
     """One sentence for whatever is wrong with a file."""
 
@@ -271,6 +281,80 @@ class TestRefusals:
         path = write_gguf(tmp_path / "m.gguf", model)
         with pytest.raises(CheckpointError, match=r"gate_proj\.weight' has shape \[160, 96\] .* calls for \[128, 96\]"):
             open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("key", "value", "sentence"), [
+        ("block_count", 20_004, "gives llama.block_count as 20004, and the file holds tensors of 4 layers"),
+        ("block_count", 0, "gives llama.block_count as 0, and no model has less than 1"),
+        ("context_length", 1 << 31, "gives llama.context_length as 2147483648, and no model has more than 16,777,216"),
+        ("rope.dimension_count", 96, "gives llama.rope.dimension_count as 96, and each head is 32 wide"),
+        ("attention.value_length", 64, "gives llama.attention.value_length as 64, and each head is 32 wide"),
+        ("attention.key_length", 64, "gives llama.attention.value_length as 32, and each head is 64 wide"),
+        ("embedding_length", 192, "'model.embed_tokens.weight' has shape [272, 96] where the configuration calls for"),
+        ("feed_forward_length", 1 << 31, "gate_proj.weight' has shape [160, 96] where the configuration calls for"),
+        ("attention.head_count", 6, "q_proj.weight' has shape [96, 96] where the configuration calls for [192, 96]"),
+        ("attention.head_count_kv", 3, "k_proj.weight' has shape [32, 96] where the configuration calls for [96, 96]"),
+    ])  # fmt: skip
+    def test_a_size_that_the_tensors_do_not_have(self, tmp_path: Path, key: str, value: int, sentence: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
+        overwrite(path, f"llama.{key}", value)
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
+            open_checkpoint(str(path))
+
+    def test_a_corrupt_layer_count_is_refused_before_a_model_is_described(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("gemma3_text", head_dim=32, sliding_window=16))
+        overwrite(path, "gemma3.block_count", (1 << 31) + 4)
+        monkeypatch.setattr("transformers.AutoConfig.for_model", lambda *args, **kwargs: pytest.fail("it is described"))
+        with pytest.raises(CheckpointError, match="gemma3.block_count as 2147483652, and the file holds tensors of 4"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("key", "value", "sentence"), [
+        ("llama.attention.head_count", "3", "llama.attention.head_count must be a whole number, not '3'"),
+        ("llama.rope.freq_base", float("nan"), "llama.rope.freq_base must be a finite number, not nan"),
+        ("llama.rope.freq_base", -1.0, "gives llama.rope.freq_base as -1.0, and no model has it at zero or below"),
+        ("general.alignment", 0, "general.alignment is 0 and not the bytes between tensors"),
+        ("tokenizer.ggml.pre", 7, "tokenizer.ggml.pre must be a text, not 7"),
+    ])  # fmt: skip
+    def test_metadata_of_another_kind(self, tmp_path: Path, key: str, value: Any, sentence: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata={"later": "x", key: value})
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
+            _ = open_checkpoint(str(path)).tokenizer
+
+    def test_an_embedding_of_other_tokens_than_the_vocabulary(self, tmp_path: Path) -> None:
+        model = tiny_model("llama")
+        model.model.embed_tokens = torch.nn.Embedding(300, 96)
+        path = write_gguf(tmp_path / "m.gguf", model)
+        with pytest.raises(CheckpointError, match=r"names 272 tokens, and its embedding .* has 300 rows"):
+            open_checkpoint(str(path))
+
+    def test_a_tensor_that_begins_elsewhere(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
+        data = bytearray(path.read_bytes())
+        at = data.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8 + 4
+        data[at] ^= 32
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' begins at byte \d+, where \d+ is"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize("damage", ["nested lists", "dimensions"])
+    def test_a_header_that_goes_on_and_on(self, tmp_path: Path, damage: str) -> None:
+        whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()
+        if damage == "nested lists":  # each holds one more
+            value = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000
+            content = struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + value
+        else:
+            content = struct.pack("<IQQQ", 3, 1, 0, 1) + b"t" + struct.pack("<I", 500_000) + b"\xff" * 4_000_000
+        (tmp_path / "m.gguf").write_bytes(whole[:4] + content)
+        with pytest.raises(CheckpointError, match="m.gguf is damaged or cut short"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_factors_of_another_head(self, tmp_path: Path) -> None:
+        model = tiny_model("phi3", rope_parameters=LONG, original_max_position_embeddings=64)
+        factors = np.array([*LONG["long_factor"], 6.0], np.float32)
+        extra = {"rope_factors_long.weight": factors, "rope_factors_short.weight": factors}
+        with pytest.raises(CheckpointError, match="rope.dimension_count as 16, and 9 factors"):
+            open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
 
     def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata={"llama.expert_count": 8})

@@ -6,13 +6,20 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from edge.errors import CheckpointError
+
 CLASS = "ByT5Tokenizer"  # what tokenizer_config.json or config.json calls it
 SPECIAL = ["<pad>", "</s>", "<unk>"]  # the bytes come behind them
 EXTRA = 125  # tokens for masked spans, which follow the bytes
+MOST_EXTRA = 10_000
 
 
 def tokenizer_json(settings: dict[str, Any]) -> str:
-    """The text of a tokenizer.json. settings: tokenizer_config.json's content."""
+    """The text of a tokenizer.json. settings: tokenizer_config.json's content.
+
+    Raises:
+        CheckpointError: the settings ask for an impossible number of extra tokens.
+    """
     first = len(SPECIAL)
     vocabulary = {token: i for i, token in enumerate(SPECIAL)}
     vocabulary |= {character: first + byte for byte, character in enumerate(_characters())}
@@ -21,6 +28,8 @@ def tokenizer_json(settings: dict[str, Any]) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, lstrip=True, rstrip=True, normalized=False) for t in SPECIAL])
     extra = settings.get("extra_ids", EXTRA)
+    if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
+        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MOST_EXTRA}.")
     tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", normalized=False) for i in range(extra)])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return str(tokenizer.to_str())

@@ -19,6 +19,7 @@ from edge.export.checkpoint.directory import licence_of
 from edge.export.checkpoint.tokenizer_files import read_json
 from edge.export.checkpoint.whisper_vocabulary import WhisperVocabulary, read_vocabulary
 from edge.export.quantize.base import QTensor
+from edge.manifest import typed
 
 MODEL = "model.bin"
 
@@ -54,6 +55,15 @@ class _Source:
     parts: int = 1
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What `config.json` may say."""
+
+    suppress_ids: list[int] | None = None
+    suppress_ids_begin: list[int] | None = None
+    alignment_heads: list[list[int]] | None = None
+
+
 class CTranslate2Checkpoint:
     """Reads one directory: `model.bin`, its `config.json`, and `vocabulary.json` or `.txt`, else `tokenizer.json`.
 
@@ -74,13 +84,22 @@ class CTranslate2Checkpoint:
                 f"{root / MODEL} holds a {self._file.spec or 'model without a name'}; of CTranslate2's models only "
                 "Whisper is read. Export the model that it was converted from."
             )
-        settings = read_json(root / "config.json") if (root / "config.json").is_file() else {}
-        self._vocabulary: WhisperVocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight")[0])
-        self.config: dict[str, Any] = model_config.complete(self._config(settings), str(root / MODEL))
-        self.generation = self._generation(settings)
-        self._sources = _sources(self.config)
+        stated = root / "config.json"
+        settings = typed(
+            read_json(stated) if stated.is_file() else {}, _Settings, str(stated),
+            advice="fetch the checkpoint again", error=CheckpointError,
+        )  # fmt: skip
+        self._vocabulary: WhisperVocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight", 2)[0])
+        config = self._config(settings)
+        self._sources = _sources(config)
         for source in self._sources.values():
-            self._shape(source.variable)
+            if self._shape(source.variable)[0] % source.parts:
+                raise CheckpointError(
+                    f"{self._file.path} is damaged: the variable {source.variable!r} of shape "
+                    f"{list(self._shape(source.variable))} is not made of {source.parts} equal parts; fetch it again."
+                )
+        self.config: dict[str, Any] = model_config.complete(config, str(root / MODEL), self._sources)
+        self.generation = self._generation(settings)
         if (model := model_config.skeleton(self.config, str(root / MODEL))) is not None:
             expected = model_config.parameter_shapes(model)
             model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(root / MODEL))
@@ -109,19 +128,25 @@ class CTranslate2Checkpoint:
     def blocks(self, name: str) -> QTensor | None:
         return None
 
-    def _shape(self, variable: str) -> tuple[int, ...]:
+    def _shape(self, variable: str, rank: int | None = None) -> tuple[int, ...]:
+        """A variable's shape, of `rank` dimensions, or at least one."""
         if variable not in self._file.variables:
             raise CheckpointError(f"{self._file.path} lacks the variable {variable!r}, which a Whisper model has.")
-        return self._file.variables[variable].shape
+        shape = self._file.variables[variable].shape
+        if not shape or (rank is not None and len(shape) != rank):
+            raise CheckpointError(
+                f"{self._file.path} is damaged: the variable {variable!r} has the shape {list(shape)}, which no "
+                "Whisper model has; fetch it again."
+            )
+        return shape
 
     def _layers(self, part: str) -> int:
-        numbers = [int(m[1]) for n in self._file.variables if (m := re.match(rf"{part}/layer_(\d+)/", n))]
-        return max(numbers, default=-1) + 1
+        return len({m[1] for name in self._file.variables if (m := re.match(rf"{part}/layer_(\d+)/", name))})
 
-    def _config(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def _config(self, settings: _Settings) -> dict[str, Any]:
         """What transformers' config.json of this model says: sizes from the tensors, the rest as OpenAI's models."""
-        vocab_size, width = self._shape("decoder/embeddings/weight")
-        _, mel_bins, _ = self._shape("encoder/conv1/weight")
+        vocab_size, width = self._shape("decoder/embeddings/weight", 2)
+        _, mel_bins, _ = self._shape("encoder/conv1/weight", 3)
         config: dict[str, Any] = dict(
             model_type="whisper",
             vocab_size=vocab_size,
@@ -131,8 +156,8 @@ class CTranslate2Checkpoint:
             max_target_positions=self._shape("decoder/position_encodings/encodings")[0],
             activation_function="gelu",
             **self._vocabulary.token_ids(),
-            suppress_tokens=settings.get("suppress_ids"),
-            begin_suppress_tokens=settings.get("suppress_ids_begin"),
+            suppress_tokens=settings.suppress_ids,
+            begin_suppress_tokens=settings.suppress_ids_begin,
         )
         for part in ("encoder", "decoder"):
             heads = self._file.number(f"{part}/num_heads") or width // 64  # older files do not say
@@ -141,15 +166,15 @@ class CTranslate2Checkpoint:
             config[f"{part}_ffn_dim"] = self._shape(f"{part}/layer_0/ffn/linear_0/weight")[0]
         return config
 
-    def _generation(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def _generation(self, settings: _Settings) -> dict[str, Any]:
         """What transformers' generation_config.json of this model says."""
         generation: dict[str, Any] = {
             **self._vocabulary.generation(),
             "max_length": self.config["max_target_positions"],
             "max_initial_timestamp_index": 50,  # one second: of every Whisper
-            "suppress_tokens": settings.get("suppress_ids"),
-            "begin_suppress_tokens": settings.get("suppress_ids_begin"),
-            "alignment_heads": settings.get("alignment_heads"),
+            "suppress_tokens": settings.suppress_ids,
+            "begin_suppress_tokens": settings.suppress_ids_begin,
+            "alignment_heads": settings.alignment_heads,
         }
         return {key: value for key, value in generation.items() if value is not None}
 

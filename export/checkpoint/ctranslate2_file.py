@@ -66,12 +66,15 @@ class CTranslate2File:
             raise CheckpointError(f"{self.path} has no fitting scales for the integers of {name!r}; convert it again.")
         # CTranslate2 multiplies by the scale to quantize. Of 8 bits there is one for each row, of 16 bits one in all.
         scales = self.values(f"{name}_scale").reshape(-1, *[1] * (stored.ndim - 1))
-        return stored.astype(np.float32) / scales
+        with np.errstate(all="ignore"):  # `finite` tells what scales of zero make
+            return stored.astype(np.float32) / scales
 
     def number(self, name: str) -> int | None:
         """The value of an integer variable without dimensions, or None where there is none."""
         variable = self.variables.get(name)
-        return int(self._stored(variable).item()) if variable is not None and variable.shape == () else None
+        if variable is None or variable.shape or variable.type not in ("I8", "I16", "I32"):
+            return None
+        return int(self._stored(variable).item())
 
     def _stored(self, variable: Variable) -> NDArray[Any]:
         with self.path.open("rb") as f:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -46,14 +47,15 @@ class DirectoryCheckpoint:
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
         raw = read_json(path)
-        self._raw_config = {**raw, **(raw.get("text_config") or {})}
-        self.config: dict[str, Any] = model_config.complete(raw, str(path))
+        self._files = _weight_files(root)
+        found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
+        self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
+        text_config = raw.get("text_config")
+        self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
         generation = root / "generation_config.json"
         self.generation: dict[str, Any] = (
             read_json(generation) if generation.is_file() else model_config.generation_settings(raw)
         )
-        self._files = _weight_files(root)
-        found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
         self._names = list(found)
         self._made: dict[str, model_config.Made] = {}
         model = model_config.skeleton(self.config, str(path))
@@ -64,6 +66,13 @@ class DirectoryCheckpoint:
             own_heads = self._untie(found, parameters, tied)
             self._names = [*parameters, *own_heads]
             self._made = {name: made for name, made in optional.items() if name not in found}
+            held = sum(math.prod(file.shape(own)) for file, own in found.values())
+            for name, made in self._made.items():
+                if math.prod(made.shape) > held:
+                    raise CheckpointError(
+                        f"{path} calls for the tensor {name!r} of shape {list(made.shape)}, which is larger than all "
+                        "weights together; fetch it again."
+                    )
             wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
             shapes = {name: found[name][0].shape(found[name][1]) for name in wanted if name in found}
@@ -170,7 +179,7 @@ class _TorchFile:
             )
 
     def names(self) -> list[str]:
-        return [name for name, value in self._tensors.items() if isinstance(value, torch.Tensor)]
+        return [name for name, value in self._tensors.items() if isinstance(name, str) and torch.is_tensor(value)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
@@ -224,9 +233,9 @@ def _weight_files(root: Path) -> list[_WeightFile]:
 
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map; fetch the checkpoint again.")
-    paths = [index.parent / str(name) for name in sorted(set(weight_map.values()))]
+    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
     for path in paths:
         if path.parent != index.parent:
             raise CheckpointError(f"{index} names the shard {path.name!r} outside its own folder.")

@@ -35,10 +35,9 @@ class GGUFCheckpoint:
         self._architecture = gguf_config.architecture_of(self._header)
         self.name = name or path.stem
         self.kind = kind
-        self.licence: str | None = licence or self._header.metadata.get("general.license")
-        self.config: dict[str, Any] = model_config.complete(
-            gguf_config.config_of(self._header, self._vector), str(path)
-        )
+        self.licence = licence or self._header.value("general.license", str)
+        config = gguf_config.config_of(self._header, self._vector)
+        self.config: dict[str, Any] = model_config.complete(config, str(path), self._header.tensors)
         self.generation: dict[str, Any] = {}
         self._sources = self._named_tensors()
         if (model := model_config.skeleton(self.config, str(path))) is not None:
@@ -101,10 +100,19 @@ class GGUFCheckpoint:
             return raw.view(np.float32).copy()
         if kind == GGMLQuantizationType.F16:
             return raw.view(np.float16).astype(np.float32)
-        return np.asarray(quants.dequantize(raw, kind), np.float32)
+        with np.errstate(all="ignore"):  # scales that are no numbers are told by `finite`
+            return np.asarray(quants.dequantize(raw, kind), np.float32)
 
     def _vector(self, source: str) -> NDArray[np.float32]:
-        return self._dequantized(source) if source in self._header.tensors else np.empty(0, np.float32)
+        info = self._header.tensors.get(source)
+        if info is None:
+            return np.empty(0, np.float32)
+        if info.type != GGMLQuantizationType.F32 or len(info.shape) != 1:
+            raise CheckpointError(
+                f"{self._header.path} is damaged: {source} is {info.type.name} of shape {list(info.shape)} and no "
+                "row of F32; fetch it again."
+            )
+        return finite(self._dequantized(source), source, self._header.path)
 
     def _row_order(self, name: str) -> NDArray[np.int64] | None:
         """Rows of the file in transformers' order. llama.cpp's converter interleaves the two halves of every head of

@@ -9,15 +9,17 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.checkpoint.model_config import MOST_POSITIONS
 
 ReadVector = Callable[[str], NDArray[np.float32]]
+T = TypeVar("T", int, float, str)
 
 
 @dataclass(frozen=True)
@@ -50,25 +52,42 @@ _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
 class _Metadata:
-    """The keys of one architecture, with a sentence for a missing one."""
+    """The keys of one architecture, with a sentence for a missing or impossible one."""
 
     def __init__(self, header: GGUFHeader, architecture: str) -> None:
         self._header = header
         self._prefix = architecture
         self.path = header.path
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._header.metadata.get(f"{self._prefix}.{key}", default)
+    def get(self, key: str, kind: type[T]) -> T | None:
+        return self._header.value(f"{self._prefix}.{key}", kind)
 
-    def __getitem__(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise CheckpointError(f"{self.path} lacks {self._prefix}.{key} in its metadata; convert it again.")
+    def size(self, key: str, default: int | None = None) -> int:
+        """A number of things, of which there is at least one."""
+        value = self._known(key, self.get(key, int), default)
+        if value < 1:
+            raise self.wrong(key, value, "no model has less than 1")
         return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above zero."""
+        value = self._known(key, self.get(key, float), default)
+        if value <= 0:
+            raise self.wrong(key, value, "no model has it at zero or below")
+        return value
+
+    def wrong(self, key: str, value: float, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} gives {self._prefix}.{key} as {value}, and {reason}; fetch it again.")
+
+    def _known(self, key: str, value: T | None, default: T | None) -> T:
+        known = default if value is None else value
+        if known is None:
+            raise CheckpointError(f"{self.path} lacks {self._prefix}.{key} in its metadata; convert it again.")
+        return known
 
     @property
     def head_dim(self) -> int:
-        return int(self.get("attention.key_length") or self["embedding_length"] // self["attention.head_count"])
+        return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
 
 
 def _llama_rope(m: _Metadata, read: ReadVector) -> dict[str, Any]:
@@ -90,11 +109,15 @@ def _smollm3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
 
 def _phi3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
     rope = _rope(m, read)
-    rotary = m.get("rope.dimension_count", m.head_dim)
-    extra: dict[str, Any] = {"sliding_window": m.get("attention.sliding_window") or None}
-    original = m.get("rope.scaling.original_context_length", m["context_length"])
+    rotary = m.size("rope.dimension_count", m.head_dim)
+    window = m.size("attention.sliding_window") if m.get("attention.sliding_window", int) else None  # 0: none
+    extra: dict[str, Any] = {"sliding_window": window}
+    original = m.size("rope.scaling.original_context_length", m.size("context_length"))
     long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
     if long.size:
+        for factors in (long, short):
+            if factors.size != rotary // 2:
+                raise m.wrong("rope.dimension_count", rotary, f"{factors.size} factors scale the turns of half of them")
         rope = {**rope, "rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
         rope["original_max_position_embeddings"] = original
         extra["original_max_position_embeddings"] = original
@@ -103,16 +126,16 @@ def _phi3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
 
 def _gemma3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
     full = _rope(m, read, default_base=1_000_000.0)
-    heads, layers = m["attention.head_count"], m["block_count"]
+    heads, layers = m.size("attention.head_count"), m.size("block_count")
     return {
         "head_dim": m.head_dim,
         # Only the 27B model (62 layers) scales queries by hidden/heads: a constant in llama.cpp too.
-        "query_pre_attn_scalar": m["embedding_length"] // heads if layers == 62 else m.head_dim,
-        "sliding_window": m["attention.sliding_window"],
+        "query_pre_attn_scalar": m.size("embedding_length") // heads if layers == 62 else m.head_dim,
+        "sliding_window": m.size("attention.sliding_window"),
         "layer_types": ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)],
         "rope_parameters": {
             "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": m.get("rope.freq_base_swa", 10_000.0)},
+            "sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)},
         },
     }
 
@@ -142,35 +165,54 @@ def architecture_of(header: GGUFHeader) -> Architecture:
     Raises:
         CheckpointError: an architecture that is not known here, or a mixture of experts.
     """
-    name = header.metadata.get("general.architecture")
+    name = header.value("general.architecture", str)
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise CheckpointError(f"{header.path} holds the architecture {name!r}; known in GGUF files are: {known}.")
-    if header.metadata.get(f"{name}.expert_count"):
+    if header.value(f"{name}.expert_count", int):
         raise CheckpointError(f"{header.path} holds a mixture of experts, which has no graph here.")
     return ARCHITECTURES[name]
 
 
 def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
-    """A config.json for the file. `read` gives a vector tensor, empty where there is none."""
+    """A config.json for the file. `read` gives a vector tensor, empty where there is none.
+
+    Raises:
+        CheckpointError: a size is missing, or the file's tensors or other sizes contradict it.
+    """
     kind = architecture_of(header)
     m = _Metadata(header, header.metadata["general.architecture"])
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{header.path} holds no token embedding (token_embd.weight); it is not a whole model.")
+    layers, there = m.size("block_count"), len({n[1] for name in header.tensors if (n := _LAYER.fullmatch(name))})
+    if layers > there:
+        raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
+    for key in ("attention.value_length", *(["rope.dimension_count"] if kind.model_type != "phi3" else [])):
+        if (width := m.size(key, m.head_dim)) != m.head_dim:
+            raise m.wrong(key, width, f"each head is {m.head_dim} wide")
+    rows, tokens = header.tensors["token_embd.weight"].shape[0], len(header.values("tokenizer.ggml.tokens", str))
+    if tokens not in (0, rows):
+        raise CheckpointError(
+            f"{header.path} names {tokens} tokens, and its embedding (token_embd.weight) has {rows} rows; fetch it "
+            "again."
+        )
+    heads, positions = m.size("attention.head_count"), m.size("context_length")
+    if positions > MOST_POSITIONS:
+        raise m.wrong("context_length", positions, f"no model has more than {MOST_POSITIONS:,}")
     config = {
         "model_type": kind.model_type,
-        "hidden_size": m["embedding_length"],
-        "intermediate_size": m["feed_forward_length"],
-        "num_hidden_layers": m["block_count"],
-        "num_attention_heads": m["attention.head_count"],
-        "num_key_value_heads": m.get("attention.head_count_kv", m["attention.head_count"]),
-        "max_position_embeddings": m["context_length"],
+        "hidden_size": m.size("embedding_length"),
+        "intermediate_size": m.size("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": m.size("attention.head_count_kv", heads),
+        "max_position_embeddings": positions,
         # float32 in the file: 1e-5 comes back as 9.999999747e-06, which is not what the model was trained with
-        "rms_norm_eps": float(f"{m['attention.layer_norm_rms_epsilon']:.6g}"),
-        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "rms_norm_eps": float(f"{m.number('attention.layer_norm_rms_epsilon'):.6g}"),
+        "vocab_size": rows,
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{f"{key}_token_id": header.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos")},
-        "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
+        **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
+        "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),
     }
     if kind.model_type in ("llama", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
@@ -189,13 +231,13 @@ def transformers_name(name: str, kind: Architecture) -> str | None:
 
 
 def _rope(m: _Metadata, read: ReadVector, default_base: float = 10_000.0) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": m.get("rope.freq_base", default_base)}
-    kind = m.get("rope.scaling.type", "none")
-    original = m.get("rope.scaling.original_context_length")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", default_base)}
+    kind = m.get("rope.scaling.type", str) or "none"
     if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": m["rope.scaling.factor"]}
+        rope |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
         if kind == "yarn":
-            rope["original_max_position_embeddings"] = original or m["context_length"]
+            original = m.size("rope.scaling.original_context_length", m.size("context_length"))
+            rope["original_max_position_embeddings"] = original
     elif kind not in ("none", "longrope"):
         raise CheckpointError(f"{m.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
     factors = read("rope_freqs.weight")

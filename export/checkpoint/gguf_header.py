@@ -12,7 +12,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -23,6 +23,15 @@ from edge.errors import CheckpointError
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_RANK = 4  # the most dimensions of a tensor, ggml's GGML_MAX_DIMS
+_KINDS = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a finite number", "finite numbers"),
+    str: ("a text", "texts"),
+    bool: ("true or false", "truth values"),
+}
+
+T = TypeVar("T", int, float, str, bool)
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,30 @@ class GGUFHeader:
                 f"{path} is damaged or cut short: its header breaks off at byte {self._at}; fetch it again."
             ) from None
 
+    def value(self, key: str, kind: type[T]) -> T | None:
+        """The metadata's value of a key, or None where it has none.
+
+        Raises:
+            CheckpointError: it is of another kind.
+        """
+        value = self.metadata.get(key)
+        if value is None or _is(value, kind):
+            return value
+        raise CheckpointError(
+            f"{self.path} is damaged: {key} must be {_KINDS[kind][0]}, not {_shown(value)}; fetch it again."
+        )
+
+    def values(self, key: str, kind: type[T]) -> list[T]:
+        """The metadata's list of a key; empty where it has none.
+
+        Raises:
+            CheckpointError: it is no list, or a member is of another kind.
+        """
+        values = self.metadata.get(key, [])
+        if isinstance(values, list) and all(_is(value, kind) for value in values):
+            return values
+        raise CheckpointError(f"{self.path} is damaged: {key} must be a list of {_KINDS[kind][1]}; fetch it again.")
+
     def raw(self, name: str) -> NDArray[np.uint8]:
         """A tensor's bytes: [..., bytes of one row] uint8, a view into the mapped file."""
         info = self.tensors[name]
@@ -76,21 +109,34 @@ class GGUFHeader:
             metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", 32)
+        if not _is(alignment, int) or alignment < 1:
+            raise CheckpointError(
+                f"{self.path} is damaged: general.alignment is {_shown(alignment)} and not the bytes between tensors; "
+                "fetch it again."
+            )
         start = -(-self._at // alignment) * alignment
-        tensors = {}
+        tensors, expected = {}, 0
         for name, shape, kind, offset in infos:
             info = self._place(name, shape, kind, start + offset)
+            if offset != expected:  # tensors stand one after the other, as llama.cpp asks for too
+                raise CheckpointError(
+                    f"{self.path} is damaged: the tensor {name!r} begins at byte {info.offset}, where "
+                    f"{start + expected} is expected; fetch it again."
+                )
             if info.offset + info.size > len(self._data):
                 raise CheckpointError(
                     f"{self.path} is cut short: the tensor {name!r} ends at byte {info.offset + info.size}, "
                     f"the file at {len(self._data)}; fetch it again."
                 )
+            expected = -(-(offset + info.size) // alignment) * alignment
             tensors[name] = info
         return metadata, tensors
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
         rank = self._scalar("I")
+        if rank > _RANK:
+            raise IndexError
         shape = tuple(self._scalar("Q") for _ in range(rank))
         return name, shape[::-1], self._scalar("I"), self._scalar("Q")
 
@@ -124,8 +170,8 @@ class GGUFHeader:
         if kind != _ARRAY:
             return self._scalar(self._code(kind))
         item, count = self._scalar("I"), self._scalar("Q")
-        if item in (_STRING, _ARRAY):
-            return [self._value(item) for _ in range(count)]
+        if item == _STRING:
+            return [self._string() for _ in range(count)]
         code = self._code(item)
         width = struct.calcsize(f"<{code}")
         if self._at + count * width > len(self._data):
@@ -138,3 +184,15 @@ class GGUFHeader:
         if kind not in _SCALARS:
             raise IndexError
         return _SCALARS[kind]
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
+def _shown(value: Any) -> str:
+    return "a list" if isinstance(value, list) else repr(value)[:60]

@@ -6,15 +6,17 @@ are built here from the parts of `tokenizers`. Special tokens are added tokens, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.manifest import Tokens
+
+T = TypeVar("T", int, float, str, bool)
 
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
 _SPACE = "\u2581"  # SentencePiece's mark for a space
@@ -39,18 +41,23 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
         CheckpointError: no vocabulary, a tokenizer or splitting rule that is not known here, or ids out of range.
     """
     vocabulary = _Vocabulary(header)
-    kind = header.metadata.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        tokenizer = _byte_level(vocabulary)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(vocabulary)
-    else:
+    kind = vocabulary.field("model", str)
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind or "")
+    if build is None:
         raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: gpt2, llama.")
-    tokenizer.add_special_tokens(vocabulary.added(_CONTROL))
-    tokenizer.add_tokens(vocabulary.added(_USER_DEFINED))
+    try:
+        tokenizer = build(vocabulary)
+        tokenizer.add_special_tokens(vocabulary.added(_CONTROL))
+        tokenizer.add_tokens(vocabulary.added(_USER_DEFINED))
+    except CheckpointError:
+        raise
+    except Exception as e:  # tokenizers raises bare Exceptions
+        raise CheckpointError(
+            f"{header.path} holds a vocabulary that is no tokenizer ({on_one_line(e)}); fetch it again."
+        ) from None
     return TokenizerFiles(
         json=tokenizer.to_str(),
-        chat_template=header.metadata.get("tokenizer.chat_template"),
+        chat_template=header.value("tokenizer.chat_template", str),
         tokens=_special(vocabulary, kind),
     )
 
@@ -60,20 +67,31 @@ class _Vocabulary:
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
-        self.tokens: list[str] = self.field("tokens", [])
+        self.tokens = self.list("tokens", str)
         if not self.tokens:
             raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
-        if self.field("model") == "llama":  # runs of spaces are spelled with spaces, all other pieces with the mark
+        if self.field("model", str) == "llama":
+            # Runs of spaces are spelled with spaces, all other pieces with the mark.
             self.tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in self.tokens]
-        self.types: Sequence[int] = self.field("token_type") or [_NORMAL] * len(self.tokens)
+        self.types = self.list("token_type", int) or [_NORMAL] * len(self.tokens)
+        self.scores = self.list("scores", float)
+        for name, values in (("token_type", self.types), ("scores", self.scores)):
+            if values and len(values) != len(self.tokens):
+                raise CheckpointError(
+                    f"{header.path} is damaged: tokenizer.ggml.{name} has {len(values)} entries for "
+                    f"{len(self.tokens)} tokens; fetch it again."
+                )
         self.ids = {token: i for i, token in enumerate(self.tokens)}
 
-    def field(self, name: str, default: Any = None) -> Any:
-        return self.header.metadata.get(f"tokenizer.ggml.{name}", default)
+    def field(self, name: str, kind: type[T]) -> T | None:
+        return self.header.value(f"tokenizer.ggml.{name}", kind)
+
+    def list(self, name: str, kind: type[T]) -> list[T]:
+        return self.header.values(f"tokenizer.ggml.{name}", kind)
 
     def token_id(self, name: str) -> int | None:
         """A special token's id by its metadata name (bos, eos, ...)."""
-        index: int | None = self.field(f"{name}_token_id")
+        index = self.field(f"{name}_token_id", int)
         if index is not None and not 0 <= index < len(self.tokens):
             raise CheckpointError(
                 f"{self.header.path}: {name}_token_id is {index}, and the vocabulary has {len(self.tokens)} tokens."
@@ -99,12 +117,13 @@ def _special(vocabulary: _Vocabulary, kind: str) -> Tokens:
         if token in _END_OF_ANSWER and type_ in (_CONTROL, _USER_DEFINED)
     ]
     # Files that do not say: llama.cpp adds it for SentencePiece vocabularies and Llama 3's.
-    default = kind == "llama" or vocabulary.field("pre") in ("llama3", "llama-v3", "llama-bpe")
+    default = kind == "llama" or vocabulary.field("pre", str) in ("llama3", "llama-v3", "llama-bpe")
+    stated = vocabulary.field("add_bos_token", bool)
     return Tokens(
         bos=bos,
         eos=list(dict.fromkeys(e for e in ends if e is not None)),
         pad=vocabulary.token_id("padding"),
-        add_bos=bos is not None and bool(vocabulary.field("add_bos_token", default)),
+        add_bos=bos is not None and (default if stated is None else stated),
     )
 
 
@@ -141,13 +160,13 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
     """Byte-level BPE: GPT-2, SmolLM, Llama 3, Qwen."""
-    pre = vocabulary.field("pre", "default")
+    pre = vocabulary.field("pre", str) or "default"
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise CheckpointError(
             f"{vocabulary.header.path} splits text by the rule {pre!r}, which is not known here; known are: {known}."
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.field("merges", [])]
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.list("merges", str)]
     bpe = models.BPE(
         vocab=vocabulary.ids,
         merges=merges,
@@ -175,7 +194,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
         byte_fallback=True,
     )
     tokenizer = Tokenizer(bpe)
-    prefix = bool(vocabulary.field("add_space_prefix", True))
+    prefix = vocabulary.field("add_space_prefix", bool) is not False
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -185,7 +204,10 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _implied_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best score first: what SentencePiece's merging does with scores."""
-    tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.field("scores", [])
+    tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.scores
+    if not scores:
+        path = vocabulary.header.path
+        raise CheckpointError(f"{path} lacks tokenizer.ggml.scores in its metadata; convert it again.")
     merges = [
         (-score, ids[token[:cut]], ids[token[cut:]])
         for token, score in zip(tokens, scores, strict=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge.errors import CheckpointError, ExportError
+from edge.errors import CheckpointError, ExportError, on_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -23,15 +23,19 @@ _SIZES = (
     *(f"{half}_{size}" for half in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")),
 )
 
+MOST_POSITIONS = 1 << 24  # that a configuration may state: the longest contexts of today are 10 million tokens
 
-def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
+
+def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[str, Any]:
     """The text model's whole configuration, defaults filled in, from what a config.json holds.
+
+    tensors: the names of the checkpoint's: a configuration of more layers is refused before anything is made of it.
 
     A multimodal configuration gives its text part; an encoder-decoder's stays whole. A model type that transformers
     does not know is returned as it is: the graph builder refuses it by name. No code from the checkpoint is run.
 
     Raises:
-        CheckpointError: no model type, or values that transformers does not accept.
+        CheckpointError: no model type, more layers than the tensors', or values that transformers does not accept.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -39,11 +43,14 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(model_type, str):
         raise CheckpointError(f"{where} names no model_type, so the model's family is unknown.")
     if "quantization_config" in raw:
-        method = (raw["quantization_config"] or {}).get("quant_method", "an unnamed method")
+        quantization = raw["quantization_config"]
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        method = method if isinstance(method, str) else "an unnamed method"
         raise CheckpointError(f"{where} describes weights already quantized by {method}; export the unquantized model.")
     if model_type not in CONFIG_MAPPING:
         return raw
-    _check_sizes(raw, where)
+    _check_sizes(raw, where, tensors)
+    raw = _without_labels(raw)
     with _quiet_transformers():
         try:
             whole = AutoConfig.for_model(**raw)
@@ -51,19 +58,37 @@ def complete(raw: dict[str, Any], where: str) -> dict[str, Any]:
             config = whole if whole.is_encoder_decoder else whole.get_text_config(decoder=True)
             complete_config: dict[str, Any] = config.to_dict()
         except Exception as e:  # validation there raises many types, all of them about these values
-            reason = " ".join(str(e).split())
-            raise CheckpointError(f"{where} holds values that {model_type} does not take: {reason[:300]}") from None
+            raise CheckpointError(f"{where} holds values that {model_type} does not take: {on_one_line(e)}.") from None
     return complete_config
 
 
-def _check_sizes(raw: Mapping[str, Any], where: str) -> None:
-    """CheckpointError where a layer, a head or a width is counted below one."""
+def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> None:
+    """CheckpointError where a layer, a head or a width is counted below one, or more layers than tensors name."""
+    layers = len({part for name in tensors for part in name.split(".") if part.isdecimal()})
     parts = [raw, *(raw.get(name) for name in ("text_config", "encoder", "decoder"))]
     for part in (part for part in parts if isinstance(part, Mapping)):
         for name in _SIZES:
             value = part.get(name)
             if isinstance(value, int) and value < 1:
                 raise CheckpointError(f"{where} gives {name} as {value}, and no model has less than 1; fetch it again.")
+            if name == "max_position_embeddings" and isinstance(value, int) and value > MOST_POSITIONS:
+                raise CheckpointError(
+                    f"{where} gives {name} as {value}, and no model has more than {MOST_POSITIONS:,}; fetch it again."
+                )
+            if isinstance(value, int) and name.endswith("layers") and value > layers:
+                raise CheckpointError(
+                    f"{where} gives {name} as {value}, and the weights are of {layers} layers; the two are not of the "
+                    "same model, so fetch both again."
+                )
+
+
+def _without_labels(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the number of a classifier's labels, which transformers makes a name each for."""
+    return {
+        key: _without_labels(value) if isinstance(value, Mapping) else value
+        for key, value in raw.items()
+        if key != "num_labels"
+    }
 
 
 def generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +118,7 @@ def skeleton(config: dict[str, Any], where: str) -> Any:
         with _quiet_transformers(), torch.device("meta"):
             return auto_class(config).from_config(AutoConfig.for_model(**config))
     except Exception as e:  # building raises many types, all of them about these values
-        reason = " ".join(str(e).split())[:300]
+        reason = on_one_line(e)
         if isinstance(e, KeyError):  # of a registry: of activations, say
             reason = f"{reason} is not known there"
         kind = config["model_type"]

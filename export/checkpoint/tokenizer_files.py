@@ -8,11 +8,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.manifest import Tokens
+from edge.runtime.text import check_character_maps
 
+SAMPLE = "x"  # a text that every tokenizer encodes
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
@@ -23,10 +25,7 @@ def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
         CheckpointError: no tokenizer, or one that `tokenizers` cannot read.
     """
     text = _tokenizer_json(root, config)
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as e:  # tokenizers raises bare Exceptions
-        raise CheckpointError(f"{root / 'tokenizer.json'} is not a tokenizer that can be read: {e}.") from None
+    tokenizer = parse_tokenizer(text, root / "tokenizer.json")
     settings = _settings(root)
     return TokenizerFiles(
         json=text,
@@ -35,13 +34,30 @@ def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
     )
 
 
+def parse_tokenizer(text: str, path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json's text, which stood at `path`.
+
+    Raises:
+        CheckpointError: it cannot be read, or encodes nothing.
+    """
+    try:
+        check_character_maps(text.encode())
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.encode(SAMPLE, add_special_tokens=True)
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # tokenizers raises bare Exceptions, and Rust's panics, which are none
+        raise CheckpointError(f"{path} is not a tokenizer that can be read: {on_one_line(e)}.") from None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint, with a sentence for anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{path} is not valid JSON ({e}); fetch the checkpoint again.") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
@@ -56,10 +72,7 @@ def _settings(root: Path) -> dict[str, Any]:
 def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
     path = root / "tokenizer.json"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise CheckpointError(f"{path} cannot be read: {e}.") from None
+        return read_text(path)
     settings = _settings(root)
     if byte_tokenizer.CLASS in (settings.get("tokenizer_class"), config.get("tokenizer_class")):
         return byte_tokenizer.tokenizer_json(settings)
@@ -78,19 +91,28 @@ def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
         slow = AutoTokenizer.from_pretrained(str(root), local_files_only=True, trust_remote_code=False)
         return str(slow.backend_tokenizer.to_str())
     except Exception as e:  # conversion fails in as many ways as there are tokenizers
-        reason = " ".join(str(e).split())[:300]
-        raise CheckpointError(f"The tokenizer of {root} cannot be converted to tokenizer.json: {reason}") from None
+        raise CheckpointError(
+            f"The tokenizer of {root} cannot be converted to tokenizer.json: {on_one_line(e)}."
+        ) from None
+
+
+def read_text(path: Path) -> str:
+    """A file of the checkpoint in UTF-8, with a sentence where it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise CheckpointError(f"{path} cannot be read: {e}.") from None
 
 
 def _chat_template(root: Path, settings: dict[str, Any]) -> str | None:
     """chat_template.jinja, else tokenizer_config.json's, which may be a list of named ones."""
     path = root / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
+        default = (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default")
+        template = next(default, None)
     return template if isinstance(template, str) else None
 
 
@@ -112,7 +134,7 @@ def _tokens(root: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: 
     pad = named("pad_token")
     if pad is None:
         pad = next(iter([*_ids(generation, "pad_token_id"), *_ids(config, "pad_token_id")]), None)
-    encoded = tokenizer.encode("x", add_special_tokens=True).ids
+    encoded = tokenizer.encode(SAMPLE, add_special_tokens=True).ids
     adds = bool(encoded) and encoded[0] == bos
     if isinstance(flag := settings.get("add_bos_token"), bool):  # transformers lets it rule over tokenizer.json
         adds = flag and bos is not None

@@ -10,8 +10,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.base import TokenizerFiles
+from edge.export.checkpoint.tokenizer_files import parse_tokenizer, read_text
 from edge.manifest import Tokens
 
 END = "<|endoftext|>"
@@ -78,10 +79,7 @@ def read_vocabulary(root: Path, size: int) -> WhisperVocabulary:
         path = root / "vocabulary"
         tokenizer = _built(tokens, path)
     elif path.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as e:  # tokenizers raises bare Exceptions
-            raise CheckpointError(f"{path} is not a tokenizer that can be read: {e}.") from None
+        tokenizer = parse_tokenizer(read_text(path), path)
     else:
         raise CheckpointError(f"{root} holds no tokenizer: neither vocabulary.json, vocabulary.txt nor tokenizer.json.")
     vocabulary = WhisperVocabulary(tokenizer, path)
@@ -102,22 +100,27 @@ def _token_list(root: Path) -> list[str]:
                 raise ValueError("it is no list of strings")
             return tokens
         return lines.read_text(encoding="utf-8").removesuffix("\n").split("\n") if lines.is_file() else []
-    except (OSError, ValueError) as e:
-        raise CheckpointError(f"The vocabulary in {root} cannot be read: {e}.") from None
+    except (OSError, ValueError, RecursionError) as e:
+        raise CheckpointError(f"The vocabulary in {root} cannot be read: {on_one_line(e)}.") from None
 
 
 def _built(tokens: list[str], where: Path) -> Tokenizer:
     """The byte-level BPE of a list of tokens: text up to `END`, then those that are matched whole."""
     if END not in tokens:
         raise CheckpointError(f"{where} has no token {END}, so it is not a Whisper tokenizer.")
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError(f"{where} names a token twice.")
     text, special = tokens[: tokens.index(END)], tokens[tokens.index(END) :]
     ids = {token: i for i, token in enumerate(text)}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(ids)))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(ids)))
+    except Exception as e:  # tokenizers raises bare Exceptions
+        raise CheckpointError(f"{where} holds tokens that make no tokenizer ({on_one_line(e)}).") from None
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(tokens):
-        raise CheckpointError(f"{where} names a token twice.")
+        raise CheckpointError(f"{where} names a token that no text has.")
     return tokenizer
 
 
