@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edge.errors import InputError, MissingExtraError
-from edge.runtime.speech.audio import from_pcm, from_samples, open_audio
+from edge.runtime.speech.audio import BLOCK_SAMPLES, from_pcm, from_samples, open_audio
 
 RATE = 16_000
 
@@ -165,6 +165,46 @@ def test_a_file_without_a_sample_rate_gets_a_sentence(
     path.write_bytes(data)
     sentence = refusal(path)
     assert library or "its header says 0 samples a second" in sentence
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
+@pytest.mark.parametrize("rate", [3, 4_000_000_000])
+def test_a_sample_rate_that_no_sound_has_gets_a_sentence(
+    tmp_path: Path, without: Callable[..., None], rate: int, library: bool
+) -> None:
+    if library:
+        pytest.importorskip("soundfile")
+    else:
+        without("soundfile")
+    path = write_wave(tmp_path / "a.wav", tone(1))
+    data = bytearray(path.read_bytes())
+    data[24:28] = struct.pack("<I", rate)
+    path.write_bytes(data)
+    sentence = refusal(path)
+    assert "is damaged: its header says" in sentence or "cannot be read as sound" in sentence
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
+def test_many_channels_are_read_in_blocks_of_bounded_size(
+    tmp_path: Path, without: Callable[..., None], library: bool
+) -> None:
+    if library:
+        pytest.importorskip("soundfile")
+    else:
+        without("soundfile")
+    path = write_wave(tmp_path / "a.wav", np.tile(tone(1)[:8_000, None], 512))
+    blocks = list(open_audio(path, RATE).blocks)
+    assert max(map(len, blocks)) * 512 <= BLOCK_SAMPLES
+    assert np.abs(np.concatenate(blocks) - tone(1)[:8_000]).max() < 1e-4
+
+
+def test_a_chunk_that_ends_beyond_the_file_gets_a_sentence(tmp_path: Path, without: Callable[..., None]) -> None:
+    without("soundfile", "soxr")
+    path = write_wave(tmp_path / "a.wav", tone(1))
+    data = bytearray(path.read_bytes())
+    data[16:20] = struct.pack("<I", 1 << 30)  # of the header's own chunk
+    path.write_bytes(data)
+    assert "is not a WAV file of plain PCM (it breaks off)" in refusal(path, MissingExtraError)
 
 
 def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, without: Callable[..., None]) -> None:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from edge.errors import InputError, MissingExtraError
 
 BLOCK_S = 1  # seconds read at once
+BLOCK_SAMPLES = 1 << 20  # the most samples read at once, of all channels together
+RATES = range(1_000, 1_000_001)  # samples a second that sound has; others are damage
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
 EXTRA = "pip install 'edge-lm[audio]'"
 WIDEST = 4  # bytes of a sample that are read without soundfile
@@ -54,8 +56,11 @@ def open_audio(path: str | Path, rate: int) -> Audio:
         sound: _Sound = _WaveFile(path)
     else:
         sound = _SoundFile(soundfile, path)
-    if sound.rate < 1:
-        raise InputError(f"{path} is damaged: its header says {sound.rate} samples a second.")
+    if sound.rate not in RATES:
+        raise InputError(
+            f"{path} is damaged: its header says {sound.rate:,} samples a second; sound that is heard here has "
+            f"{RATES[0]:,} to {RATES[-1]:,}."
+        )
     if sound.frames == 0:
         raise InputError(f"{path} holds no samples; there is nothing to hear in it.")
     duration = None if sound.frames is None else sound.frames / sound.rate
@@ -137,6 +142,12 @@ class _Sound:
 
     rate: int
     frames: int | None
+    channels: int
+
+    @property
+    def block(self) -> int:
+        """The frames that are read at once."""
+        return max(1, min(BLOCK_S * self.rate, BLOCK_SAMPLES // self.channels))
 
     def read(self) -> Iterator[NDArray[Any]]:
         raise NotImplementedError
@@ -154,7 +165,7 @@ class _SoundFile(_Sound):
                 f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg turns most "
                 "other files into one of them."
             ) from None
-        self.rate = self._file.samplerate
+        self.rate, self.channels = self._file.samplerate, self._file.channels
         self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
 
     def read(self) -> Iterator[NDArray[Any]]:
@@ -162,7 +173,7 @@ class _SoundFile(_Sound):
             position = 0
             while True:
                 try:
-                    block = file.read(BLOCK_S * self.rate, dtype="float32", always_2d=True)
+                    block = file.read(self.block, dtype="float32", always_2d=True)
                 except self._error as e:
                     at = position / self.rate
                     raise InputError(f"{self._path} is damaged after {at:.0f} s ({_reason(e)}).") from None
@@ -180,18 +191,18 @@ class _WaveFile(_Sound):
             self._file = wave.open(str(path), "rb")  # noqa: SIM115 (`read` closes it)
             if self._file.getsampwidth() > WIDEST:
                 raise wave.Error(f"{8 * self._file.getsampwidth()} bits a sample")
-        except (wave.Error, EOFError) as e:
+        except (wave.Error, EOFError, RuntimeError) as e:  # RuntimeError: a chunk that ends beyond the file
             raise MissingExtraError(
-                f"{path} is not a WAV file of plain PCM ({_reason(e)}); for other formats run: {EXTRA}"
+                f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: {EXTRA}"
             ) from None
         self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
-        self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
+        self.channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
 
     def read(self) -> Iterator[NDArray[Any]]:
         with self._file as file:
-            while data := file.readframes(BLOCK_S * self.rate):
-                whole = len(data) // (self._width * self._channels) * self._width * self._channels
-                yield _scaled(data[:whole], self._width).reshape(-1, self._channels)
+            while data := file.readframes(self.block):
+                whole = len(data) // (self._width * self.channels) * self._width * self.channels
+                yield _scaled(data[:whole], self._width).reshape(-1, self.channels)
 
 
 def _scaled(data: bytes, width: int) -> NDArray[np.float32]:
