@@ -16,6 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.manifest import KVLayer, KVLayout
+from edge.runtime.batch.graph import several
 from edge.runtime.cache import KVCache
 from edge.runtime.engine import Engine
 from edge.runtime.memory import has_own_pages, release_code, release_mapped
@@ -117,6 +118,24 @@ def test_a_graph_that_onnxruntime_refuses_is_a_bundle_error(tiny_bundle: Bundle)
     tiny_bundle.path("graphs/decoder.onnx").write_bytes(b"\x08\x0a\x12nothing")
     with pytest.raises(BundleError, match=r"decoder\.onnx could not be loaded"):
         Engine(tiny_bundle)
+
+
+def test_what_onnxruntime_says_of_a_damaged_graph_is_one_sentence(
+    tiny_bundle: Bundle, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own wrapper would write to standard output that it tries the same again."""
+    path = tiny_bundle.path("graphs/decoder.onnx")
+    path.write_bytes(path.read_bytes().replace(b"weights.bin", b"weights\xff\nin"))
+    with pytest.raises(BundleError, match=r"decoder\.onnx could not be loaded by") as e:
+        Engine(tiny_bundle)
+    assert str(e.value).endswith("; export or copy the bundle again.")
+    assert "\n" not in str(e.value)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_graph_that_cannot_take_several_sequences_is_a_bundle_error() -> None:
+    with pytest.raises(BundleError, match="A decoder's graph is damaged"):
+        several(b"\x3a\xff")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")

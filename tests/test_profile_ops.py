@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from edge.bundle import Bundle
-from edge.errors import InputError
+from edge.errors import BundleError, InputError
 from edge.runtime.profile import costs, ops, peaks
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event
@@ -37,6 +37,13 @@ def test_the_graph_is_read_as_onnx_reads_it(tiny_bundle: Bundle) -> None:
         numbers = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
         weights = [sizes[name] for name in node.input if name in sizes]
         assert found[node.name] == Node(node.op_type, weights, numbers), node.name
+
+
+@pytest.mark.parametrize("content", [b"", b"\x3a\xff", b"\x3a\x00\x3a\x00"])
+def test_a_file_that_holds_no_graph_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.onnx").write_bytes(content)
+    with pytest.raises(BundleError, match="x.onnx is no ONNX file"):
+        read_graph(tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize("data", [b"\x0a\xff", b"\x80", b"\x0b", b"\x0d\x00"])

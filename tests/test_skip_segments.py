@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,7 @@ from edge.runtime.skip.apart import Apart
 from edge.runtime.skip.base import grouped, skippable
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.join import join
 
 LAYERS = 6  # of the small model
 STEPS = [37, 1, 1, 5, 1, 2, 16]
@@ -319,3 +322,18 @@ def test_segments_that_do_not_make_a_decoder_are_refused(by_layer: Bundle, tmp_p
     (tmp_path / "edge.json").write_text(sealed(text))
     with pytest.raises(BundleError, match="segments have the layers"):
         edge.bundle.open_bundle(tmp_path)
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), [
+    (b"layer.1.feed_forward.added", b"lawyer1.feed_forward.added", "do not fit together; export or copy the bundle"),
+    (b"", b"\x3a\xff", "is no ONNX file"),
+])  # fmt: skip
+def test_segments_that_do_not_fit_together_are_refused(
+    by_layer: Bundle, tmp_path: Path, old: bytes, new: bytes, sentence: str
+) -> None:
+    bundle = dataclasses.replace(by_layer, root=Path(shutil.copytree(by_layer.root, tmp_path / "six.edge")))
+    path = bundle.path(bundle.manifest.segments[1].path)
+    path.write_bytes(path.read_bytes().replace(old, new) if old else new)
+    paths = [bundle.path(segment.path) for segment in bundle.manifest.segments]
+    with pytest.raises(BundleError, match=sentence):
+        join([[each] for each in paths], {1})

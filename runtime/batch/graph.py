@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterator
 
-from edge.runtime.protobuf import field, fields, first_text, integers, message, text
+from edge.errors import BundleError
+from edge.runtime.protobuf import WireError, field, fields, first_text, integers, message, text
 
 BATCH = "B"
 # Numbers of fields in onnx/onnx.proto.
@@ -28,14 +29,17 @@ def several(model: bytes) -> bytes:
     """The ONNX file `model` of a decoder's step for as many sequences as it is given.
 
     Raises:
-        WireError: it is no ONNX file.
+        BundleError: it is no ONNX file.
     """
-    return message(
-        *(
-            field(number, _graph(value) if number == GRAPH and not isinstance(value, int) else value)
-            for number, value in fields(memoryview(model))
+    try:
+        return message(
+            *(
+                field(number, _graph(value) if number == GRAPH and not isinstance(value, int) else value)
+                for number, value in fields(memoryview(model))
+            )
         )
-    )
+    except (WireError, struct.error) as e:
+        raise BundleError(f"A decoder's graph is damaged ({e}); export or copy the bundle again.") from None
 
 
 def _graph(graph: memoryview, outside: Collection[str] = ()) -> bytes:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge.runtime.protobuf import fields, integers, text
+from edge.errors import BundleError
+from edge.runtime.protobuf import WireError, fields, integers, text
 
 # Bits of one value by TensorProto.DataType, onnx/onnx.proto.
 BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16, 21: 4, 22: 4}
@@ -26,12 +27,18 @@ def read_graph(path: Path) -> dict[str, Node]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no ONNX file.
+        BundleError: it is no ONNX file.
     """
-    data = memoryview(path.read_bytes())
-    graphs = [value for number, value in fields(data) if number == 7 and not isinstance(value, int)]
+    try:
+        return _nodes(memoryview(path.read_bytes()))
+    except WireError as e:
+        raise BundleError(f"{path} is no ONNX file ({e}); export or copy the bundle again.") from None
+
+
+def _nodes(model: memoryview) -> dict[str, Node]:
+    graphs = [value for number, value in fields(model) if number == 7 and not isinstance(value, int)]
     if len(graphs) != 1:
-        raise ValueError(f"{path} holds {len(graphs)} graphs, and should hold one")
+        raise WireError(f"it holds {len(graphs)} graphs, and should hold one")
     nodes: list[memoryview] = []
     sizes: dict[str, int] = {}
     for number, value in fields(graphs[0]):

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.bundle import WEIGHTS, Bundle
-from edge.errors import BundleError, InputError
+from edge.errors import BundleError, InputError, on_one_line
 from edge.runtime.huge_pages import huge_pages
 from edge.runtime.memory import libraries, release_code
 from edge.runtime.providers.instructions import ARM
@@ -131,6 +131,9 @@ def open_model(bundle: Bundle, model: Path | bytes, name: str) -> ort.InferenceS
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.root))
     try:
         with huge_pages(bundle.path(WEIGHTS).stat().st_size):
-            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"], enable_fallback=False)
     except Exception as e:  # onnxruntime raises a dozen types without a common base
-        raise BundleError(f"{name} could not be loaded by onnxruntime {ort.__version__}: {e}") from e
+        raise BundleError(
+            f"{name} could not be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); export or copy the "
+            "bundle again."
+        ) from e

@@ -45,7 +45,7 @@ def join(groups: Sequence[Sequence[Path]], optional: Collection[int], *, watched
     stream that each group but the first reads is an output: `stream_name`.
 
     Raises:
-        BundleError: a file cannot be read.
+        BundleError: a file cannot be read, or the segments do not fit together.
     """
     try:
         read = [[_Graph(path) for path in group] for group in groups]
@@ -55,6 +55,10 @@ def join(groups: Sequence[Sequence[Path]], optional: Collection[int], *, watched
         raise BundleError(f"{e.filename} cannot be read: {e.strerror}.") from None
     except WireError as e:
         raise BundleError(f"A segment under {groups[0][0].parent} is no ONNX file: {e}.") from None
+    except (KeyError, ValueError):  # a value that one reads has another name, or none, where it is made
+        raise BundleError(
+            f"The segments under {groups[0][0].parent} do not fit together; export or copy the bundle again."
+        ) from None
 
 
 def stream_name(group: int, part: bool) -> str:
@@ -238,12 +242,17 @@ def _value(value: memoryview, names: Mapping[str, str]) -> bytes:
 
 def _loose(value: memoryview, name: str) -> bytes:
     """An output of a branch: its name and the type of its numbers, whatever its shape."""
-    kind = next(part for number, part in fields(value) if number == VALUE_TYPE)
-    assert not isinstance(kind, int)
-    tensor = next(part for number, part in fields(kind) if number == TYPE_TENSOR)
-    assert not isinstance(tensor, int)
-    element = next(part for number, part in fields(tensor) if number == TENSOR_ELEMENT)
+    tensor = _message(_message(value, VALUE_TYPE), TYPE_TENSOR)
+    element = next((part for number, part in fields(tensor) if number == TENSOR_ELEMENT), 0)
     return _typed(name, field(TENSOR_ELEMENT, element))
+
+
+def _message(data: memoryview, number: int) -> memoryview:
+    """The first field of this number, which is a message."""
+    for found, value in fields(data):
+        if found == number and not isinstance(value, int):
+            return value
+    raise WireError(f"an output has no field {number}")
 
 
 def _flag(name: str) -> bytes:
