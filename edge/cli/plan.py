@@ -109,7 +109,8 @@ def _drafts(
 ) -> dict[str, Any] | None:
     """What drafts cost in memory and gain in speed under this plan; None where there are none.
 
-    The gain is `lookup`'s, and an estimate on the low side of what `auto` chooses: None for other drafters.
+    The gain is that of exact answers over one token a step, and an estimate for `lookup`, which is near what `auto`
+    brings: None for other drafters.
     """
     from edge.runtime.memory_model import MemoryModel
     from edge.runtime.speculate.base import AUTO, CHOSEN
@@ -121,9 +122,11 @@ def _drafts(
     model, without = MemoryModel(bundle), dataclasses.replace(plan.demand, width=1, drafts=0)
     running = [sum(model.footprint(demand).running.values()) for demand in (plan.demand, without)]
     curve = costs.get(plan.demand.kv)
-    steps = StepCosts(lambda: curve, width)
-    steps.begin()
-    gain = round(expected_gain(steps.ratios, width), 2) if drafter in (AUTO, CHOSEN, "lookup") else None
+    plain, even = (StepCosts(lambda: curve, width, multiple) for multiple in (1, 2))
+    for steps in (plain, even):
+        steps.begin()
+    expected = expected_gain(even.ratios, width) / plain.ratios[2]
+    gain = round(expected, 2) if drafter in (AUTO, CHOSEN, "lookup") else None
     return {"tokens": width - 1, "bytes": running[0] - running[1], "gain": gain, "measured": curve is not None}
 
 
