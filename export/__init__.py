@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge import catalog
 from edge.bundle import GOLDEN, Bundle, BundleWriter
-from edge.errors import ExportError, InputError, MissingExtraError
+from edge.errors import CheckpointError, ExportError, InputError, MissingExtraError
 from edge.export import quantize as methods
 from edge.export.quantize.base import Options, Progress
 from edge.manifest import KV8
@@ -206,6 +206,11 @@ def _context(checkpoint: Checkpoint, asked: int | None) -> int:
     """The bundle's context: what is asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
     stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
     most = int(next((s for s in stated if s), MOST_CONTEXT))
+    if most < LEAST_CONTEXT:
+        raise CheckpointError(
+            f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
+            f"{LEAST_CONTEXT}; fetch it again."
+        )
     if asked is None:
         return min(most, MOST_CONTEXT)
     if asked < LEAST_CONTEXT:

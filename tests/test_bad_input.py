@@ -283,6 +283,14 @@ def test_values_that_no_model_can_have(
     assert names(target.parent) == []
 
 
+def test_a_context_that_no_model_has(refused: Refused, checkpoint: Path, target: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1}))
+    sentence = refused("export", checkpoint, "-o", target, "--weights", "fp32")
+    assert "gives it a context of 1 tokens, and no model has less than 16" in sentence
+    assert names(target.parent) == []
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
 @pytest.mark.parametrize("options", [("--weights", "fp32", "--no-check"), ("--weights", "int4")])

@@ -43,7 +43,7 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
     vocabulary = _Vocabulary(header)
     kind = vocabulary.field("model", str)
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind or "")
-    if build is None:
+    if kind is None or build is None:
         raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: gpt2, llama.")
     try:
         tokenizer = build(vocabulary)
@@ -67,14 +67,14 @@ class _Vocabulary:
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header
-        self.tokens = self.list("tokens", str)
+        self.tokens = self.fields("tokens", str)
         if not self.tokens:
             raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
         if self.field("model", str) == "llama":
             # Runs of spaces are spelled with spaces, all other pieces with the mark.
             self.tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in self.tokens]
-        self.types = self.list("token_type", int) or [_NORMAL] * len(self.tokens)
-        self.scores = self.list("scores", float)
+        self.types = self.fields("token_type", int) or [_NORMAL] * len(self.tokens)
+        self.scores = self.fields("scores", float)
         for name, values in (("token_type", self.types), ("scores", self.scores)):
             if values and len(values) != len(self.tokens):
                 raise CheckpointError(
@@ -86,7 +86,7 @@ class _Vocabulary:
     def field(self, name: str, kind: type[T]) -> T | None:
         return self.header.value(f"tokenizer.ggml.{name}", kind)
 
-    def list(self, name: str, kind: type[T]) -> list[T]:
+    def fields(self, name: str, kind: type[T]) -> list[T]:
         return self.header.values(f"tokenizer.ggml.{name}", kind)
 
     def token_id(self, name: str) -> int | None:
@@ -166,7 +166,8 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
         raise CheckpointError(
             f"{vocabulary.header.path} splits text by the rule {pre!r}, which is not known here; known are: {known}."
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.list("merges", str)]
+    pairs = (merge.partition(" ") for merge in vocabulary.fields("merges", str))
+    merges = [(left, right) for left, _, right in pairs]
     bpe = models.BPE(
         vocab=vocabulary.ids,
         merges=merges,
