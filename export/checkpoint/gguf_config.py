@@ -87,7 +87,8 @@ class _Metadata:
 
     @property
     def head_dim(self) -> int:
-        return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
+        each = self.size("embedding_length") // self.size("attention.head_count")
+        return self.size("attention.key_length", max(each, 1))
 
 
 def _llama_rope(m: _Metadata, read: ReadVector) -> dict[str, Any]:
@@ -117,7 +118,8 @@ def _phi3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
     if long.size:
         for factors in (long, short):
             if factors.size != rotary // 2:
-                raise m.wrong("rope.dimension_count", rotary, f"{factors.size} factors scale the turns of half of them")
+                reason = f"the file holds {factors.size} rope factors instead of {rotary // 2}"
+                raise m.wrong("rope.dimension_count", rotary, reason)
         rope = {**rope, "rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
         rope["original_max_position_embeddings"] = original
         extra["original_max_position_embeddings"] = original
