@@ -11,6 +11,7 @@ import copy
 import faulthandler
 import json
 import random
+import re
 import resource
 import struct
 import sys
@@ -29,6 +30,7 @@ from edge.manifest import TextFormat
 SEED = 26
 CASE_S = 20.0  # the longest that a case may take, on a busy machine too; the mean is some milliseconds
 CASE_BYTES = 256 << 20  # what a case may take beyond what reading the whole file took
+_MEMORY = re.compile(r"bad_alloc|MemoryError|\b(allocate|out of memory)\b")
 CASE = "case.txt"  # in the folder: the case at hand, for the parent of a process that dies
 MOST_TOLD = 5  # failures of a kind
 
@@ -267,8 +269,8 @@ def run(folder: Path, name: str, first: int, count: int) -> dict[str, Any]:
 
 
 def is_sentence(message: str) -> bool:
-    """Whether this is one line, and not about memory: a reader that asks for more than there is says so."""
-    return bool(message) and "\n" not in message and "alloc" not in message and "MemoryError" not in message
+    """Whether this is one line, and not about memory that a damaged size has asked for."""
+    return bool(message) and "\n" not in message and not _MEMORY.search(message)
 
 
 def data_bytes() -> int:
