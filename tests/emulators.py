@@ -47,6 +47,7 @@ CPU part\t: 0xd0c
 CPU revision\t: 1
 
 """
+MAKING = "-making-"
 APT = """APT::Architecture "{architecture}";
 APT::Architectures {{ "{architecture}"; }};
 APT::Sandbox::User "";
@@ -95,6 +96,8 @@ def emulators() -> dict[str, Emulator]:
     home.mkdir(parents=True, exist_ok=True)
     with (home / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in home.glob(f"*{MAKING}*"):  # by a set-up that was killed
+            shutil.rmtree(left)
         qemu = _made(home, "qemu", _unpack_qemu, QEMU)
         wheels = [f"{name}=={version(name)}" for name in ARM_WHEELS]
         arm = _made(home, "aarch64", partial(_unpack_arm, wheels=wheels), [*ARM_PACKAGES, *wheels, ARM_CORE])
@@ -110,7 +113,7 @@ def _made(home: Path, name: str, make: Callable[[Path], None], parts: list[str])
     recipe = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
     made = home / f"{name}-{recipe}"
     if not made.exists():
-        with tempfile.TemporaryDirectory(dir=home, prefix=f"{name}-making-") as folder:
+        with tempfile.TemporaryDirectory(dir=home, prefix=f"{name}{MAKING}") as folder:
             target = Path(folder) / name
             target.mkdir()
             make(target)

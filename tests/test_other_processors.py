@@ -50,6 +50,17 @@ Found = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
+def others() -> dict[str, Emulator]:
+    """The other processors. Without them tests are skipped, but where EDGE_TEST_EMULATORS_REQUIRED is set."""
+    try:
+        return emulators()
+    except Unavailable as e:
+        if os.environ.get("EDGE_TEST_EMULATORS_REQUIRED"):
+            pytest.fail(f"no other processors: {e}")
+        pytest.skip(f"no other processors: {e}")
+
+
+@pytest.fixture(scope="module")
 def folder(
     tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, pristine_tiny_bundle: Bundle, int4_bundle: Bundle
 ) -> Path:
@@ -65,15 +76,8 @@ def folder(
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Found]:
-    """What this processor and the others find, by processor. Without emulators the tests are skipped, but where
-    EDGE_TEST_EMULATORS_REQUIRED is set."""
-    try:
-        others = emulators()
-    except Unavailable as e:
-        if os.environ.get("EDGE_TEST_EMULATORS_REQUIRED"):
-            pytest.fail(f"no other processors: {e}")
-        pytest.skip(f"no other processors: {e}")
+def found(others: dict[str, Emulator], folder: Path) -> dict[str, Found]:
+    """What this processor and the others find, by processor."""
 
     def ask(emulator: Emulator) -> Found:
         result = folder / f"{emulator.name}.pickle"
@@ -263,3 +267,13 @@ def test_drafts_change_no_token_of_an_exact_answer(found: dict[str, Found], proc
     plain, drafted = found[processor][name]["texts"]["off"], found[processor][name]["texts"]["lookup"]
     assert plain[1] == 0 and drafted[1] > 0
     assert plain[0] == drafted[0]
+
+
+def test_a_set_up_that_fails_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qemu-making-killed" / "usr").mkdir(parents=True)
+    monkeypatch.setenv("EDGE_TEST_EMULATORS", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(Unavailable, match="no apt-get here"):
+        emulators()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["lock"]
