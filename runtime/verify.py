@@ -8,8 +8,9 @@ Two right hosts need not agree in the last bits of a logit: another instruction 
 rounding activations to 8 bits amplifies that, from layer to layer and from token to token. So the recorder answers a
 second time with its other kernels (for steps of two rows, from the prompt on) and writes a multiple of how far the two
 part down as the tolerance: by how much the distance between two of the best logits may differ. (A shift common to all
-logits changes no probability.) An encoder has no other kernels; where it rounds activations to 8 bits, what it hands
-over is changed by as much as such rounding does. A token
+logits changes no probability.) Some kernels round alike for one row and two, and an encoder has one kernel: so the
+keys and values of the prompt and of the input are changed, too, by as much as rounding activations to 8 bits does,
+where products do that. A token
 that is not the recorded one but whose logit is no farther above it than the tolerance is a near-tie, not damage.
 Near-ties are rare by nature, so that many of them are damage again.
 
@@ -22,8 +23,9 @@ round alike, but for some last bits, differ by less than two ways of rounding do
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -344,15 +346,19 @@ def _apart(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> flo
     answer = [top.ids[0] for top in tops]
     cache = _new_cache(engine, given, len(given.prompt_ids) + len(answer) + 1)
     cache.exact = True
-    if cache.cross is not None and _rounds(engine.bundle.manifest):
-        random = np.random.default_rng(0)
-        for buffer in (buffer for pair in cache.cross.buffers for buffer in pair):
-            size = ROUNDING * float(np.sqrt(np.square(buffer).mean()))
-            buffer += size * random.standard_normal(buffer.shape, np.float32)
-    steps = [np.array(given.prompt_ids, np.int64), *(np.array([token], np.int64) for token in answer[:-1])]
-    return max(_distance(engine.step(cache, tokens)[0], top) for tokens, top in zip(steps, tops, strict=True))
+    groups, random = engine.bundle.manifest.groups, np.random.default_rng(0)
+    if cache.cross is not None and any(group.method.startswith("rows") for group in groups):
+        _round(cache.cross.buffers, random)
+    apart = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
+    if any(group.block_size and not group.method.startswith("rows") for group in groups):
+        _round([(key[:, :, : cache.length], value[:, :, : cache.length]) for key, value in cache.buffers], random)
+    for token, top in zip(answer, tops[1:], strict=False):
+        apart = max(apart, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
+    return apart
 
 
-def _rounds(manifest: Manifest) -> bool:
-    """Whether the encoder rounds what its products read."""
-    return any(group.method.startswith("rows") for group in manifest.groups)
+def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:
+    """Change keys and values, in place, by as much as rounding activations to 8 bits does."""
+    for part in (part for pair in pairs for part in pair):
+        size = ROUNDING * float(np.sqrt(np.square(part).mean()))
+        part += size * random.standard_normal(part.shape, np.float32)

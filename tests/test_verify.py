@@ -47,6 +47,7 @@ class Host:
         self.table = np.random.default_rng(5).normal(0, 3, (VOCAB, VOCAB)).astype(np.float32)
 
     encoder = None
+    bundle = SimpleNamespace(manifest=SimpleNamespace(groups=[]))
 
     def new_cache(self, capacity: int) -> Any:
         return SimpleNamespace(exact=False, cross=None)
