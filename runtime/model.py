@@ -221,7 +221,7 @@ class Model:
         engine, width = self.engine, width or WIDTH
         if engine.plan is not None:
             width = min(width, engine.plan.demand.branches)
-        if width < 2 or (len(prompts) < 2 and not engine.exact) or self._alone:
+        if width < 2 or len(prompts) < (1 if engine.exact else 2) or self._alone:
             for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return

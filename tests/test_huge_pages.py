@@ -90,6 +90,7 @@ def test_loading_sets_nothing_in_a_process_that_did_not_ask(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(huge_pages.ASKED, raising=False)
+    monkeypatch.setattr(huge_pages, "_brief", False)  # as a command of another test may have left it
     monkeypatch.setattr(huge_pages, "LEAST", 0)
     monkeypatch.setattr(huge_pages, "_can", lambda: True)
     monkeypatch.setattr(huge_pages, "_libc", lambda: pytest.fail("the C library was asked"))
