@@ -11,10 +11,12 @@ that they have in the whole graph, so that its neighbour's input is its own outp
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.bundle import WEIGHTS
 from edge.errors import BundleError
 from edge.runtime.protobuf import WireError, field, fields, first_text, message, text
 
@@ -23,7 +25,8 @@ GRAPH = 7  # of a model
 NODE, NAME, INITIALIZER, INPUT, OUTPUT = 1, 2, 5, 11, 12  # of a graph; what only helps people to read is left out
 NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE, NODE_ATTRIBUTE = 1, 2, 3, 4, 5
 ATTRIBUTE_NAME, ATTRIBUTE_GRAPH, ATTRIBUTE_TYPE, TYPE_IS_GRAPH = 1, 6, 20, 5
-TENSOR_NAME = 8
+TENSOR_NAME, TENSOR_DATA = 8, 13
+ENTRY_KEY, ENTRY_VALUE = 1, 2  # of what says where a tensor's data is
 VALUE_NAME, VALUE_TYPE, TYPE_TENSOR, TENSOR_ELEMENT, TENSOR_SHAPE = 1, 2, 1, 1, 2
 BOOL = 9
 
@@ -90,6 +93,8 @@ class _Graph:
                 self.model.append((number, value))
             elif not isinstance(value, int):
                 self._read(value)
+        for tensor in self.initializers.values():
+            _check_place(path, tensor)
 
     def _read(self, graph: memoryview) -> None:
         for number, value in fields(graph):
@@ -103,6 +108,16 @@ class _Graph:
                 self.inputs[first_text(value, VALUE_NAME)] = value
             elif number == OUTPUT:
                 self.outputs[first_text(value, VALUE_NAME)] = value
+
+
+def _check_place(path: Path, tensor: memoryview) -> None:
+    """BundleError where a tensor's data is in another file than the bundle's: onnxruntime refuses paths out of the
+    bundle for a graph that is a file, and not always for the bytes of one."""
+    for number, entry in fields(tensor):
+        if number == TENSOR_DATA and not isinstance(entry, int) and first_text(entry, ENTRY_KEY) == "location":
+            place = first_text(entry, ENTRY_VALUE)
+            if posixpath.normpath(place) != WEIGHTS:
+                raise BundleError(f"{path} reads weights from {place!r}; export or copy the bundle again.")
 
 
 @dataclass
