@@ -1,6 +1,6 @@
 # make demo       fetch SmolLM2-135M-Instruct, export it, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
-# make lint       ruff                    make types      mypy --strict on edge and edge.runtime
+# make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
 # make bench      what the benchmarks need and how to start them
 
 SHELL := bash
@@ -35,6 +35,7 @@ test-all: $(VENV)/.test
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
@@ -46,7 +47,7 @@ bench:
 	@echo "  $(BIN)/python benchmarks/encoder_decoder.py --help     Whisper, a T5 translator, and their quality"
 
 clean:
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -54,7 +55,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
-	$(PIP_INSTALL) ruff
+	$(PIP_INSTALL) ruff import-linter
 	@touch $@
 
 $(VENV)/.export: $(SOURCES) | $(VENV)/bin/python

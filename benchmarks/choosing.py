@@ -5,7 +5,7 @@
 Greedy answers are recorded once, in --out; then each drafter with each fixed length of drafts, and those that plan, are
 replayed over them: what a step costs is what `edge profile` measured on this device, of this bundle or another one
 (`--curve`), or a straight line (`--slope`).
-docs/speculation.md says more. `benchmarks/speculation.py --forms` runs the best of them for real.
+docs/lab/speculation.md says more. `benchmarks/speculation.py --forms` runs the best of them for real.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     args = parse(sys.argv[1:])
     import edge
     from edge.runtime.profile.curve import load
-    from edge.runtime.providers.cpu import default_threads
+    from edge.runtime.providers.threads import default_threads
 
     args.out.mkdir(parents=True, exist_ok=True)
     bundle, path = edge.open_bundle(args.bundle), args.out / f"answers-{args.bundle.stem}.jsonl"

@@ -13,9 +13,9 @@ from typing import Any, TextIO, cast
 import convert
 import machine
 import report
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 from processes import REST_S, Worker, WorkerFailed
-from seq2seq.base import EngineFile
+from seq2seq.seq2seq_engine import EngineFile
 from sources import Sources
 
 
@@ -146,7 +146,7 @@ class Comparison:
         found.variant = min(found.trials, key=found.trials.__getitem__)
         found.model = made[found.variant]
 
-    def _worker(self, found: Entrant, variant: str, model: Path) -> Worker:
+    def _worker(self, found: Entrant, variant: str, model: Path, *, watched: bool = False) -> Worker:
         settings = dict(found.engine.VARIANTS[self.task][variant])
         request = {
             "model": str(model),
@@ -154,7 +154,7 @@ class Comparison:
             "capacity": self.capacity,
             "settings": {"task": self.task, **settings},
         }
-        return Worker(found.python, found.engine.__name__, self.run.log, request)
+        return Worker(found.python, found.engine.__name__, self.run.log, request, watched=watched)
 
     def _skip(self, name: str, why: str) -> None:
         self.entrants.pop(name, None)
@@ -177,15 +177,17 @@ class Comparison:
                 self._skip(found.name, str(error))
 
     def measure_memory(self, work: Callable[[Worker], object]) -> None:
-        """Peak RSS of a fresh process that loads and does `work`, and of one that imports the package alone."""
+        """Peak private memory and RSS of a fresh process that loads and does `work`; private memory of one that imports
+        the package alone."""
 
         def measure(found: Entrant) -> None:
             bare = Worker(found.python, found.engine.__name__, self.run.log, {})
             bare.close()
-            worker = self._worker(found, found.variant, found.model)
+            worker = self._worker(found, found.variant, found.model, watched=True)
             work(worker)
             worker.close()
-            self.figures["bare import"][found.name].append(bare.peak_rss_mb)
+            self.figures["bare import"][found.name].append(bare.peak_private_mb)
+            self.figures["peak private"][found.name].append(worker.peak_private_mb)
             self.figures["peak RSS"][found.name].append(worker.peak_rss_mb)
 
         self.each(measure)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from engines.base import Models, Unavailable
+from engines.decoding_engine import Models, Unavailable
 
 _NEEDS = ("edge", "torch", "transformers", "gguf", "safetensors")
 

@@ -1,4 +1,4 @@
-"""One decoder at 4 bits on this runtime and on its peers, side by side in one run. docs/benchmarks.md says more.
+"""One decoder at 4 bits on this runtime and on its peers, side by side in one run. docs/lab/benchmarks.md says more.
 
     python benchmarks/decoder_vs_peers.py --bundle smollm2-135m-instruct.edge
 
@@ -26,7 +26,7 @@ import drafted
 import machine
 import report
 from engines import ENGINES, engine_file
-from engines.base import Models, Unavailable
+from engines.decoding_engine import Models, Unavailable
 from processes import REST_S, Worker, WorkerFailed, first_byte
 from prompts import QUESTION, Prompts
 
@@ -39,7 +39,7 @@ PANELS = {
     "decode": "Decode, tokens/s, by tokens of context",
     "drafts on": "Decode with drafts, tokens/s, by tokens of context",
     "prefill": "Prefill, tokens/s, by prompt tokens",
-    "peak RSS": "Peak RSS, MiB (less is better)",
+    "peak private": "Peak private memory, MiB (less is better)",
     "first token": "Process start to first token, ms (less is better)",
 }
 
@@ -233,7 +233,9 @@ class Bench:
         found.variant = min(found.trials, key=found.trials.__getitem__)
         found.model = made[found.variant]
 
-    def _worker(self, found: Contender, variant: str, model: Path, capacity: int) -> Worker:
+    def _worker(
+        self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
+    ) -> Worker:
         engine = engine_file(found.name)
         request = {
             "model": str(model),
@@ -241,7 +243,7 @@ class Bench:
             "capacity": capacity,
             "settings": engine.VARIANTS[variant],
         }
-        return Worker(found.python, engine.__name__, self.log, request)
+        return Worker(found.python, engine.__name__, self.log, request, watched=watched)
 
     def measure(self, parts: Sequence[str] = PARTS) -> None:
         """Everything, in rounds over all contenders, so that a drift of the machine meets all alike."""
@@ -291,12 +293,14 @@ class Bench:
     def _memory(self, found: Contender) -> None:
         bare = Worker(found.python, engine_file(found.name).__name__, self.log, {})
         bare.close()
-        worker = self._worker(found, found.variant, found.model, MEMORY_CONTEXT)
+        worker = self._worker(found, found.variant, found.model, MEMORY_CONTEXT, watched=True)
         worker.generate(self.prompts.take(MEMORY_PROMPT), MEMORY_TOKENS)
         worker.close()
-        self.figures["bare import"][found.name].append(bare.peak_rss_mb)
-        self.figures["peak RSS"][found.name].append(worker.peak_rss_mb)
-        say(f"peak RSS: {found.name} {worker.peak_rss_mb:.0f} MiB; its package alone {bare.peak_rss_mb:.0f} MiB")
+        private, rss, alone = worker.peak_private_mb, worker.peak_rss_mb, bare.peak_private_mb
+        self.figures["bare import"][found.name].append(alone)
+        self.figures["peak private"][found.name].append(private)
+        self.figures["peak RSS"][found.name].append(rss)
+        say(f"memory: {found.name} {private:.0f} MiB private, {rss:.0f} MiB RSS; its package alone {alone:.0f} MiB")
 
     def _start(self, found: Contender) -> None:
         found.worker = self._worker(found, found.variant, found.model, max(CONTEXTS) + self.plan.tokens + 16)
@@ -344,7 +348,7 @@ class Bench:
         """The rows of the report."""
         rows = [(f"prefill @ {n}", "tokens/s", True) for n in PREFILLS]
         rows += [(f"{what} @ {n}", "tokens/s", True) for what in ("decode", "drafts on") for n in CONTEXTS]
-        rows += [("peak RSS", "MiB", False), ("first token", "ms", False)]
+        rows += [("peak private", "MiB", False), ("peak RSS", "MiB", False), ("first token", "ms", False)]
         return [report.Metric(row[0], row[1], row[2], self.figures[row[0]]) for row in rows if row[0] in self.figures]
 
     @property

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from drafting import drafting_file
 from engines import engine_file
-from engines.base import Models
+from engines.decoding_engine import Models
 from processes import Worker
 from prompts import Prompts
 

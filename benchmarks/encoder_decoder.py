@@ -1,4 +1,4 @@
-"""Encoder-decoders on this runtime and on its peers, and what their weights cost. docs/benchmarks.md says more.
+"""Encoder-decoders on this runtime and on its peers, and what their weights cost. docs/lab/benchmarks.md says more.
 
     python benchmarks/encoder_decoder.py --translator multi30k-en-de --multi30k multi30k
 """
@@ -21,7 +21,7 @@ import report
 import return_of_the_encoder
 import speed
 from comparison import FULL, QUICK, Part, Run
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 from processes import WorkerFailed
 from recordings import RATE, Recording
 from sources import Sources

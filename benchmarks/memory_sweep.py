@@ -4,8 +4,9 @@
     python benchmarks/memory_sweep.py smollm2.edge --speculate lookup,recycle,trigram,cascade,self,model=smaller.edge
 
 Every case is a fresh process: it loads a bundle under a budget, from just enough to plenty, and takes a prompt, from a
-few tokens to the whole context that the plan allows; its peak RSS is read from the system (Linux only). The exit status
-is 0 where every peak was under its budget and within 10% of the prediction. With `--speculate`, decoders run with each
+few tokens to the whole context that the plan allows. Its private memory is watched from outside, each millisecond
+(Linux only); the peak that the runtime itself reports stands next to it. The exit status is 0 where every peak was
+under its budget and within 10% of the prediction. With `--speculate`, decoders run with each
 of these drafters instead, under each budget from which on the planner gives up less and something is drafted; each step
 then checks as long a draft as it has room for, and what counts is the budget, as drafters rarely take their most.
 """
@@ -23,15 +24,17 @@ from pathlib import Path
 from typing import Any
 
 from drafting.replay import Setting
+from processes import PrivatePeak
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
-from edge.runtime.loading import kv_dtypes
-from edge.runtime.memory_model import Demand, MemoryModel
-from edge.runtime.plan import Plan, budgets, make_plan, needed
+from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.memory.footprint import Demand, MemoryModel
+from edge.runtime.memory.plan import Plan, budgets, make_plan, needed
 from edge.runtime.speculate.base import AUTO, parts_of_model
 
 TOLERANCE = 0.1
+LOOK_S = 0.001  # between two looks at a process's memory
 BUDGETS = (1.0, 1.08, 1.25, 1.6, 2.2)  # times the smallest that would do; the last one holds everything
 PROMPTS = (0.0, 0.5, 1.0)  # of what the plan leaves for the prompt
 SHORT, ANSWER = 16, 16  # tokens
@@ -58,10 +61,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Bytes that were predicted for what the process did, and those that it had at its peak."""
+    """Private bytes that were predicted for what the process did, and those that it had at its peak: as it was watched,
+    and as it reports. rss: all that were resident at their peak."""
 
     predicted: int
     measured: int
+    reported: int
+    rss: int
     prompt: int
     answer: int
     context: int
@@ -85,7 +91,7 @@ def main() -> int:
         return 0
     print("Megabytes. Budget, then the plan: context and prompt chunk; then what ran: prompt and answer.\n")
     print(f"{'bundle':24} {'budget':>7} {'context':>7} {'chunk':>5} {'prompt':>6} {'answer':>6} {'beams':>5} "
-          f"{'predicted':>9} {'measured':>8} {'off':>6}  {'drafts':>6}")  # fmt: skip
+          f"{'predicted':>9} {'measured':>8} {'off':>6} {'reported':>8} {'RSS':>6} {'drafts':>6}")  # fmt: skip
     failed = 0
     for path in args.bundles:
         bundle = open_bundle(path)
@@ -96,8 +102,8 @@ def main() -> int:
             print(
                 f"{path.stem[:24]:24} {'none' if case.budget is None else f'{case.budget / MB:.0f}':>7} "
                 f"{outcome.context:7} {outcome.chunk:5} {outcome.prompt:6} {outcome.answer:6} {case.beams or 1:5} "
-                f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%}  "
-                f"{outcome.drafted:6} {case.drafter or AUTO}"
+                f"{outcome.predicted / MB:9.1f} {outcome.measured / MB:8.1f} {outcome.off:+6.1%} "
+                f"{outcome.reported / MB:8.1f} {outcome.rss / MB:6.1f} {outcome.drafted:6} {case.drafter or AUTO}"
                 f"{'' if held else '  MISSED'}",
                 flush=True,
             )
@@ -176,10 +182,13 @@ def smallest_budget(bundle: Bundle) -> int:
 def measure(case: Case) -> Outcome:
     """Run a case in a process of its own."""
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"memory_sweep: {case} ended with status {done.returncode}:\n{done.stderr}")
-    return Outcome(**json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = PrivatePeak(process.pid, LOOK_S)
+    said, wrong = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"memory_sweep: {case} ended with status {process.returncode}:\n{wrong}")
+    outcome = Outcome(**json.loads(said.splitlines()[-1]))
+    return replace(outcome, measured=max(outcome.reported, int(watch.stop() * 2**20)))
 
 
 def planned(bundle: Bundle, budget: int | None = None, **asked: int | None) -> Plan:
@@ -190,12 +199,12 @@ def planned(bundle: Bundle, budget: int | None = None, **asked: int | None) -> P
 def run(case: Case) -> Outcome:
     """Load, answer, and look back at the peak. Runs in a fresh process."""
     import edge
-    from edge.runtime.memory import rss_bytes
+    from edge.runtime.memory.process import held, private_bytes
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
     bundle = open_bundle(case.bundle)
-    present = rss_bytes()
+    present = private_bytes()
     asked: dict[str, Any] = {"context": case.context, "speculate": case.drafter or AUTO}
     model = edge.load(case.bundle, memory=case.budget, beams=case.beams, **asked)
     plan = model.engine.plan or planned(bundle)
@@ -214,7 +223,10 @@ def run(case: Case) -> Outcome:
         prompt, answer, drafted = _answer(model, case)
         ran = replace(plan.demand, context=prompt + answer)
     predicted = MemoryModel(bundle, present).footprint(ran).peak
-    return Outcome(predicted, _peak(), prompt, answer, plan.demand.context, plan.demand.chunk, drafted)
+    found = held()
+    assert found is not None
+    peaks = (found.peak_private, found.peak_private, found.peak_rss)
+    return Outcome(predicted, *peaks, prompt, answer, plan.demand.context, plan.demand.chunk, drafted)
 
 
 def _answer(model: Any, case: Case) -> tuple[int, int, int]:
@@ -265,12 +277,6 @@ def _transcribe(model: Any, case: Case) -> tuple[int, int, int]:
     transcript = model.transcribe(sound, TranscribeOptions(temperatures=(0.0,), beams=case.beams or 1))
     windows = math.ceil(transcript.duration * RATE / model.speech.window_samples)
     return 0, sum(len(segment.tokens) for segment in transcript.segments), windows
-
-
-def _peak() -> int:
-    """The largest resident set so far, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast prompts are read, in both forms and by the peers, in one run. docs/wide.md says more.
+"""How fast prompts are read, in both forms and by the peers, in one run. docs/lab/long-prompts.md says more.
 
     python benchmarks/prefill.py --bundle smollm2-135m-instruct.edge
 
@@ -24,7 +24,7 @@ import machine
 import report
 from decoder_vs_peers import Bench, Contender, find_models, say
 from engines import engine_file
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 from processes import Worker
 from prompts import Prompts
 
@@ -41,11 +41,13 @@ ENCODES = 15
 class PrefillBench(Bench):
     """Long prompts, and a few tokens behind each."""
 
-    def _worker(self, found: Contender, variant: str, model: Path, capacity: int) -> Worker:
+    def _worker(
+        self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
+    ) -> Worker:
         engine = engine_file(found.name)
         settings: dict[str, Any] = {**engine.VARIANTS[variant], **({"wide": False} if found.name == NARROW else {})}
         request = {"model": str(model), "threads": self.threads, "capacity": capacity, "settings": settings}
-        return Worker(found.python, engine.__name__, self.log, request)
+        return Worker(found.python, engine.__name__, self.log, request, watched=watched)
 
     def measure_prompts(self, lengths: tuple[int, ...]) -> None:
         """Rounds over all contenders, so that a drift of the machine meets all alike."""
@@ -70,6 +72,7 @@ class PrefillBench(Bench):
             say(f"round {number + 1} of {self.plan.rounds}")
         for found in self.contenders.values():
             if found.worker is not None:
+                self.figures["peak private"][found.name].append(found.worker.peak_private_mb)
                 self.figures["peak RSS"][found.name].append(found.worker.peak_rss_mb)
                 found.worker.close()
 
@@ -106,7 +109,8 @@ def main() -> int:
             bench.enter(name, args.variant.get(name))
         bench.measure_prompts(args.lengths)
     rows = [(f"{what} @ {n}", "tokens/s", True) for what in ("prefill", "decode") for n in args.lengths]
-    metrics = [report.Metric(*row, bench.figures[row[0]]) for row in [*rows, ("peak RSS", "MiB", False)]]
+    rows += [(label, "MiB", False) for label in ("peak private", "peak RSS")]
+    metrics = [report.Metric(*row, bench.figures[row[0]]) for row in rows]
     names = list(bench.contenders)
     say("\n" + report.figures_table(metrics, names) + "\n\n" + report.ratios_table(metrics, names) + "\n")
     goals = [*bench.goals(), *alone]
@@ -174,11 +178,11 @@ def decoding(bundle: Path, args: argparse.Namespace) -> report.Goal:
     import numpy as np
 
     import edge
-    from edge.runtime.engine import Engine
+    from edge.runtime.load import open_engine
 
     opened = edge.open_bundle(bundle)
     ids = np.random.default_rng(0).integers(0, opened.manifest.dims.vocab_size, 256)
-    wide, narrow = (Engine(opened, threads=args.threads) for _ in range(2))
+    wide, narrow = (open_engine(opened, threads=args.threads) for _ in range(2))
     if wide.wide is None:
         raise ValueError(f"the wide form of {bundle} cannot be used")
     readers = [(wide, wide.wide.step), (narrow, narrow.step)]
@@ -205,7 +209,7 @@ def encoder(source: Path, args: argparse.Namespace) -> report.Goal:
     import edge
     from edge.export.quantize import encoder_decoder
     from edge.export.quantize.rtn import round_to_nearest
-    from edge.runtime.engine import Engine
+    from edge.runtime.load import open_engine
 
     def blocks(w: Any) -> Any:
         return round_to_nearest(w, 4, encoder_decoder.INT4_BLOCK)
@@ -218,7 +222,7 @@ def encoder(source: Path, args: argparse.Namespace) -> report.Goal:
         if not target.exists():
             with mock.patch.object(encoder_decoder, "rows_to_nearest", make):  # the exporter has no such encoders
                 edge.export(source, target, encoder_weights="int8", decoder_weights="int4", check=False)
-        engines.append(Engine(edge.open_bundle(target), threads=args.threads))
+        engines.append(open_engine(edge.open_bundle(target), threads=args.threads))
     times: list[list[float]] = [[], []]
     for _ in range(ENCODES):
         for engine, taken in zip(engines, times, strict=True):

@@ -175,9 +175,9 @@ def _median_decode(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def _steps(args: argparse.Namespace) -> list[list[float]]:
     """[size, context, ms] of every step of generations with mixed sizes: real text as drafts, some rows rejected."""
     from edge.bundle import open_bundle
-    from edge.runtime.engine import Engine
+    from edge.runtime.load import open_engine
 
-    engine = Engine(open_bundle(args.bundle), context=args.context, threads=args.threads)
+    engine = open_engine(open_bundle(args.bundle), context=args.context, threads=args.threads)
     prompts, rng = Prompts(args.bundle / "tokenizer.json"), random.Random(5)
     sizes, shares = list(MIX), list(MIX.values())
     found: list[list[float]] = []
@@ -202,9 +202,9 @@ def _steps(args: argparse.Namespace) -> list[list[float]]:
 
 def _curve(profile: dict[str, Any], steps: list[list[float]]) -> dict[str, Any]:
     """How far measured steps lie from what the profile's cost curve says."""
-    from edge.manifest import typed
     from edge.runtime.profile.curve import CostCurve
     from edge.runtime.profile.record import CurvePoint
+    from edge.typed_json import typed
 
     curve = CostCurve([typed(point, CurvePoint, "curve") for point in profile["curve"]])
     by_size: dict[int, list[float]] = defaultdict(list)
@@ -236,7 +236,7 @@ def _median_curve(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def _timers(args: argparse.Namespace) -> dict[str, float]:
     """What the clock of an answer costs: whole answers with it and without it, in turns."""
     import edge
-    from edge.runtime import answer
+    from edge.runtime.decode import answer
 
     model = edge.load(args.bundle, context=1024, threads=args.threads)
     options, rng = edge.GenerateOptions(max_tokens=TOKENS), random.Random(0)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from comparison import Comparison, Entrant, Part, Run
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 from recordings import Recording
 from report import Goal, table
-from seq2seq.base import RECORDING, TEXT
+from seq2seq.seq2seq_engine import RECORDING, TEXT
 from speed import FORMS, enter_ours
 
 TORCH = "Torch float32"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import convert
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 
 RATE = 16_000
 TEXTS = Path(__file__).resolve().parent / "texts"

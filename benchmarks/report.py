@@ -131,7 +131,7 @@ def goals(metrics: Sequence[Metric]) -> list[Goal]:
             add(metric, best_peer(metric), 1.15)
         elif metric.label.startswith("prefill"):
             add(metric, "onnxruntime-genai", 1.0)
-        elif metric.label.startswith("peak RSS"):
+        elif metric.label.startswith("peak private"):
             add(metric, "onnxruntime-genai", 1.0)
             add(metric, "llama.cpp", 1.0)
         elif metric.label.startswith("first token"):
@@ -171,7 +171,7 @@ def plot(panels: Sequence[Panel], engines: Sequence[str], title: str, path: Path
 
     colours = dict(zip(engines, itertools.cycle(COLOURS), strict=False))
     panels = [panel for panel in panels if any(metric.rounds for metric in panel.metrics.values())]
-    rows = -(-len(panels) // 2)
+    rows = max(1, -(-len(panels) // 2))
     figure, axes = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
     for axis, panel in zip(axes.flat, panels, strict=False):
         _bars(axis, panel, [n for n in engines if any(n in m.rounds for m in panel.metrics.values())], colours)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from questions import read
 
 from edge.bundle import Bundle
-from edge.runtime.loading import open_engine
+from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.text import Text
+from edge.runtime.text.tokenizer import Text
 
 KINDS = ("translation", "math_reasoning")  # of Spec-Bench's questions
 CONTEXT = 1024
@@ -21,7 +21,7 @@ CONTEXT = 1024
 def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]:
     """[prompts, layers]: 1 where the answer to a prompt leaves a layer out."""
     context = min(CONTEXT, bundle.manifest.context)
-    engine = open_engine(bundle, skip, context=context)
+    engine = open_engine(bundle, skip=skip, context=context)
     assert isinstance(engine, SegmentedEngine)
     model, segments = Model(bundle, engine, Text(bundle), speculate="off"), bundle.manifest.segments
     found = np.ones((len(asked), bundle.manifest.dims.num_layers))
@@ -30,8 +30,8 @@ def left_out(bundle: Bundle, skip: str, asked: list[str]) -> NDArray[np.float64]
         cache = engine.new_cache(context)
         cache.prompt = len(ids)
         engine.step(cache, ids)
-        for group in engine.policy.route(cache, 1):
-            row[[layer for i in engine.groups[group] for layer in segments[i].layers]] = 0.0
+        for unit in engine.policy.route(cache, 1):
+            row[segments[unit].layers] = 0.0
     return found
 
 

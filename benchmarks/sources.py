@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import convert
-from engines.base import Unavailable
+from engines.decoding_engine import Unavailable
 
 NEEDS = {
     "bundle": ("edge", "torch", "transformers", "onnxscript"),

@@ -7,7 +7,7 @@ Generation memory is all above the weights: KV cache, logits, activations, table
 loaded as by `--memory` and `--context`: none, and each budget from which on the planner gives up less. They take both
 turns of each question in turns with the others, greedily. The wide form of a bundle is left out everywhere: it is
 weights, and reads prompts alone.
-docs/speculation.md says more.
+docs/lab/speculation.md says more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Setting:
     speculate: str
     plan: Planned | None = None
     talked: list[Talked] = field(default_factory=list)
-    full_mb: float | None = None  # resident beside what was loaded, once its context was full
+    full_mb: float | None = None  # private beside what was loaded, once its context was full
 
     @property
     def planned_mb(self) -> float:
@@ -53,9 +53,9 @@ class Setting:
         return sum(self.plan.running.get(kind, 0) for kind in GENERATION) / MIB
 
     @property
-    def resident_mb(self) -> float:
-        """The most that a conversation had resident beside what was loaded and pages of files."""
-        return max(each.resident_mb for each in self.talked)
+    def private_mb(self) -> float:
+        """The most private memory that a conversation had beside what was loaded."""
+        return max(each.private_mb for each in self.talked)
 
     @property
     def tokens_per_s(self) -> float:
@@ -85,7 +85,7 @@ def main() -> int:
         if args.fill is not None:
             text = args.fill.read_text(encoding="utf-8")
             for each in made:
-                each.full_mb = _only(Talked, workers[each.name].ask("fill", text=text)).resident_mb
+                each.full_mb = _only(Talked, workers[each.name].ask("fill", text=text)).private_mb
         for worker in workers.values():
             worker.close()
     rows, found = summary(made), goals(made)
@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=40, help="conversations")
     parser.add_argument("--skip", type=int, default=0, help="conversations to leave out first")
     parser.add_argument("--tokens", type=int, default=256, help="most tokens of an answer")
-    parser.add_argument("--fill", type=Path, help="a text to fill each context with, to see what is resident then")
+    parser.add_argument("--fill", type=Path, help="a text to fill each context with, to see what is held then")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
     return parser.parse_args(arguments)
@@ -121,8 +121,8 @@ def settings(bundle: Path, context: int) -> list[Setting]:
     tables. Then the budgets for `context` tokens from which on the planner gives up less, the largest first; of those
     without drafts the largest alone."""
     import edge
-    from edge.runtime.loading import kv_dtypes
-    from edge.runtime.plan import budgets, make_plan
+    from edge.runtime.engine.variant import kv_dtypes
+    from edge.runtime.memory.plan import budgets, make_plan
 
     opened = edge.open_bundle(bundle)
     whole = opened.manifest.context
@@ -164,9 +164,9 @@ def summary(made: Sequence[Setting]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"setting": each.name, "budget_mb": None if each.memory is None else each.memory / MIB}
         row |= {"context": each.plan.context, "width": each.plan.width, "chunk": each.plan.chunk}
         row |= {"planned_mb": each.planned_mb, "planned_saved": 1 - each.planned_mb / free.planned_mb}
-        row |= {"resident_mb": each.resident_mb, "resident_saved": None}
-        if free.resident_mb > 0:  # a tiny model's may stay within what was resident anyway
-            row["resident_saved"] = 1 - each.resident_mb / free.resident_mb
+        row |= {"private_mb": each.private_mb, "private_saved": None}
+        if free.private_mb > 0:  # a tiny model's may stay within what was held anyway
+            row["private_saved"] = 1 - each.private_mb / free.private_mb
         row |= {"full_mb": each.full_mb, "full_saved": None}
         if each.full_mb is not None and free.full_mb is not None:
             row["full_saved"] = 1 - each.full_mb / free.full_mb
@@ -179,12 +179,12 @@ def summary(made: Sequence[Setting]) -> list[dict[str, Any]]:
 
 def shown(rows: Sequence[Mapping[str, Any]]) -> str:
     """`summary` for people."""
-    lines = [["setting", "budget", "context", "chunk", "generation, planned", "resident", "context full", "tokens/s",
+    lines = [["setting", "budget", "context", "chunk", "generation, planned", "private", "context full", "tokens/s",
               "ratio", "tokens a step", "with prompts"]]  # fmt: skip
     for row in rows:
-        resident, full = (
+        private, full = (
             f"{row[f'{kind}_mb']:.0f} ({-row[f'{kind}_saved']:+.0%})" if row[f"{kind}_saved"] is not None else "-"
-            for kind in ("resident", "full")
+            for kind in ("private", "full")
         )
         lines.append([
             row["setting"],
@@ -192,7 +192,7 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['context']}",
             f"{row['chunk']}",
             f"{row['planned_mb']:.0f} ({-row['planned_saved']:+.0%})",
-            resident,
+            private,
             full,
             f"{row['tokens_per_s']:.1f}",
             f"{row['ratio']:.3f}",
@@ -207,9 +207,9 @@ def goals(made: Sequence[Setting]) -> list[Goal]:
     for the one that keeps most of it."""
     rows = [row for row in summary(made) if row["budget_mb"] is not None and row["width"] > 1]
     enough = [row for row in rows if row["ratio"] >= KEPT]
-    best = max(enough or rows, key=lambda row: (row["resident_saved"] or 0.0) if enough else row["ratio"])
+    best = max(enough or rows, key=lambda row: (row["private_saved"] or 0.0) if enough else row["ratio"])
     found = [Goal(f"{best['setting']}: throughput of unbounded", best["ratio"], KEPT, True)]
-    for kind in ("planned", "resident", "full"):
+    for kind in ("planned", "private", "full"):
         if best[f"{kind}_saved"] is not None:
             what = f"{best['setting']}: generation memory saved, {kind}"
             found.append(Goal(what, best[f"{kind}_saved"], SAVED, True))

@@ -7,7 +7,7 @@ there, in turns, on one engine: all see the same state of the machine. Plain dec
 that does to the last bits; the other forms are exact, as `edge run` is, or not where their name ends in ~. Several
 `--bundle` and `--temperature` are measured one after the other. With `--peer`, each peer is then measured by itself in
 turns with `auto`, beside the first bundle, at the fastest of its settings, all in one run. `--tasks` with `--append`
-does it in parts. `--check` compares texts instead: exact answers with and without drafts; see docs/speculation.md.
+does it in parts. `--check` compares texts instead: exact answers with and without drafts; see docs/lab/speculation.md.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import IO, TYPE_CHECKING, Any
 from decoder_vs_peers import names_of
 from drafting import drafting_file
 from drafting.answers import Answer, against, form_goals, forms_table, peer_goals, peers_table, rate, summary
-from drafting.base import PLAIN
+from drafting.drafting_engine import PLAIN
 from drafting.replay import Setting
 from processes import Worker
 from questions import TASKS, Question, chosen, read
 from report import Goal
 
 if TYPE_CHECKING:
-    from edge.runtime.answer import GenerateOptions, Result
+    from edge.runtime.decode.answer import GenerateOptions, Result
     from edge.runtime.model import Model
 
 OFF, OURS = "off", "auto"
@@ -187,8 +187,8 @@ class Prompted:
     def __init__(self, model: Model, ids: list[int], room: int) -> None:
         import numpy as np
 
-        from edge.runtime.answer import never
-        from edge.runtime.generate import prefill
+        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.loop import prefill
 
         self._ids, self._engine = ids, model.engine
         self._cache = model.engine.new_cache(min(model.engine.context, len(ids) + room))
@@ -198,7 +198,7 @@ class Prompted:
 
     def answer(self, model: Model, options: GenerateOptions, exact: bool = True) -> Result:
         """What `model.generate` gives, but for the time to the first token."""
-        from edge.runtime.answer import answer, collect
+        from edge.runtime.decode.answer import answer, collect
 
         self._engine.exact = exact
         self._cache.truncate(len(self._ids) - 1)
@@ -361,9 +361,9 @@ class Run:
 def models(args: argparse.Namespace, path: Path, forms: Iterable[str]) -> dict[str, Model]:
     """A model for each form, all over one engine, whose caches have room for exact steps."""
     import edge
-    from edge.runtime.loading import open_engine
+    from edge.runtime.load import open_engine
     from edge.runtime.model import Model
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     bundle = edge.open_bundle(path)
     parts = {form: FORM.fullmatch(form) for form in forms}

@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 
-def peak_rss_mb() -> float:
-    """The largest resident set of this process so far, in MiB."""
+def memory_mb() -> dict[str, float]:
+    """MiB of private memory now, which only Linux tells, and of the largest resident set so far."""
     status = Path("/proc/self/status")
     if status.exists():  # getrusage there begins with the memory of the process that started this one
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+        content = status.read_text()
+        return {"private_mb": private_mb(content), "peak_rss_mb": int(content.split("VmHWM:")[1].split()[0]) / 1024}
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"private_mb": 0.0, "peak_rss_mb": used / (2**20 if sys.platform == "darwin" else 1024)}
+
+
+def private_mb(status: str) -> float:
+    """MiB that the system cannot take back, by a process's /proc/PID/status: memory of no file, in RAM or in swap."""
+    return sum(int(status.split(f"{name}:")[1].split()[0]) for name in ("RssAnon", "RssShmem", "VmSwap")) / 1024
 
 
 def main() -> None:
@@ -29,7 +36,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print goes to the log
 
     def answer(content: dict[str, Any]) -> None:
-        content |= {"cpu_s": time.process_time(), "peak_rss_mb": peak_rss_mb()}
+        content |= {"cpu_s": time.process_time(), **memory_mb()}
         print(json.dumps(content), file=answers, flush=True)
 
     os.environ["EDGE_HUGE_PAGES"] = "1"  # as in the processes of the command `edge`

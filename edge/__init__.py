@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from edge.errors import InputError as InputError
     from edge.errors import MissingExtraError as MissingExtraError
     from edge.export import export as export
-    from edge.runtime.answer import GenerateOptions as GenerateOptions
-    from edge.runtime.answer import Piece as Piece
-    from edge.runtime.answer import Result as Result
-    from edge.runtime.answer import Timings as Timings
     from edge.runtime.chat import Chat as Chat
+    from edge.runtime.decode.answer import GenerateOptions as GenerateOptions
+    from edge.runtime.decode.answer import Piece as Piece
+    from edge.runtime.decode.answer import Result as Result
+    from edge.runtime.decode.answer import Timings as Timings
     from edge.runtime.load import load as load
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
     from edge.runtime.speech.transcribe import Transcriber as Transcriber
     from edge.runtime.speech.transcribe import Transcript as Transcript
-    from edge.runtime.template import Message as Message
+    from edge.runtime.text.template import Message as Message
     from edge.runtime.text2text import Text2Text as Text2Text
     from edge.runtime.text2text import Text2TextOptions as Text2TextOptions
 
@@ -46,13 +46,13 @@ _HOMES = {
         *("BundleError", "CatalogError", "CheckpointError", "EdgeError"),
         *("ExportError", "InputError", "MissingExtraError"),
     ),
-    "edge.runtime.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
+    "edge.runtime.decode.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
     "edge.runtime.chat": ("Chat",),
     "edge.runtime.load": ("load",),
     "edge.runtime.model": ("Model",),
     "edge.runtime.speech.segments": ("Segment",),
     "edge.runtime.speech.transcribe": ("TranscribeOptions", "Transcriber", "Transcript"),
-    "edge.runtime.template": ("Message",),
+    "edge.runtime.text.template": ("Message",),
     "edge.runtime.text2text": ("Text2Text", "Text2TextOptions"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

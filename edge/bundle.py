@@ -130,7 +130,7 @@ def open_bundle(path: str | Path) -> Bundle:
         raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
     names = [f.path for f in manifest.files]
-    graphs = [*(graph.path for graph in manifest.graphs), *(segment.path for segment in manifest.segments)]
+    graphs = [graph.path for graph in manifest.graphs]
     routers = [] if manifest.routers is None else [manifest.routers]
     for name in [*names, *graphs, *routers]:
         _check_inside(root, name)

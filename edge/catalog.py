@@ -1,10 +1,11 @@
 """The catalog: one TOML file per model in `models/`, and the folder where fetched ones are kept.
 
-docs/models.md describes the files' fields. Needs nothing beyond the standard library.
+docs/guide/models.md describes the files' fields. Needs nothing beyond the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import difflib
 import hashlib
@@ -41,6 +42,10 @@ class HubSource:
     @property
     def where(self) -> str:
         return f"hub {self.id}" + (f"@{self.revision}" if self.revision else "")
+
+    def pins(self, here: Path) -> dict[Path, str]:
+        """The files that are pinned, where the source's content lies `here`, and their sha256."""
+        return {here / name: sha256 for name, sha256 in self.sha256.items()}
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,13 @@ class PypiSource:
         more = f" and {len(packages) - 1} more" if len(packages) > 1 else ""
         return f"PyPI {packages[0]}{more}"
 
+    def places(self, here: Path) -> list[tuple[Joined, Path]]:
+        """Each file, and where it lies where the source's content lies `here`."""
+        return [(file, here / file.name if self.folder else here) for file in self.files]
+
+    def pins(self, here: Path) -> dict[Path, str]:
+        return {path: file.sha256 for file, path in self.places(here)}
+
 
 @dataclass(frozen=True)
 class UrlSource:
@@ -108,6 +120,9 @@ class UrlSource:
     @property
     def where(self) -> str:
         return self.url
+
+    def pins(self, here: Path) -> dict[Path, str]:
+        return {here: self.sha256}
 
 
 Source = HubSource | PypiSource | UrlSource
@@ -184,18 +199,17 @@ def local_from(entry: Entry, source: Source) -> Path | None:
     """As `local`, for one source. What lies there was verified before it got this name."""
     path = path_of(entry, source)
     if isinstance(source, HubSource):
+        with contextlib.suppress(OSError):  # a folder, as earlier versions left it
+            path = Path(path.read_text(encoding="utf-8"))
         return path if (path / "config.json").is_file() else None
-    if isinstance(source, PypiSource) and source.folder:
-        return path if all(_is_whole(path / file.name, file.size) for file in source.files) else None
-    return path if _is_whole(path, source.size) else None
-
-
-def _is_whole(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+    sizes = {path: source.size}
+    if isinstance(source, PypiSource):
+        sizes = {place: file.size for file, place in source.places(path)}
+    return path if all(each.is_file() and each.stat().st_size == size for each, size in sizes.items()) else None
 
 
 def path_of(entry: Entry, source: Source) -> Path:
-    """Where the content of a source lies once it is fetched."""
+    """Where the content of a source lies once it is fetched; of a hub, the file that says where it lies."""
     return entry.folder / ("hub" if isinstance(source, HubSource) else source.name)
 
 

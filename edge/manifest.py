@@ -1,34 +1,32 @@
 """The manifest, `edge.json`: what a host must know to run a bundle, as typed dataclasses.
 
-docs/bundle-format.md describes the same fields for people who write a reader in another language.
+docs/reference/bundle-format.md describes the same fields for people who write a reader in another language.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from edge.errors import BundleError, EdgeError
+from edge.errors import BundleError
+from edge.typed_json import read_json, typed
 
 FORMAT_VERSION = 1
+# Steps of the int8 prefill graph are so many times as long: 256 tokens were 10% faster than 128, and as fast as 512.
+LONGER = 2
 WIDE_VERSION = 1
 KINDS = ("decoder", "encoder-decoder")
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 KV_DTYPES = {"float32": 4, "int8": 1}  # bytes of one value
 FLOAT32, INT8 = KV_DTYPES  # of the KV cache
 KV8 = "kv8"  # the role of the decoder's graph over a cache in int8
+SKIP = "skip"  # the role of its graph in units that a step may leave out
 KV8_STEP = 8  # tokens of a step up to which that graph attends to bytes
-ADVICE = "export the model again"
 CHECKSUM = "crc32"  # the last field; SHA-256 would bring 3 MB of OpenSSL into every run
-WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,20 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file. Roles: ``decoder``, ``wide`` beside it, ``encoder`` and, for speech, ``frontend``."""
+    """One ONNX file, and what a host must know of it before it opens it.
+
+    Roles: ``decoder``, and ``wide``, ``tree``, ``kv8`` and ``skip`` beside it; ``encoder`` and, for speech,
+    ``frontend``. Bundles exported earlier have role and path alone: the defaults are what is safe to believe of them.
+    """
 
     role: str
     path: str
+    batch: bool = False  # a step may take a token of each of several sequences
+    trees: bool = False  # a step's tokens need not follow each other: it has the input `attention_bias`
+    tokens: bool = False  # it says the likeliest tokens
+    scores: bool = True  # some attention has all its scores in memory at a time
+    parts: int = 1  # of the rows of an encoder, which feed-forward blocks take one after the other
+    precise_layers: int = 1  # of an encoder, from the first on, that read rows in 16 bits and are packed twice
 
 
 @dataclass(frozen=True)
@@ -112,13 +120,12 @@ class WideForm:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the decoder's graph in a file of its own; a decoder has either none or all, in the order they run.
+    """A unit of the graph `skip`; a decoder has either none or all, in the order they run.
 
     part: ``start`` (embedding and first layer), ``layers``, or ``attention`` and ``feed_forward`` in turns, and ``end``
     (last layer, final norm and head). Those between start and end can be left out.
     """
 
-    path: str
     part: str
     layers: list[int]
 
@@ -361,68 +368,3 @@ def _encoder_faults(manifest: Manifest) -> Iterator[str]:
         yield f"encoder.input is {encoder.input!r}, and this edge reads {', '.join(needed)}"
     elif needed[encoder.input] is None:
         yield f"encoder.input is {encoder.input!r}, and what that needs is missing"
-
-
-def read_json(
-    text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
-) -> dict[str, Any]:
-    """The JSON object in `text`; `error`, with the advice, where it holds something else."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as e:
-        raise error(f"{where} is not valid JSON ({e}); {advice}.") from None
-    if not isinstance(raw, dict):
-        raise error(f"{where} must hold a JSON object, not a {type(raw).__name__}; {advice}.")
-    return raw
-
-
-class _Misfit(Exception):
-    """A field is missing or of another type."""
-
-
-def typed(
-    raw: dict[str, Any], kind: type[T], where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
-) -> T:
-    """A dataclass from a JSON object; `error` names a field that is missing or of another type, with the advice."""
-    try:
-        return typing.cast(T, _value(raw, kind, ""))
-    except _Misfit as e:
-        raise error(f"{where}{e}; {advice}.") from None
-
-
-def _value(raw: Any, kind: Any, path: str) -> Any:
-    """`raw` checked against the type `kind` and turned into it; `path` is its place in the document."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(raw, dict):
-            raise _mismatch(path, "an object", raw)
-        hints = typing.get_type_hints(kind)
-        values = {}
-        for f in dataclasses.fields(kind):
-            place = f"{path}.{f.name}" if path else f.name
-            if f.name in raw:
-                values[f.name] = _value(raw[f.name], hints[f.name], place)
-            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise _Misfit(f" lacks the field {place!r}")
-        return typing.cast(Any, kind)(**values)
-    if origin is types.UnionType:  # `X | None`, or several of JSON's own types
-        if raw is None and types.NoneType in args:
-            return None
-        return _value(raw, type(raw) if type(raw) in args else args[0], path)
-    if origin is list:
-        if not isinstance(raw, list):
-            raise _mismatch(path, "a list", raw)
-        return [_value(item, args[0], f"{path}[{i}]") for i, item in enumerate(raw)]
-    if origin is dict:
-        if not isinstance(raw, dict):
-            raise _mismatch(path, "an object", raw)
-        return {key: _value(item, args[1], f"{path}.{key}") for key, item in raw.items()}
-    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
-        return float(raw)
-    if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):
-        raise _mismatch(path, WORDS[kind], raw)
-    return raw
-
-
-def _mismatch(path: str, wanted: str, raw: Any) -> _Misfit:
-    return _Misfit(f": the field {path!r} must be {wanted}, not {str(raw)[:60]!r}")

@@ -24,8 +24,9 @@ from edge.errors import CheckpointError, ExportError, InputError, MissingExtraEr
 from edge.export import quantize as methods
 from edge.export.quantize.base import Options, Progress
 from edge.manifest import KV8
-from edge.runtime.memory import release_freed
-from edge.runtime.verify import WIDE, Golden, open_role, record_form, record_golden, roles
+from edge.runtime.check.golden import Golden, open_role, record_form, record_golden, roles
+from edge.runtime.engine.variant import WIDE
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -70,13 +71,13 @@ def export(
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
-        wide_weights: int8 for a second form of a decoder's layers, for prompts (docs/wide.md), or none; default: none.
+        wide_weights: int8 for an int8 prefill graph of a decoder (docs/guide/long-prompts.md), or none; default: none.
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
-        trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/speculation.md).
+        trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
         candidates: collect what the drafter recycle begins with, over the calibration text.
-        draft_text: tokens of a decoder's own answers from which a table for drafts is counted (docs/speculation.md); 0
-            for no table; default: as many as take a minute or two.
+        draft_text: tokens of a decoder's own answers from which a table for drafts is counted
+            (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
         progress: told how far each stage is; a total of 0 is one that is not known.
@@ -90,7 +91,7 @@ def export(
     """
     tell, advance = say or _silent, progress or _silent
     if weights is not None:
-        methods.check_weights(weights)
+        methods.METHODS.find(weights)
     if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
         raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
     if draft_text is not None and draft_text < 0:
@@ -165,14 +166,14 @@ def export(
         del written
         golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)
         writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")
-        if segments is not None:
-            from edge.export.graph.segments import write_segments
-
-            advance(0, 0, "writing segments")
-            manifest = dataclasses.replace(manifest, segments=write_segments(writer, manifest, segments))
         manifest = write_routers(writer, manifest, checkpoint, segments, tell)
+        if segments is not None:
+            from edge.export.graph.skip import write_skip
+
+            advance(0, 0, "writing the graph that skips")
+            manifest = write_skip(writer, manifest, segments)
         if trees:
-            from edge.export.graph.trees import write_trees
+            from edge.export.lower.cpu.trees import write_trees
 
             manifest = write_trees(writer, manifest)
         advance(0, 0, "hashing the bundle")

@@ -12,7 +12,7 @@ from edge.runtime.speculate.recycle import CANDIDATES, SEED, likeliest, write_se
 if TYPE_CHECKING:
     from edge.bundle import BundleWriter
     from edge.export.quantize.base import Options
-    from edge.runtime.engine import Engine
+    from edge.runtime.engine.engine import Engine
 
 ROWS = 64  # of logits at a time: 13 MB at a 49k vocabulary
 

@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
+from edge.export.quantize import METHODS
 from edge.export.quantize.base import Progress
 from edge.export.torch_reference import RecordedLogits, TorchLogits, load_torch
 from edge.manifest import Manifest
-from edge.runtime.engine import Engine
-from edge.runtime.evaluate import CHUNK, Agreement, EngineLogits, compare, windows
-from edge.runtime.memory import release_freed
+from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
+from edge.runtime.engine.engine import Engine
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 WINDOW = 512  # tokens of the text that are used: their Torch logits take 100 MB of disk at a 49k vocabulary
-
-# What no sound export comes near: beyond this mean divergence, in nats a token, a graph or a weight is wrong.
-MOST_KL = {"fp32": 1e-3, "fp16": 1e-2, "int8": 0.1, "keep": 0.1, "int4": 1.0}
-LEAST_TOP1 = {"fp32": 0.99}
 
 # Written for this check; no calibration text holds it.
 TEXT = """\
@@ -95,8 +92,8 @@ def quality(found: Agreement) -> dict[str, float]:
 def refuse_if_broken(found: Agreement, manifest: Manifest, *, flag: str = "--weights") -> None:
     """ExportError where the bundle's answers are not those of the model. flag: what chose the weights."""
     weights = manifest.weights
-    halves = weights.split("+")  # of an encoder-decoder
-    most, least = max(MOST_KL[half] for half in halves), min(LEAST_TOP1.get(half, 0.0) for half in halves)
+    halves = [METHODS[half].traits for half in weights.split("+")]  # of an encoder-decoder
+    most, least = max(half["most_kl"] for half in halves), min(half.get("least_top1", 0.0) for half in halves)
     if found.kl_mean <= most and found.top1 >= least:
         return
     raise ExportError(

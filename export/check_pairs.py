@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from edge.export.quantize.base import Progress
 from edge.export.torch_reference import RecordedLogits, load_torch
-from edge.runtime.cache import KVCache
-from edge.runtime.engine import Engine
-from edge.runtime.evaluate import Agreement, compare, pieces
+from edge.runtime.check.perplexity import Agreement, compare, pieces
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint

@@ -7,29 +7,28 @@ import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge import __version__
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
 from edge.export import check
 from edge.export import quantize as methods
 from edge.export.candidates import write_candidates
-from edge.export.graph import build_decoder
-from edge.export.graph.kv8 import PATH as KV8_PATH
-from edge.export.graph.kv8 import write_kv8
+from edge.export.graph.decoder import build_decoder
+from edge.export.lower.cpu.kv8 import write_kv8
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.wide import wide_weights
 from edge.export.tokenizer import compact
-from edge.export.written import Watched, Written, say_what_changed
-from edge.manifest import FORMAT_VERSION, INT8, KV8, KV8_STEP, Graph, Manifest, Source
-from edge.runtime.engine import Engine
-from edge.runtime.memory import release_freed
-from edge.runtime.verify import GoldenInput
+from edge.export.written import Watched, Written, manifest_of, say_what_changed
+from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
+from edge.runtime.check.golden import GoldenInput
+from edge.runtime.engine.engine import Engine
+from edge.runtime.load import open_engine
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.torch_reference import RecordedLogits
-    from edge.runtime.evaluate import Agreement
+    from edge.runtime.check.perplexity import Agreement
 
 WIDE = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
@@ -64,11 +63,7 @@ def write_decoder(
     recorded = check.reference(checkpoint, context, options.progress) if compare else None
     wider = wide_weights(checkpoint, options) if wide else None
     quantized = methods.quantize(
-        checkpoint,
-        weights,
-        block_size=options.block_size,
-        calibration=options.calibration,
-        progress=options.progress,
+        checkpoint, weights, block_size=options.block_size, calibration=options.calibration, progress=options.progress
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
@@ -78,25 +73,10 @@ def write_decoder(
     del quantized, watched, wider
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        producer=f"edge {__version__}",
-        name=name,
-        family=graph.family,
-        kind="decoder",
-        weights=weights,
-        dims=graph.dims,
-        context=context,
-        graphs=graph.graphs,
-        kv=graph.kv,
-        groups=graph.groups,
-        tokens=checkpoint.tokenizer.tokens,
-        chat_template=checkpoint.tokenizer.chat_template,
-        source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
-        wide=graph.wide,
-    )
+    template = checkpoint.tokenizer.chat_template
+    manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, chat_template=template)
     staged = Bundle(writer.staging, manifest)
-    engine = Engine(staged, context=context)
+    engine = open_engine(staged, context=context)
     if recorded is not None:
         options.report(0, 0, "checking against Torch")
         found = check.check(engine, recorded)
@@ -109,11 +89,11 @@ def write_decoder(
         manifest = dataclasses.replace(manifest, quality=quality)
     windows = calibration_windows(checkpoint, options.calibration)
     options.report(0, 0, "measuring keys and values")
-    write_kv8(writer, engine, windows[:MEASURED])
+    kv8 = write_kv8(writer, engine, windows[:MEASURED])
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
-    manifest = _with_kv8(writer, manifest, recorded, options, say)
-    engine = Engine(staged, context=context)
+    manifest = _with_kv8(writer, manifest, kv8, recorded, options, say)
+    engine = open_engine(staged, context=context)
     if candidates:
         write_candidates(writer, engine, windows, options)
     return Written(manifest, engine, golden_inputs(engine, staged, say))
@@ -122,23 +102,24 @@ def write_decoder(
 def _with_kv8(
     writer: BundleWriter,
     manifest: Manifest,
+    graph: Graph,
     recorded: RecordedLogits | None,
     options: Options,
     say: Callable[[str], None],
 ) -> Manifest:
     """The manifest with the graph over a KV cache in int8, which was written, and its figures where there are Torch's
     logits to compare with; without it where such a cache says too little of this model's keys and values."""
-    more = dataclasses.replace(manifest, graphs=[*manifest.graphs, Graph(KV8, KV8_PATH)])
+    more = dataclasses.replace(manifest, graphs=[*manifest.graphs, graph])
     if recorded is None:
         return more
     options.report(0, 0, "checking the KV cache in int8")
-    engine = Engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
+    engine = open_engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
     found = check.check(engine, recorded, chunk=KV8_STEP)
     del engine
     release_freed()
     lost = found.kl_mean - manifest.quality["kl_mean"]
     if not lost <= MOST_LOST:
-        (writer.staging / KV8_PATH).unlink()
+        (writer.staging / graph.path).unlink()
         say(f"A KV cache in int8 would lose too much (KL divergence {lost:.2g} more); the bundle has float32 alone.")
         return manifest
     return dataclasses.replace(more, quality=manifest.quality | _figures_of(KV8, found))
@@ -152,7 +133,7 @@ def _figures_of(form: str, found: Agreement) -> dict[str, float]:
 def golden_inputs(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> list[GoldenInput]:
     """GOLDEN_PROMPTS, in the model's chat format where it has one that can be rendered."""
     from edge.runtime.model import Model
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     model = Model(bundle, engine, Text(bundle))
     try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from edge import __version__
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
 from edge.export import check, check_pairs
@@ -20,11 +19,12 @@ from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 from edge.export.speech_format import speech
 from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
-from edge.export.written import Watched, Written, say_what_changed
-from edge.manifest import FORMAT_VERSION, Graph, Manifest, Source, Speech, TextFormat
-from edge.runtime.cache import KVCache
-from edge.runtime.engine import Engine
-from edge.runtime.verify import GoldenInput, noise
+from edge.export.written import Watched, Written, manifest_of, say_what_changed
+from edge.manifest import Speech, TextFormat
+from edge.runtime.check.golden import GoldenInput, noise
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.load import open_engine
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -77,35 +77,16 @@ def write_encoder_decoder(
     say_what_changed(checkpoint, watched.methods, say)
     if inputs.text is not None and (names := left_out(checkpoint)):
         say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
-    graphs: list[Graph] = built.graphs
     if inputs.speech is not None:
         from edge.export.graph.frontend import build_frontend
 
-        graphs = [*graphs, build_frontend(checkpoint.config, writer)]
+        built.graphs.append(build_frontend(checkpoint.config, writer))
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        producer=f"edge {__version__}",
-        name=name,
-        family=built.family,
-        kind="encoder-decoder",
-        weights=weights[0] if len(set(weights)) == 1 else "+".join(weights),
-        dims=built.dims,
-        context=context,
-        graphs=graphs,
-        kv=built.kv,
-        groups=built.groups,
-        tokens=checkpoint.tokenizer.tokens,
-        chat_template=None,
-        source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
-        encoder=built.encoder,
-        cross=built.cross,
-        text=inputs.text,
-        speech=inputs.speech,
-        generation=generation(checkpoint),
-    )
+    kinds = weights[0] if len(set(weights)) == 1 else "+".join(weights)
+    read = {"text": inputs.text, "speech": inputs.speech, "generation": generation(checkpoint), "chat_template": None}
+    manifest = manifest_of(checkpoint, built, name, "encoder-decoder", kinds, context, **read)
     writer.flush()
-    engine = Engine(Bundle(writer.staging, manifest), context=context)
+    engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         progress(0, 0, "checking against Torch")
         found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))

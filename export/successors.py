@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 from edge.errors import InputError
 from edge.export.prompts import by_themselves
-from edge.runtime.answer import GenerateOptions
+from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speculate.successors import FILE, Context, level_of, write_table
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle, BundleWriter
     from edge.export.quantize.base import Progress
-    from edge.runtime.engine import Engine
+    from edge.runtime.engine.engine import Engine
     from edge.runtime.model import Model
 
 # By default as many tokens as take about a minute on two cores: so many multiplications by weights, at most so many
@@ -67,7 +67,7 @@ def default_tokens(weights: int) -> int:
 def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, tokens: int, report: Progress) -> None:
     """Have the model answer until it has written so many tokens, and write down what followed what."""
     from edge.runtime.model import Model
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     engine.wide = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0

@@ -9,12 +9,11 @@ from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint.base import Checkpoint
+from edge.export.graph.families import find_family
+from edge.export.graph.families.base import Family
 from edge.manifest import Generation, TextFormat
 
 SAMPLE = "a text"  # that a tokenizer is shown
-MARIAN = "marian"
-# In other vocabularies a token that looks like a language is a piece of text.
-MULTILINGUAL = ("mbart", "m2m_100", MARIAN)
 # Settings of transformers that a bundle has no place for, with the values that change nothing.
 UNKNOWN: dict[str, Any] = {
     "do_sample": False,
@@ -26,10 +25,6 @@ UNKNOWN: dict[str, Any] = {
     "sequence_bias": None,
     "guidance_scale": 1.0,
 }
-# Tokens that name a language, and the code in them: en_XX of mBART, eng_Latn of NLLB, __en__ of M2M100, and >>eng<< of
-# Marian, which names the target.
-_LANGUAGE = re.compile(r"([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})|__([a-z]{2,3})__")
-_TARGET = re.compile(r">>(.+)<<")
 
 
 def text_format(checkpoint: Checkpoint) -> TextFormat:
@@ -42,7 +37,8 @@ def text_format(checkpoint: Checkpoint) -> TextFormat:
     prefix, suffix = _around(tokenizer)
     languages = _languages(checkpoint, tokenizer)
     start = _setting(checkpoint, "decoder_start_token_id")
-    if languages and checkpoint.config.get("model_type") == MARIAN:
+    named = _family(checkpoint).languages
+    if languages and named is not None and named.in_source:
         return TextFormat(prefix, suffix, [] if start is None else [start], languages, target_in_source=True)
     if languages:
         return _multilingual(prefix, suffix, start, checkpoint.generation.get("forced_bos_token_id"), languages)
@@ -146,9 +142,15 @@ def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def _languages(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, int]:
     """The ids of tokens that name languages, by the code that a person writes."""
-    if checkpoint.config.get("model_type") not in MULTILINGUAL:
+    named = _family(checkpoint).languages
+    if named is None:  # in other vocabularies a token that looks like a language is a piece of text
         return {}
-    form = _TARGET if checkpoint.config["model_type"] == MARIAN else _LANGUAGE
     tokens = tokenizer.get_vocab(with_added_tokens=True)
-    found = {match[match.lastindex or 0]: i for token, i in tokens.items() if (match := form.fullmatch(token))}
+    found = {
+        match[match.lastindex or 0]: i for token, i in tokens.items() if (match := re.fullmatch(named.token, token))
+    }
     return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    return find_family(str(checkpoint.config.get("model_type")))[1]

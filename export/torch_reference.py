@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.export.quantize.base import Progress
-from edge.runtime.evaluate import LogitsSource, pieces
+from edge.runtime.check.perplexity import LogitsSource, pieces
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 
-def load_torch(
-    checkpoint: Checkpoint, threads: int | None = None, progress: Progress | None = None
-) -> Any:
+def load_torch(checkpoint: Checkpoint, threads: int | None = None, progress: Progress | None = None) -> Any:
     """The transformers model of `checkpoint`, float32, in eval mode. Memory: one float32 copy and one tensor.
 
     Built from the configuration and `Checkpoint.read`, the same way for every kind of source, so that the reference
@@ -72,7 +70,7 @@ def load_torch(
 
 
 class TorchLogits:
-    """The logits of a Torch model, as `edge.runtime.evaluate` measures them: piece by piece, on its own KV cache."""
+    """The logits of a Torch model, measured as a bundle's are: piece by piece, on its own KV cache."""
 
     def __init__(self, model: Any) -> None:
         self.vocab_size = int(model.config.vocab_size)

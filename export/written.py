@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from edge import __version__
 from edge.export.quantize.base import Progress, QTensor, RowsTensor, Weight
-from edge.manifest import Manifest
-from edge.runtime.engine import Engine
-from edge.runtime.verify import GoldenInput
+from edge.manifest import FORMAT_VERSION, Manifest, Source
+from edge.runtime.check.golden import GoldenInput
+from edge.runtime.engine.engine import Engine
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.graph.step import Built
 
 FLOATS = {"F32", "F16", "BF16"}  # of stored types
 KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
@@ -26,6 +28,31 @@ class Written:
     manifest: Manifest
     engine: Engine
     golden: list[GoldenInput]
+
+
+def manifest_of(
+    checkpoint: Checkpoint, built: Built, name: str, kind: str, weights: str, context: int, **others: Any
+) -> Manifest:
+    """The manifest of a bundle whose graphs are written. others: fields of its kind alone."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        producer=f"edge {__version__}",
+        name=name,
+        family=built.family,
+        kind=kind,
+        weights=weights,
+        dims=built.dims,
+        context=context,
+        graphs=built.graphs,
+        kv=built.kv,
+        groups=built.groups,
+        tokens=checkpoint.tokenizer.tokens,
+        source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
+        wide=built.wide,
+        encoder=built.encoder,
+        cross=built.cross,
+        **others,
+    )
 
 
 def say_what_changed(checkpoint: Checkpoint, methods: Mapping[str, str], tell: Callable[[str], None]) -> None:

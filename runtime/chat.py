@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
-from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
-from edge.runtime.template import Message, check_messages
+from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.text.template import Message, check_messages
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model

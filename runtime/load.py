@@ -1,59 +1,74 @@
-"""`edge.load`: whatever a bundle holds, ready to be used."""
+"""`edge.load`: whatever a bundle holds, ready to be used. The only place that opens one.
+
+Loading the weights is ONNX Runtime's work and leaves the interpreter free: the tokenizer, the chat template and the
+prompt are made ready meanwhile. `edge run` starts before it imports what only those need.
+"""
 
 from __future__ import annotations
 
-import time
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from edge.runtime.loading import Loading, start
-from edge.runtime.model import PREFILL_CHUNK, Model
-from edge.runtime.skip import OFF
-from edge.runtime.speculate.base import AUTO, check_name
-from edge.runtime.text import Text
+from edge.bundle import Bundle, open_bundle
+from edge.runtime.background import Background
+from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
+from edge.runtime.providers import open_provider
+from edge.runtime.providers.base import Provider
+from edge.runtime.providers.instructions import warn_of_overflow
+from edge.runtime.speculate.base import check_name
 
 if TYPE_CHECKING:
+    from edge.runtime.model import Model
     from edge.runtime.speech.transcribe import Transcriber
     from edge.runtime.text2text import Text2Text
 
-HEAD_START_S = 0.005  # enough for the Python code between starting the engine's thread and ONNX Runtime's own
+
+DEFAULTS = LoadOptions()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A bundle whose manifest was read and whose engine is being made."""
+
+    bundle: Bundle
+    options: LoadOptions
+    variant: Variant
+    engine: Background[Engine]
+
+    def model(self) -> Model | Text2Text | Transcriber:
+        """What answers with the bundle, whose engine may still be loading."""
+        speculate = self.options.speculate
+        if self.bundle.manifest.speech is not None:
+            from edge.runtime.speech.transcribe import Transcriber
+            from edge.runtime.speech.words import spoken
+
+            return Transcriber(self.bundle, self.engine, spoken(self.bundle), speculate=speculate)
+        from edge.runtime.text.tokenizer import Text
+
+        text = Text(self.bundle)
+        if self.bundle.manifest.text is not None:
+            from edge.runtime.text2text import Text2Text
+
+            return Text2Text(self.bundle, self.engine, text, speculate=speculate)
+        from edge.runtime.model import Model
+
+        chunk = self.options.prefill_chunk
+        chunk = PREFILL_CHUNK if chunk is None else chunk
+        return Model(self.bundle, self.engine, text, prefill_chunk=chunk, speculate=speculate)
 
 
 def load(
-    path: str | Path,
-    *,
-    context: int | None = None,
-    threads: int | None = None,
-    prefill_chunk: int | None = None,
-    memory: int | str | None = None,
-    beams: int | None = None,
-    speculate: str = AUTO,
-    exact: bool | None = None,
-    skip: str = OFF,
-    kv: str = AUTO,
+    path: str | Path, options: LoadOptions | None = None, **keywords: Unpack[LoadKeywords]
 ) -> Model | Text2Text | Transcriber:
     """Open a bundle, check its files and load it.
 
     Args:
         path: the bundle's folder.
-        context: most tokens of prompt and answer together; default: the bundle's, up to 4,096.
-        threads: threads to compute with, shared by all models of this process: the first one decides, and another
-            number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8.
-        prefill_chunk: most prompt tokens of a decoder to run in one step; smaller ones need less memory. Default: 128.
-        memory: most bytes that this process may have resident, as a number or like ``300MB``: what fits is chosen
-            before anything is loaded, the context too where none is given. What the program holds already counts.
-        beams: most beams of a search that there must be memory for; default: as many as the bundle sets.
-        speculate: what drafts tokens of a decoder's answer that are verified several in a step: ``auto``, ``off`` or a
-            drafter's name; see docs/speculation.md.
-        exact: whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before,
-            alone or among other prompts. Default: yes for decoders. False is faster: drafts then change the last bits
-            of logits, and so, once in a while, a word. An encoder-decoder drafts only where it is asked to
-            (`draft_from_input`); with True those drafts change nothing either, and it takes no beams.
-        skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
-            docs/skipping.md.
-        kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
-            ``auto``: float32, or int8 where `memory` has room for no other. After long prompts int8 is the faster one
-            for plain decoding; see docs/kv-cache.md.
+        options: how it is loaded.
+        keywords: the fields of `LoadOptions`, where no options are given.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
@@ -62,38 +77,56 @@ def load(
         BundleError: the bundle is missing, damaged or of another version.
         InputError: an option out of its range, or too little memory.
     """
-    check_name(speculate)
-    loading = start(
-        path,
-        context=context,
-        threads=threads,
-        memory=memory,
-        chunk=prefill_chunk,
-        beams=beams,
-        speculate=speculate,
-        exact=exact,
-        skip=skip,
-        kv=kv,
-    )
-    # Loading a tokenizer holds the interpreter's lock until it is done. The engine's thread must be past its own
-    # Python code and inside ONNX Runtime by then, or loading the two would take the sum of their times.
-    time.sleep(HEAD_START_S)
+    loading = start(path, options or LoadOptions(**keywords))
     try:
-        return _model(loading, PREFILL_CHUNK if prefill_chunk is None else prefill_chunk, speculate)
+        return loading.model()
     finally:
         loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
 
 
-def _model(loading: Loading, prefill_chunk: int, speculate: str) -> Model | Text2Text | Transcriber:
-    bundle, engine = loading.bundle, loading.engine
-    if bundle.manifest.speech is not None:
-        from edge.runtime.speech.transcribe import Transcriber
-        from edge.runtime.speech.words import spoken
+def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading:
+    """Read a bundle's manifest, choose how it is loaded, and begin to check its files and to load its weights.
 
-        return Transcriber(bundle, engine, spoken(bundle))
-    text = Text(bundle)
-    if bundle.manifest.text is not None:
-        from edge.runtime.text2text import Text2Text
+    What is wrong with the files is raised by `engine.result()`.
 
-        return Text2Text(bundle, engine, text)
-    return Model(bundle, engine, text, prefill_chunk=prefill_chunk, speculate=speculate)
+    Args:
+        path: the bundle's folder, or the bundle where it is open already: reading a manifest takes milliseconds.
+
+    Raises:
+        BundleError: `path` is no bundle, or its manifest cannot be accepted.
+        InputError: as `load`, before anything is loaded.
+    """
+    from edge.runtime.memory.process import private_bytes
+
+    check_name(options.speculate)
+    bundle = path if isinstance(path, Bundle) else open_bundle(path)
+    warn_of_overflow(bundle.manifest)
+    variant = choose(bundle, options, present=private_bytes())
+
+    def make() -> Engine:
+        bundle.check_files_once()
+        return make_engine(bundle, variant, options.provider, options.threads)
+
+    return Loading(bundle, options, variant, Background(make))
+
+
+def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
+    """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, and its steps
+    need not be exact. Errors are those of `start`."""
+    options = dataclasses.replace(LoadOptions(speculate=OFF, exact=False), **keywords)
+    return make_engine(bundle, choose(bundle, options), options.provider, options.threads)
+
+
+def make_engine(bundle: Bundle, variant: Variant, provider: str | Provider, threads: int | None = None) -> Engine:
+    """An engine over the variant's graphs.
+
+    Raises:
+        InputError: there is no such provider, or the context is not within the bundle's.
+        BundleError: a graph cannot be loaded.
+    """
+    opened = open_provider(provider, threads, bundle.manifest)
+    if variant.policy is None:
+        return Engine(bundle, variant, opened)
+    from edge.runtime.skip.engine import SegmentedEngine
+
+    return SegmentedEngine(bundle, variant, opened)

@@ -5,28 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.home import curves_dir
-from edge.runtime.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.background import Background
 from edge.runtime.chat import Chat
-from edge.runtime.engine import Engine
-from edge.runtime.loading import Background
-from edge.runtime.memory import release_freed
-from edge.runtime.speculate.base import AUTO, OFF, check_name, find
-from edge.runtime.template import ChatTemplate, Message, chat_template, check_messages
-from edge.runtime.text import Text
+from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.loaded import Loaded
+from edge.runtime.speculate.base import AUTO, OFF
+from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
+from edge.runtime.text.tokenizer import Text
 
-if TYPE_CHECKING:
-    from edge.runtime.speculate.decode import Speculation
-
-PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 Prompt = str | Sequence[Message]
 
 
-class Model:
+class Model(Loaded):
     """A bundle in memory. `edge.load` makes one.
 
     Args:
@@ -52,42 +46,15 @@ class Model:
     ) -> None:
         if prefill_chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
-        check_name(speculate)
-        if speculate != OFF:  # imported while the weights load
-            import edge.runtime.speculate.decode
-
-            find(speculate)
-            if curves_dir().is_dir():
-                import edge.runtime.profile.curve  # noqa: F401
-        self.bundle = bundle
+        super().__init__(bundle, engine, speculate)
         self.text = text
-        self._speculate = speculate
         self._prefill_chunk = prefill_chunk
-        self._engine = engine
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, as soon as it has loaded."""
-        engine = self._engine
-        if isinstance(engine, Background):
-            self._engine = engine = engine.result()
-            release_freed()  # what reading the graph took
-        return engine
 
     @property
     def prefill_chunk(self) -> int:
         """Most prompt tokens to run in one step: as asked, or fewer where memory has no room for so many."""
         plan = self.engine.plan
         return self._prefill_chunk if plan is None else plan.demand.chunk
-
-    @cached_property
-    def speculation(self) -> Speculation | None:
-        """What drafts, and what it has learnt; None where nothing does."""
-        if self._speculate == OFF:
-            return None
-        from edge.runtime.speculate.decode import make_speculation
-
-        return make_speculation(self._speculate, self.engine)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -163,8 +130,8 @@ class Model:
         kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
-        decides by the prompt which layers it leaves out, a drafter that was named, or a graph for trees; or where the
-        memory was planned for one. A `width` above 1 is refused there.
+        decides by the prompt which layers it leaves out, a drafter that was named, a graph for trees, or a bundle that
+        was exported earlier; or where the memory was planned for one. A `width` above 1 is refused there.
 
         Raises:
             InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.
@@ -190,6 +157,11 @@ class Model:
             return
         if width < 1:
             raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
+        if not self.bundle.manifest.graph("decoder").batch:
+            raise InputError(
+                f"The graph of {self.bundle.manifest.name} takes one prompt at a time, not {width} side by side; "
+                "export the model again."
+            )
         if self._alone:
             raise InputError(
                 f"{width} answers cannot grow side by side with a policy that reads the prompt, a drafter that was "

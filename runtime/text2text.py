@@ -8,28 +8,27 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.manifest import Generation, TextFormat
-from edge.runtime import beam
-from edge.runtime.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never, pieces, whole
-from edge.runtime.beam import BeamOptions, EarlyStopping, Hypothesis
-from edge.runtime.cache import KVCache
-from edge.runtime.draft_from_input import Experience, InputDraft, generate_from_draft
-from edge.runtime.encoder import Cross
-from edge.runtime.engine import Engine
-from edge.runtime.generate import generate
-from edge.runtime.languages import find_language
-from edge.runtime.loading import Background
-from edge.runtime.memory import release_freed
-from edge.runtime.processors import ProcessedSampler, Processor, make_processors
-from edge.runtime.sampling import Sampler, SamplingOptions, make_sampler
-from edge.runtime.text import Text
+from edge.manifest import Generation
+from edge.runtime.background import Background
+from edge.runtime.decode import answer, beam
+from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never
+from edge.runtime.decode.beam import BeamOptions, EarlyStopping, Hypothesis
+from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
+from edge.runtime.decode.loop import Drafts, generate
+from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
+from edge.runtime.loaded import Loaded
+from edge.runtime.speculate.base import OFF
+from edge.runtime.text.framing import Framing
+from edge.runtime.text.tokenizer import Text
 
 DEFAULT_TOKENS = 512  # most tokens of an answer where neither the caller nor the bundle sets a limit
 
@@ -43,10 +42,8 @@ class Text2TextOptions(SamplingOptions):
         min_tokens: fewest tokens before the output may end; 0: no such rule.
         stop: strings that end the output and are left out of it.
         beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
-        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.beam.BeamOptions`.
+        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
         no_repeat_ngram: no run of so many tokens occurs twice; 0: no such rule.
-        draft_from_input: verify the input as a draft of the output, sooner done where the two resemble. The output is
-            the same with float32 weights or an exact engine; else a near-tie may fall the other way.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
         interrupted: asked before every step; the output ends once it says True.
 
@@ -64,7 +61,6 @@ class Text2TextOptions(SamplingOptions):
     early_stopping: EarlyStopping | None = None
     n_best: int = 1
     no_repeat_ngram: int | None = None
-    draft_from_input: bool = False
     source_language: str | None = None
     target_language: str | None = None
     interrupted: Callable[[], bool] = never
@@ -82,17 +78,15 @@ class Text2TextOptions(SamplingOptions):
             raise InputError(f"At least {least} and at most {self.max_tokens} tokens cannot both hold.")
         if self.beams is not None:
             self.beam_options(Generation(), 1)
-        one = "are drawn" if self.temperature > 0 else "are taken from a draft" if self.draft_from_input else ""
-        if one and max(self.beams or 1, self.groups, self.n_best) > 1:
+        if self.temperature > 0 and max(self.beams or 1, self.groups, self.n_best) > 1:
             raise InputError(
-                f"Tokens {one} for one text at a time, so that there are no beams, groups or n best texts."
+                "Tokens are drawn for one text at a time, so that there are no beams, groups or n best texts."
             )
 
     def over(self, defaults: Generation) -> Generation:
         """The bundle's settings with what is set here in their place; lengths are not, which are counted otherwise."""
-        one = self.temperature > 0 or self.draft_from_input
         given: dict[str, Any] = {
-            "num_beams": self.beams if self.beams is not None or not one else 1,
+            "num_beams": self.beams if self.beams is not None or self.temperature == 0 else 1,
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
             "no_repeat_ngram_size": self.no_repeat_ngram,
@@ -139,10 +133,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Task:
-    """One input, ready to run: everything that options and bundle decide about it."""
+    """Everything that options and bundle decide about an output, whatever the input."""
 
-    source: list[int]  # the input's tokens as the encoder takes them
-    bare: list[int]  # those of its text alone
     prompt: list[int]  # what the decoder begins with
     options: Text2TextOptions
     beam: BeamOptions
@@ -150,56 +142,44 @@ class _Task:
     processors: list[Processor]
 
 
-class Text2Text:
-    """An encoder-decoder for text in memory. `edge.load` makes one. Several threads may ask it at a time.
+class Text2Text(Loaded):
+    """An encoder-decoder for text in memory. `edge.load` makes one. Several threads may ask it at a time; one of them
+    has drafts.
 
     Args:
         bundle: the opened bundle.
         engine: the engine over it, which may still be loading.
         text: its tokenizer.
+        speculate: what drafts tokens that are verified several in a step: ``off`` or a drafter's name.
 
     Raises:
-        InputError: the bundle's model is not one from text to text.
+        InputError: the bundle's model is not one from text to text, or the drafter does not serve it.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Text) -> None:
+    def __init__(
+        self, bundle: Bundle, engine: Engine | Background[Engine], text: Text, *, speculate: str = OFF
+    ) -> None:
         if bundle.manifest.text is None:
             raise InputError(f"{bundle.manifest.name} is not a model from text to text.")
-        self.bundle = bundle
+        super().__init__(bundle, engine, speculate)
         self.text = text
-        self._format: TextFormat = bundle.manifest.text
         self._defaults = bundle.manifest.generation or Generation()
-        self._engine = engine
+        if self._speculate != OFF:
+            self._defaults = dataclasses.replace(self._defaults, num_beams=1)
+        self._framing = Framing(bundle.manifest.text, text, self._defaults.forced_bos)
         self._spare: list[KVCache] = []  # of inputs that are done
         self._last: _Task | None = None
 
     @property
-    def engine(self) -> Engine:
-        """The engine, as soon as it has loaded."""
-        engine = self._engine
-        if isinstance(engine, Background):
-            self._engine = engine = engine.result()
-            release_freed()  # what reading the tokenizer and the graph took
-        return engine
-
-    @cached_property
-    def _experience(self) -> Experience:
-        """What drafts from inputs have taught so far."""
-        return Experience(self.engine.costs)
-
-    @property
     def languages(self) -> list[str]:
         """The codes of a multilingual model's languages."""
-        return sorted(self._format.languages)
+        assert self.bundle.manifest.text is not None
+        return sorted(self.bundle.manifest.text.languages)
 
     def check(self, options: Text2TextOptions) -> None:
         """Raise InputError where options do not fit the model: before a text is there, and before the weights are."""
-        options.beam_options(self._defaults, 1)
-        self._prompt(options)
-        if self._format.target_in_source and options.target_language is not None:
-            find_language(self._format.languages, options.target_language, None, "target")
-        if options.source_language is not None or self._format.source_at:
-            self._source_language(options)
+        self._beams(options, 1)
+        self._framing.check(options.source_language, options.target_language)
 
     def prompt_ids(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[int]:
         """The token ids that the encoder would get for this text, as soon as the engine has loaded.
@@ -219,7 +199,7 @@ class Text2Text:
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
         tokens, timings, ends, started = self._begin(text, _own(options), [])
-        return pieces(tokens, self.text, timings, ends, started_ns=started)
+        return answer.pieces(tokens, self.text, timings, ends, started_ns=started)
 
     def generate(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Result:
         """Turn a text into another; see `stream`."""
@@ -249,7 +229,7 @@ class Text2Text:
     def _whole(self, text: str, options: Text2TextOptions, found: list[Hypothesis]) -> Result:
         """`generate`, which also leaves the texts that a beam search found in `found`."""
         tokens, timings, ends, started = self._begin(text, options, found)
-        return whole(tokens, self.text, timings, ends, started_ns=started)
+        return answer.whole(tokens, self.text, timings, ends, started_ns=started)
 
     def _begin(
         self, text: str, options: Text2TextOptions, found: list[Hypothesis]
@@ -261,27 +241,24 @@ class Text2Text:
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
         self._check_length(source, engine)
-        task = self._task(source, bare, options, engine)
-        return self._tokens(engine, task, found), Timings(len(source)), task.ends, started
+        task, timings = self._task(options, engine), Timings(len(source))
+        drafts = answer.drafts_of(self.speculation, task.prompt, task.ends, self.text, options, timings, bare)
+        return self._tokens(engine, task, source, drafts, found), timings, task.ends, started
 
-    def _tokens(self, engine: Engine, task: _Task, found: list[Hypothesis]) -> Iterator[int]:
+    def _tokens(
+        self, engine: Engine, task: _Task, source: list[int], drafts: Drafts, found: list[Hypothesis]
+    ) -> Iterator[int]:
         """The output's tokens as they come; the cache is used again when they are done."""
         assert engine.encoder is not None
-        cross = engine.encoder.encode_text(np.array(task.source, np.int64))
+        cross = engine.encoder.encode_text(np.array(source, np.int64))
         cache = self._cache(engine, task, cross)
         try:
             if task.beam.beams > 1:
                 yield from self._searched(engine, cache, task, found)
                 return
             prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
-            sampler = self._sampler(task)
-            if task.options.draft_from_input:
-                draft = InputDraft(task.bare, self._experience)
-                yield from generate_from_draft(
-                    engine, cache, prompt, sampler, draft, self._experience, interrupted=interrupted
-                )
-            else:
-                yield from generate(engine, cache, prompt, sampler, chunk=len(prompt), interrupted=interrupted)
+            sampler, chunk = self._sampler(task), len(prompt)
+            yield from generate(engine, cache, prompt, sampler, chunk=chunk, interrupted=interrupted, drafts=drafts)
         finally:
             self._spare.append(cache)
 
@@ -324,19 +301,12 @@ class Text2Text:
         sampler = make_sampler(plain, self.bundle.manifest.dims.vocab_size)
         return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
 
-    def _task(self, source: list[int], bare: list[int], options: Text2TextOptions, engine: Engine) -> _Task:
-        """One input's task; what options decide is that of the input before, where they are the same."""
-        last = self._last
-        if last is None or last.options is not options:
-            self._last = last = self._decided(options, engine)
-        return dataclasses.replace(last, source=source, bare=bare)
-
-    def _decided(self, options: Text2TextOptions, engine: Engine) -> _Task:
-        """All that options decide about a task, which has no input yet."""
-        if engine.exact and options.over(self._defaults).num_beams > 1:
-            raise InputError("Only one text at a time is exact; ask for one beam.")
-        defaults = self._defaults
-        prompt = self._prompt(options)
+    def _task(self, options: Text2TextOptions, engine: Engine) -> _Task:
+        """What these options decide: the last time's task, where they are the same."""
+        last, defaults = self._last, self._defaults
+        if last is not None and last.options is options:
+            return last
+        prompt = self._framing.start(options.target_language)
         wanted = options.max_tokens
         if wanted is None:
             wanted = DEFAULT_TOKENS if defaults.max_length is None else max(1, defaults.max_length - len(prompt))
@@ -346,35 +316,24 @@ class Text2Text:
         processors = make_processors(
             options.over(defaults), self.text.eos, begin=len(prompt), least=least, most=len(prompt) + limit
         )
-        ends = Ends(options.stop, wanted, room)
-        return _Task([], [], prompt, options, options.beam_options(defaults, limit), ends, processors)
+        beams = self._beams(options, limit)
+        if engine.exact and beams.beams > 1:
+            raise InputError("Only one text at a time is exact; ask for one beam.")
+        self._last = task = _Task(prompt, options, beams, Ends(options.stop, wanted, room), processors)
+        return task
 
-    def _prompt(self, options: Text2TextOptions) -> list[int]:
-        """What the decoder begins with."""
-        form, forced = self._format, self._defaults.forced_bos
-        prompt = list(form.decoder_start)
-        if form.target_at_start or (options.target_language is not None and not form.target_in_source):
-            prompt.append(find_language(form.languages, options.target_language, form.target, "target"))
-        return prompt if forced is None else [*prompt, forced]
-
-    def _source_language(self, options: Text2TextOptions) -> int:
-        form = self._format
-        if form.languages and not form.source_at:
-            raise InputError("This model finds out the source language itself; leave it away.")
-        return find_language(form.languages, options.source_language, form.source, "source")
+    def _beams(self, options: Text2TextOptions, max_tokens: int) -> BeamOptions:
+        """How beams are searched, of which there is one where anything drafts."""
+        beams = options.beam_options(self._defaults, max_tokens)
+        if beams.beams > 1 and self._speculate != OFF:
+            raise InputError(
+                f"The drafter {self._speculate} drafts one text at a time; leave it out, or ask for one beam."
+            )
+        return beams
 
     def _source(self, text: str, options: Text2TextOptions) -> tuple[list[int], list[int]]:
         """The tokens of a text as the encoder takes them, and those of the text alone."""
-        if not text.strip():
-            raise InputError("The text is empty; give the model something to work on.")
-        form = self._format
-        bare = self.text.encode(text)
-        source = [*form.prefix, *bare, *form.suffix]
-        if form.target_in_source:
-            source = self._to_target(bare, source, options.target_language)
-        if form.source_at or options.source_language is not None:
-            language = self._source_language(options)
-            source = [language, *source] if form.source_at == "prefix" else [*source, language]
+        source, bare = self._framing.tokens(text, options.source_language, options.target_language)
         self._check_length(source)
         return source, bare
 
@@ -391,17 +350,6 @@ class Text2Text:
                 f"The text has {len(source)} tokens and this model's encoder takes up to {most}"
                 f"{' in the memory that it may take' if most < whole else ''}; split it, for example into sentences."
             )
-
-    def _to_target(self, bare: list[int], source: list[int], code: str | None) -> list[int]:
-        """The input with the target's token in front, which a text may have brought along."""
-        form = self._format
-        own = bare[0] if bare and bare[0] in form.languages.values() else None
-        if code is None and (own is not None or len(form.languages) == 1):
-            return source
-        language = find_language(form.languages, code, form.target, "target")
-        if own not in (None, language):
-            raise InputError(f"The text asks for {self.text.token(bare[0])}, and the target language is {code!r}.")
-        return source if own is not None else [language, *source]
 
 
 def _before(text: str, stops: Sequence[str]) -> str:

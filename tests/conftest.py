@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from texts import CHAT_TEMPLATE, SENTENCES
 
 from edge.bundle import Bundle, BundleWriter
 from edge.manifest import Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
@@ -80,19 +81,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-SENTENCES = [
-    "The moon changes its shape because we see its lit half from another side every night.",
-    "A train leaves at nine and arrives at eleven; how long does it take?",
-    "Die Bibliothek öffnet um zehn Uhr, und der Kaffee ist schon fertig.",
-    "def largest(a, b, c): return max(a, b, c)  # 3 numbers",
-    "日本語の文 and an emoji 🙂 are several bytes each.",
-]
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")

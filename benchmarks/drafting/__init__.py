@@ -1,11 +1,11 @@
-"""Engines with drafts of their own: one file each, found by name, all of the shape of `drafting.base`."""
+"""Engines with drafts of their own: one file each, found by name, all of the shape of `drafting.drafting_engine`."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import cast
 
-from drafting.base import DraftingFile
+from drafting.drafting_engine import DraftingFile
 
 
 def drafting_file(name: str) -> DraftingFile:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MIB = 2**20
+from edge.runtime.memory.process import MIB, private_bytes
 
 
 @dataclass(frozen=True)
 class Talked:
     """A conversation's answers: tokens after each first one, the seconds that these took, and those to the first ones;
-    how many drafted tokens were run and held; and MiB resident at its end beside pages of files, above what was when
-    the model was loaded."""
+    how many drafted tokens were run and held; and private MiB at its end above those when the model was loaded."""
 
     tokens: int
     decode_s: float
@@ -23,7 +22,7 @@ class Talked:
     steps: int
     drafted: int
     accepted: int
-    resident_mb: float
+    private_mb: float
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Planned:
 class _Budgeted:
     def __init__(self, model: Path, threads: int, memory: int | None, context: int | None, speculate: str) -> None:
         import edge
-        from edge.runtime.memory_model import MemoryModel
-        from edge.runtime.plan import make_plan
+        from edge.runtime.memory.footprint import MemoryModel
+        from edge.runtime.memory.plan import make_plan
 
         self._edge, bundle = edge, edge.open_bundle(model)
         self._model: Any = edge.load(model, threads=threads, context=context, speculate=speculate, memory=memory)
@@ -52,7 +51,7 @@ class _Budgeted:
         # One token: libraries touch code of theirs that has nothing to do with how much is generated.
         self._model.generate("Hello", edge.GenerateOptions(max_tokens=2))
         gc.collect()
-        self._loaded = resident_bytes()
+        self._loaded = private_bytes()
 
     def plan(self) -> Planned:
         demand = self._demand
@@ -71,19 +70,13 @@ class _Budgeted:
             tokens += result.generated_tokens - 1
             decode_s += (result.generated_tokens - 1) / (result.decode_tokens_per_s or 1)
             prefill_s += (result.ttft_ms or 0) / 1e3
-        return Talked(tokens, decode_s, prefill_s, resident_mb=(resident_bytes() - self._loaded) / MIB, **sums)
+        return Talked(tokens, decode_s, prefill_s, private_mb=(private_bytes() - self._loaded) / MIB, **sums)
 
     def fill(self, text: str) -> Talked:
         """A conversation whose first turn takes all the context but a few tokens."""
         room = self._demand.context - 64 - len(self._model.prompt_ids("x"))
         ids = self._model.text.encode(text[: 8 * room])[:room]  # characters of a token: 4 to 5
         return self.talk([self._model.text.decode(ids)], 32)
-
-
-def resident_bytes() -> int:
-    """What is resident beside pages of files, which are the libraries' code and the bundle's weights."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def load(model: Path, threads: int, capacity: int, **settings: Any) -> _Budgeted:

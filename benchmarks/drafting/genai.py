@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from drafting.base import PLAIN, Answered, Drafting
+from drafting.drafting_engine import PLAIN, Answered, Drafting
 
 # The names are those of version 0.18's speculative options; N-grams match the last N - 1 tokens.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from drafting.base import PLAIN, Answered, Drafting
+from drafting.drafting_engine import PLAIN, Answered, Drafting
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "2-grams, 2 tokens": {"ngram": 2, "drafts": 2},

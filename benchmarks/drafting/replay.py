@@ -73,7 +73,7 @@ class Setting:
 
     def cut(self, draft: Any) -> Any:
         """What the setting runs of a draft."""
-        from edge.runtime.speculate.base import NOTHING
+        from edge.runtime.decode.draft import NOTHING
 
         if not draft.tokens or (self.drafter == "lookup" and draft.grades[0] < self.match):  # graded by the match
             return NOTHING
@@ -105,8 +105,9 @@ def replay(bundle: Bundle, recorded: Iterable[Recorded], setting: Setting, costs
     costs: what `ms(size, context)` of a cost curve gives. Drafters' own time is left out. What they would learn from
     logits of drafted tokens that turned out wrong was not recorded; `recycle` alone learns from those.
     """
-    from edge.runtime.speculate.base import NOTHING, find
+    from edge.runtime.decode.draft import NOTHING
     from edge.runtime.speculate.base import Setting as Made
+    from edge.runtime.speculate.base import find
 
     module, argument = find(setting.drafter)
     drafter = module.make(Made(bundle, CONTEXT, argument))

@@ -1,11 +1,11 @@
-"""The engines that are compared: one file each, found by name in `ENGINES`, all of the shape of `engines.base`."""
+"""The engines that are compared: a file each, found by name in `ENGINES`, of the shape of `engines.decoding_engine`."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import cast
 
-from engines.base import EngineFile
+from engines.decoding_engine import EngineFile
 
 # This runtime first: every ratio is its figure over another's.
 ENGINES = ("edge", "onnxruntime-genai", "llama.cpp", "openvino-genai", "transformers")

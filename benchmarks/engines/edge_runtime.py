@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.base import Loaded, Models, Timed
+from engines.decoding_engine import Loaded, Models, Timed
 
 PACKAGE = "edge-lm"
 MODULES = ("edge", "onnxruntime")
@@ -39,7 +39,7 @@ def first_token(python: str, model: Path, prompt: str, threads: int, variant: st
 class _Edge:
     def __init__(self, path: Path, threads: int, capacity: int, wide: bool = True, **settings: Any) -> None:
         import edge
-        from edge.runtime.sampling import make_sampler
+        from edge.runtime.decode.sampling import make_sampler
 
         self.model = edge.load(path, threads=threads, context=capacity, **settings)
         if not wide:
@@ -50,8 +50,8 @@ class _Edge:
     def generate(self, ids: list[int], n: int) -> Timed:
         import numpy as np
 
-        from edge.runtime.answer import never
-        from edge.runtime.generate import generate
+        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.loop import generate
 
         self._cache.reset()
         start, prompt = time.perf_counter(), np.asarray(ids, np.int64)

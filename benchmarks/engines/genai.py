@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.base import SCRIPTS, Loaded, Models, Timed, Unavailable
+from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed, Unavailable
 
 PACKAGE = "onnxruntime-genai"
 MODULES = ("onnxruntime_genai",)

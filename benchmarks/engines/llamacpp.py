@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.base import SCRIPTS, Loaded, Models, Timed
+from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed
 
 PACKAGE = "llama-cpp-python"
 MODULES = ("llama_cpp",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engines.base import SCRIPTS, Loaded, Models, Timed, Unavailable
+from engines.decoding_engine import SCRIPTS, Loaded, Models, Timed, Unavailable
 
 PACKAGE = "openvino-genai"
 MODULES = ("openvino_genai", "openvino_tokenizers")

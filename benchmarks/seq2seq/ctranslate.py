@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seq2seq.base import SPEECH, TEXT, Heard, Loaded, Translated
+from seq2seq.seq2seq_engine import SPEECH, TEXT, Heard, Loaded, Translated
 
 PACKAGE = "ctranslate2"
 MODULES = ("ctranslate2", "tokenizers", "numpy")

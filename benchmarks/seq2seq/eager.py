@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seq2seq.base import RECORDING, SPEECH, TEXT, Heard, Loaded, Transcribed, Translated
+from seq2seq.seq2seq_engine import RECORDING, SPEECH, TEXT, Heard, Loaded, Transcribed, Translated
 
 PACKAGE = "transformers"
 MODULES = ("torch", "transformers")

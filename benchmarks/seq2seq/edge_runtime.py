@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.base import Timed
+from engines.decoding_engine import Timed
 
-from seq2seq.base import RECORDING, SPEECH, TEXT, Heard, Loaded, Transcribed, Translated
+from seq2seq.seq2seq_engine import RECORDING, SPEECH, TEXT, Heard, Loaded, Transcribed, Translated
 
 PACKAGE = "edge-lm"
 MODULES = ("edge", "onnxruntime")
@@ -41,11 +41,11 @@ class _Edge:
     def _decode(self, prompt: list[int], suppress: list[int], beams: int, n: int) -> list[int]:
         import numpy as np
 
-        from edge.runtime.answer import never
-        from edge.runtime.beam import BeamOptions, beam_search, new_cache
-        from edge.runtime.generate import generate
-        from edge.runtime.processors import ProcessedSampler, Suppress
-        from edge.runtime.sampling import greedy
+        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+        from edge.runtime.decode.logits_processors import ProcessedSampler, Suppress
+        from edge.runtime.decode.loop import generate
+        from edge.runtime.decode.sampling import greedy
 
         engine, eos = self._model.engine, self._model.text.eos
         options = BeamOptions(beams, max_tokens=n)
@@ -88,12 +88,12 @@ class _Edge:
         return Translated(time.perf_counter() - start, found)
 
     def generate(self, ids: list[int], n: int) -> Timed:
-        """As `engines.base.Loaded` has it: encoder and first token, then `n` steps, past any end token."""
+        """As `engines.decoding_engine.Loaded` has it: encoder and first token, then `n` steps, past any end token."""
         import numpy as np
 
-        from edge.runtime.answer import never
-        from edge.runtime.generate import generate
-        from edge.runtime.sampling import greedy
+        from edge.runtime.decode.answer import never
+        from edge.runtime.decode.loop import generate
+        from edge.runtime.decode.sampling import greedy
 
         engine = self._model.engine
         prompt = np.array(self._model.bundle.manifest.text.decoder_start)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seq2seq.base import RECORDING, Loaded, Transcribed
+from seq2seq.seq2seq_engine import RECORDING, Loaded, Transcribed
 
 PACKAGE = "faster-whisper"
 MODULES = ("faster_whisper",)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seq2seq.base import TEXT, Loaded, Translated
+from seq2seq.seq2seq_engine import TEXT, Loaded, Translated
 
 PACKAGE = "optimum-onnx"
 MODULES = ("optimum.onnxruntime", "transformers", "torch")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from edge.cli.arguments import Parser, add_json, add_provider, add_threads
 from edge.cli.export import stages
 from edge.errors import InputError
 from edge.text_file import read_text
@@ -17,75 +17,58 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from edge.manifest import Tokens
-    from edge.runtime.evaluate import LogitsSource
+    from edge.runtime.check.perplexity import LogitsSource
 
+NAME = "eval"
+HELP = "Measure perplexity, how far two bundles agree, or how good answers are."
+TASKS = ("qa", "summarize", "translate")
+OF_ANSWERS = ("speculate", "instruction", "limit", "max_tokens")  # options
 WINDOW, TOKENS = 512, 10240  # where no other numbers are given
 
 
-def command(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="The bundle to measure, a folder NAME.edge.")
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="The text to predict, in UTF-8.")
-    ] = None,
-    qa: Annotated[
-        Path | None,
-        typer.Option("--qa", metavar="FILE.jsonl", help="Answer each question, and compare with its answer."),
-    ] = None,
-    summarize: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Summarize each text, and compare with its summary.")
-    ] = None,
-    translate: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Translate each source, and compare with its target.")
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens that are predicted from each other; default: 512.")
-    ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Use no more tokens from the start of the text; default: 10240.")
-    ] = None,
-    torch: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="Measure this checkpoint in float32 with Torch, or compare with it."),
-    ] = None,
-    agree: Annotated[
-        Path | None, typer.Option(metavar="OTHER", help="Compare with this bundle: top-1 agreement, KL divergence.")
-    ] = None,
-    skip: Annotated[
-        str | None,
-        typer.Option(metavar="POLICY", help="Measure with layers left out, as by edge run, beside none."),
-    ] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,...", help="Settings of the policy that --skip names, measured one after another."),
-    ] = None,
-    given: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="With --skip: tokens of each window that are its prompt; default: half."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --skip: draw quality against speed (.png or .svg).")
-    ] = None,
-    speculate: Annotated[
-        str | None, typer.Option(metavar="DRAFTER", help="Of answers: what drafts them, as by edge run; default: off.")
-    ] = None,
-    instruction: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What stands before each text that a decoder answers.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="Answer no more than the first N lines.")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Most tokens of an answer; default: 64, 160, 128 by task.")
-    ] = None,
-    wide: Annotated[
-        bool, typer.Option("--wide", help="Measure the form of BUNDLE that long prompts are read in (docs/wide.md).")
-    ] = False,
-    kv: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="What BUNDLE's KV cache is in: float32 (default) or int8.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads to compute with; default: one per core.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+def add_arguments(parser: Parser) -> None:
+    bundle = "the bundle to measure, a folder NAME.edge"
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, nargs="?", help=bundle)
+
+    add = parser.add_argument_group("what it is measured on").add_argument
+    add("--text", metavar="FILE", type=Path, help="the text to predict, in UTF-8")
+    add("--qa", metavar="FILE.jsonl", type=Path, help="answer each question, and compare with its answer")
+    add("--summarize", metavar="FILE.jsonl", type=Path, help="summarize each text, and compare with its summary")
+    add("--translate", metavar="FILE.jsonl", type=Path, help="translate each source, and compare with its target")
+
+    add = parser.add_argument_group("text").add_argument
+    add("--window", metavar="N", type=int, help="tokens that are predicted from each other (default: 512)")
+    start = "use no more tokens from the start of the text (default: 10240)"
+    add("--tokens", metavar="N", type=int, help=start)
+    checkpoint = "measure this checkpoint in float32 with Torch, or compare with it"
+    add("--torch", metavar="SOURCE", help=checkpoint)
+    other = "compare with this bundle: top-1 agreement, KL divergence"
+    add("--agree", metavar="OTHER", type=Path, help=other)
+    prompt = "with --skip: tokens of each window that are its prompt (default: half)"
+    add("--given", metavar="N", type=int, help=prompt)
+    form = "measure the int8 prefill graph of BUNDLE (docs/guide/long-prompts.md)"
+    add("--wide", action="store_true", help=form)
+
+    add = parser.add_argument_group("answers").add_argument
+    add("--speculate", metavar="DRAFTER", help="what drafts them, as of edge run (default: off)")
+    before = "what stands before each text that a decoder answers"
+    add("--instruction", metavar="TEXT", help=before)
+    add("--limit", metavar="N", type=int, help="answer no more than the first N lines")
+    add("--max-tokens", metavar="N", type=int, help="maximum tokens of an answer (default: 64, 160, 128 by task)")
+
+    group = parser.add_argument_group("how")
+    add = group.add_argument
+    add("--skip", metavar="POLICY", help="measure with layers left out, as by edge run, next to none")
+    settings = "settings of the policy that --skip names, measured one after another"
+    add("--sweep", metavar="A,B,...", help=settings)
+    add("--plot", metavar="FILE", type=Path, help="with --skip: draw quality against speed (.png or .svg)")
+    add("--kv", metavar="TYPE", help="what BUNDLE's KV cache is kept in: float32 (default) or int8")
+    add_threads(group)
+    add_provider(group)
+    add_json(group)
+
+
+def command(args: argparse.Namespace) -> None:
     """Measure perplexity on a text: windows that do not overlap, every token of a window but its first predicted.
 
     With --agree, or with a bundle and --torch, both are measured and compared: how often they find the same token most
@@ -94,60 +77,64 @@ def command(
     With --qa (lines of question and answer), --summarize (text, summary) or --translate (source, target) the bundle
     answers greedily instead, under any --skip and --speculate, and is scored: exact match and F1, ROUGE-L, BLEU.
     """
-    files = {name: file for name, file in (("qa", qa), ("summarize", summarize), ("translate", translate)) if file}
-    if len(files) + (text is not None) != 1:
+    if sum(getattr(args, name) is not None for name in ("text", *TASKS)) != 1:
         raise InputError("Give one thing to measure on: --text, --qa, --summarize or --translate FILE.")
-    if files:
-        from edge.cli.eval_tasks import TASKS, run_task
+    several = args.torch is not None or args.agree is not None or args.wide
+    if args.text is None:
+        from edge.cli.eval_tasks import run_task
 
-        if bundle is None or torch is not None or agree is not None or wide or given is not None:
+        if args.bundle is None or several or args.given is not None:
             raise InputError("Answers are a bundle's own; give one, without --torch, --agree, --wide and --given.")
-        if window is not None or tokens is not None:
-            option = "--window" if tokens is None else "--tokens"
+        if args.window is not None or args.tokens is not None:
+            option = "--window" if args.tokens is None else "--tokens"
             raise InputError(f"{option} is about a text that is predicted; leave it out, or give --text.")
-        (name, file), drafter = next(iter(files.items())), speculate or "off"
-        run_task(
-            bundle, TASKS[name], file, skip, sweep, drafter, kv, instruction, limit, max_tokens, threads, plot, as_json
-        )
+        run_task(args, next(name for name in TASKS if getattr(args, name) is not None))
         return
-    assert text is not None
-    window, tokens = WINDOW if window is None else window, TOKENS if tokens is None else tokens
-    answering = {"speculate": speculate, "instruction": instruction, "limit": limit, "max-tokens": max_tokens}
-    for option, asked in answering.items():
-        if asked is not None:
-            raise InputError(f"--{option} is about answers; measure them with --qa, --summarize or --translate.")
-    if bundle is None and torch is None:
-        raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
-    if bundle is None and wide:
-        raise InputError("--wide measures a form of a bundle; give the bundle.")
-    if kv is not None and (bundle is None or skip is not None or wide):
-        raise InputError("--kv is about a bundle as a whole; give one, without --skip and --wide.")
-    if skip is not None:
+    _check(args, several)
+    args.window = WINDOW if args.window is None else args.window
+    args.tokens = TOKENS if args.tokens is None else args.tokens
+    content = _read(args.text)
+    if args.skip is not None:
         from edge.cli.eval_skip import run_skip
 
-        if bundle is None or torch is not None or agree is not None or wide:
-            raise InputError("--skip measures a bundle beside itself; give one, without --torch, --agree and --wide.")
-        run_skip(bundle, text, _read(text), skip, sweep, given, window, tokens, threads, plot, as_json)
+        run_skip(args, content)
         return
-    for option, value in (("--sweep", sweep), ("--given", given), ("--plot", plot)):
-        if value is not None:
-            raise InputError(f"{option} is about skipped layers; name a policy with --skip.")
-    if agree is not None and torch is not None:
-        raise InputError("--agree and --torch both name something to compare with; give one of them.")
-    if agree is not None and bundle is None:
-        raise InputError("--agree compares two bundles; give the other one too.")
-    content = _read(text)
+    window, threads, runs = args.window, args.threads, args.provider
     with stages() as (progress, say):
         progress(0, 0, "opening")
-        named = ((bundle, wide, kv), (agree, False, None))
-        subjects = [_open_bundle(path, window, threads, form, dtype) for path, form, dtype in named if path is not None]
-        if torch is not None:
-            subjects.append(_open_torch(torch, window, threads, progress, say))
-        result = _measure(subjects, content, text, window, tokens, progress)
-    if as_json:
-        print(json.dumps({"text": str(text), "window": window, **result}, indent=1, ensure_ascii=False))
+        named = ((args.bundle, args.wide, args.kv), (args.agree, False, None))
+        subjects = [_open_bundle(path, window, threads, runs, *how) for path, *how in named if path is not None]
+        if args.torch is not None:
+            subjects.append(_open_torch(args.torch, window, threads, progress, say))
+        result = _measure(subjects, content, args.text, window, args.tokens, progress)
+    if args.json:
+        print(json.dumps({"text": str(args.text), "window": window, **result}, indent=1, ensure_ascii=False))
     else:
         _show(result)
+
+
+def _check(args: argparse.Namespace, several: bool) -> None:
+    """Raise InputError where options about a text do not go together. several: whether something besides a bundle's
+    plain form is measured."""
+    for name in OF_ANSWERS:
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} is about answers; measure them with --qa, --summarize or --translate.")
+    if args.bundle is None and args.torch is None:
+        raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
+    if args.bundle is None and args.wide:
+        raise InputError("--wide measures a graph of a bundle; give the bundle.")
+    if args.kv is not None and (args.bundle is None or args.skip is not None or args.wide):
+        raise InputError("--kv is about a bundle as a whole; give one, without --skip and --wide.")
+    if args.skip is not None and (args.bundle is None or several):
+        raise InputError("--skip compares a bundle with itself; give one, without --torch, --agree and --wide.")
+    for name in ("sweep", "given", "plot"):
+        if args.skip is None and getattr(args, name) is not None:
+            raise InputError(f"--{name} is about skipped layers; name a policy with --skip.")
+    if args.agree is not None and args.torch is not None:
+        raise InputError("--agree and --torch both name something to compare with; give one of them.")
+    if args.agree is not None and args.bundle is None:
+        raise InputError("--agree compares two bundles; give the other one too.")
 
 
 def _read(path: Path) -> str:
@@ -167,20 +154,22 @@ class _Subject:
     tokens: Tokens
 
 
-def _open_bundle(path: Path, window: int, threads: int | None, wide: bool, kv: str | None) -> _Subject:
+def _open_bundle(
+    path: Path, window: int, threads: int | None, provider: str, wide: bool, kv: str | None
+) -> _Subject:
     from edge.bundle import open_bundle
-    from edge.runtime.evaluate import EngineLogits, check_decoder, check_window
-    from edge.runtime.loading import open_engine
+    from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
+    from edge.runtime.load import open_engine
     from edge.runtime.speculate.base import AUTO
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     bundle = open_bundle(path)
     check_decoder(bundle)
     check_window(window, bundle.manifest.context)
     bundle.check_files_once()
-    engine = open_engine(bundle, context=window, threads=threads, kv=kv or AUTO)
+    engine = open_engine(bundle, context=window, threads=threads, kv=kv or AUTO, provider=provider)
     if wide and engine.wide is None:
-        raise InputError(f"{path} has no wide form to measure; edge export --wide-weights int8 makes one.")
+        raise InputError(f"{path} has no int8 prefill graph to measure; edge export --wide-weights int8 makes one.")
     source = EngineLogits(engine, window, wide=wide)
     what = "wide" if wide else kv and f"KV cache in {kv}"
     return _Subject(f"{path} ({what})" if what else str(path), source, Text(bundle).encode, bundle.manifest.tokens)
@@ -198,7 +187,7 @@ def _open_torch(
 
     from edge.export.checkpoint import open_checkpoint
     from edge.export.torch_reference import TorchLogits, load_torch
-    from edge.runtime.evaluate import check_window
+    from edge.runtime.check.perplexity import check_window
 
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     check_window(window, checkpoint.config.get("max_position_embeddings", window))
@@ -219,7 +208,7 @@ def _measure(
     limit: int,
     progress: Callable[[int, int, str], None],
 ) -> dict[str, Any]:
-    from edge.runtime.evaluate import compare, perplexity, windows
+    from edge.runtime.check.perplexity import compare, perplexity, windows
 
     first = subjects[0]
     ids = first.encode(content)

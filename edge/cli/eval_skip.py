@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge.cli.export import stages
 from edge.errors import InputError, MissingExtraError
@@ -17,51 +18,40 @@ if TYPE_CHECKING:
 PLOTS = (".png", ".svg", ".pdf")
 
 
-def run_skip(
-    path: Path,
-    text: Path,
-    content: str,
-    skip: str,
-    sweep: str | None,
-    given: int | None,
-    window: int,
-    limit: int,
-    threads: int | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Measure a policy, or several settings of it, and print a table or JSON."""
+def run_skip(args: argparse.Namespace, content: str) -> None:
+    """Measure a policy, or several settings of it, on a text, and print a table or JSON. args: of `edge eval`."""
     from edge.bundle import open_bundle
-    from edge.runtime.evaluate import check_decoder, check_window, windows
+    from edge.runtime.check.perplexity import check_decoder, check_window, windows
+    from edge.runtime.providers import open_provider
     from edge.runtime.skip.evaluate import measure
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
-    check_plot(plot)
-    skips = [skip] if sweep is None else settings(skip, sweep)
-    bundle = open_bundle(path)
+    check_plot(args.plot)
+    window = args.window
+    skips = [args.skip] if args.sweep is None else settings(args.skip, args.sweep)
+    bundle = open_bundle(args.bundle)
     check_decoder(bundle)
     check_window(window, bundle.manifest.context)
     with stages() as (progress, _):
         progress(0, 0, "opening")
         bundle.check_files_once()
-        texts = windows(Text(bundle).encode(content), bundle.manifest.tokens, window=window, limit=limit)
+        texts = windows(Text(bundle).encode(content), bundle.manifest.tokens, window=window, limit=args.tokens)
 
         def advance(done: int, total: int) -> None:
             progress(done, total, "measuring windows")
 
-        prompt = window // 2 if given is None else given
-        found = measure(bundle, skips, texts, window=window, given=prompt, threads=threads, progress=advance)
-    if as_json:
+        prompt = window // 2 if args.given is None else args.given
+        provider = open_provider(args.provider, args.threads, bundle.manifest)
+        found = measure(bundle, skips, texts, window=window, given=prompt, provider=provider, progress=advance)
+    if args.json:
         results = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
-        about: dict[str, Any] = {"model": str(path), "text": str(text), "window": window, "given": prompt}
+        about = {"model": str(args.bundle), "text": str(args.text), "window": window, "given": prompt}
         print(json.dumps(about | {"policies": results}, indent=1, ensure_ascii=False))
     else:
-        unskipped = found[0].perplexity_unskipped
-        show(
-            found, f"{path}: {found[0].tokens:,} tokens, behind the first {prompt} of each {window}", {"off": unskipped}
-        )
-    if plot is not None:
-        draw(found, plot)
+        title = f"{args.bundle}: {found[0].tokens:,} tokens, after the first {prompt} of each {window}"
+        show(found, title, {"off": found[0].perplexity_unskipped})
+    if args.plot is not None:
+        draw(found, args.plot)
 
 
 def check_plot(path: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,8 @@ from edge.text_file import lines_of, read_text
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.answer import Result
+    from edge.runtime.decode.answer import Result
+    from edge.runtime.engine.variant import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Task:
     asked: str
     wanted: str
     instruction: str
-    tokens: int  # most that an answer has
+    tokens: int  # maximum of an answer
     score: scores.Score
 
 
@@ -59,52 +61,42 @@ class TaskFigures:
     tokens_per_s: float | None  # while decoding; None where no answer had two tokens
 
 
-def run_task(
-    path: Path,
-    task: Task,
-    file: Path,
-    skip: str | None,
-    sweep: str | None,
-    speculate: str,
-    kv: str | None,
-    instruction: str | None,
-    limit: int | None,
-    max_tokens: int | None,
-    threads: int | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Answer the lines of `file` with each setting and print a table or JSON."""
+def run_task(args: argparse.Namespace, name: str) -> None:
+    """Answer the lines of the file of a task with each setting and print a table or JSON. args: of `edge eval`."""
     from edge.bundle import open_bundle
-    from edge.runtime.skip import OFF
+    from edge.runtime.engine.variant import OFF, LoadOptions
 
-    check_plot(plot)
-    for option, value in (("--limit", limit), ("--max-tokens", max_tokens)):
+    check_plot(args.plot)
+    task, file, skip, speculate = TASKS[name], getattr(args, name), args.skip, args.speculate or OFF
+    for option, value in (("--limit", args.limit), ("--max-tokens", args.max_tokens)):
         if value is not None and value < 1:
             raise InputError(f"{option} must be 1 or more, not {value}.")
-    if sweep is not None and skip is None:
+    if args.sweep is not None and skip is None:
         raise InputError("--sweep gives settings of a policy; name the policy with --skip.")
     task.score(["a b"], [["a b"]])  # what scoring needs is missed before anything is answered
-    items = read_items(file, task)[:limit]
-    skips = [OFF] if skip is None else [OFF, *([skip] if sweep is None else settings(skip, sweep))]
-    bundle = open_bundle(path)
-    dtype = _check_settings(bundle, skips, speculate, kv)
+    items = read_items(file, task)[: args.limit]
+    skips = [OFF] if skip is None else [OFF, *([skip] if args.sweep is None else settings(skip, args.sweep))]
+    bundle = open_bundle(args.bundle)
+    dtype = _check_settings(bundle, skips, speculate, args.kv)
     found = []
     with stages() as (progress, _):
         for each in dict.fromkeys(skips):
-            answer = _answerer(bundle, each, speculate, dtype, threads, task, instruction, max_tokens)
+            asked = LoadOptions(
+                threads=args.threads, skip=each, speculate=speculate, kv=dtype, provider=args.provider
+            )
+            answer = _answerer(bundle, asked, task, args.instruction, args.max_tokens)
             results = []
             for done, item in enumerate(items):
                 progress(done, len(items), f"answering, --skip {each}")
                 results.append(answer(item.asked))
             found.append(_figures(each, speculate, task, items, results))
-    if as_json:
-        about = {"model": str(path), "task": task.name, "file": str(file), "kv": dtype}
+    if args.json:
+        about = {"model": str(args.bundle), "task": task.name, "file": str(file), "kv": dtype}
         print(json.dumps(about | {"settings": [asdict(each) for each in found]}, indent=1, ensure_ascii=False))
     else:
-        _show(found, str(path) if kv is None else f"{path} (KV cache in {dtype})")
-    if plot is not None:
-        _draw(found, plot)
+        _show(found, str(args.bundle) if args.kv is None else f"{args.bundle} (KV cache in {dtype})")
+    if args.plot is not None:
+        _draw(found, args.plot)
 
 
 def read_items(path: Path, task: Task) -> list[Item]:
@@ -146,41 +138,32 @@ def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: st
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
-    from edge.runtime.loading import kv_dtypes, segments_policy
-    from edge.runtime.speculate.base import AUTO, OFF
+    from edge.runtime.engine.variant import kv_dtypes, segments_policy
+    from edge.runtime.speculate.base import AUTO, chosen
 
-    if bundle.manifest.text is not None and speculate != OFF:
-        raise InputError(f"{bundle.root} turns one text into another; --speculate means nothing to it.")
-    policies = [segments_policy(bundle, skip, speculate) for skip in skips]
+    policies = [segments_policy(bundle, skip, chosen(speculate, bundle)) for skip in skips]
     return kv_dtypes(bundle, kv or AUTO, whole=all(policy is None for policy in policies))[0]
 
 
 def _answerer(
-    bundle: Bundle,
-    skip: str,
-    speculate: str,
-    kv: str,
-    threads: int | None,
-    task: Task,
-    instruction: str | None,
-    max_tokens: int | None,
+    bundle: Bundle, asked: LoadOptions, task: Task, instruction: str | None, max_tokens: int | None
 ) -> Callable[[str], Result]:
-    from edge.runtime.answer import GenerateOptions
+    from edge.runtime.decode.answer import GenerateOptions
     from edge.runtime.load import load
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
-    model = load(bundle.root, threads=threads, skip=skip, speculate=speculate, kv=kv)
-    most = max_tokens or task.tokens
+    model = load(bundle.root, asked)
+    maximum = max_tokens or task.tokens
     if isinstance(model, Text2Text):
         if instruction is not None:
             raise InputError(f"{bundle.manifest.name} takes texts alone; --instruction is for decoders.")
-        greedy = Text2TextOptions(max_tokens=most, beams=1)  # whatever the bundle sets
+        greedy = Text2TextOptions(max_tokens=maximum, beams=1)  # whatever the bundle sets
         return lambda asked: model.generate(asked, greedy)
     if not isinstance(model, Model):
         raise InputError(f"{bundle.manifest.name} reads audio, so it cannot answer texts.")
     before = task.instruction if instruction is None else instruction
-    options = GenerateOptions(max_tokens=most)
+    options = GenerateOptions(max_tokens=maximum)
     return lambda asked: model.generate(before + asked, options)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from edge.cli.arguments import Parser
 from edge.errors import ExportError
 
 if TYPE_CHECKING:
@@ -18,120 +18,70 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 
-def command(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="A model directory, a .gguf file, a catalog name or a hub id."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="OUT.edge", help="The bundle to write; default: NAME.edge, here."),
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="fp32, fp16, int8, int4, or keep: a GGUF's own precision; default: int4, for encoder-decoders int8.",
-        ),
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Weights that share one scale; default: the method's.")
-    ] = None,
-    max_context: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Most tokens, prompt and answer; default: the model's, up to 8192."),
-    ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Text that a decoder's weights are calibrated on; default: a built-in one."),
-    ] = None,
-    encoder_weights: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's encoder: fp32 or int8.")
-    ] = None,
-    decoder_weights: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of an encoder-decoder's decoder: fp32, int8 or int4.")
-    ] = None,
-    wide_weights: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="A second form of a decoder's layers, for prompts: int8 or none."),
-    ] = None,
-    segments: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|ffn", help="Also write the decoder in parts of N layers, or of half-layers, that can be skipped."
-        ),
-    ] = None,
-    trees: Annotated[
-        bool, typer.Option("--trees", help="Also write a decoder's graph for drafts that branch, as recycle's do.")
-    ] = False,
-    draft_text: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Tokens that the model writes to draft from; default: a minute's; 0: none."
-        ),
-    ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Do not compare the bundle with Torch.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bundle that stands at the target.")] = False,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model's name in the bundle; default: the source's.")
-    ] = None,
-) -> None:
+NAME = "export"
+HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
+# Options that go to `edge.export` under their own names.
+OPTIONS = (
+    *("weights", "block_size", "max_context", "encoder_weights", "decoder_weights", "wide_weights", "trees"),
+    *("draft_text", "force", "name"),
+)
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a model directory, a .gguf file, a catalog name or a hub id")
+
+    add = parser.add_argument_group("bundle").add_argument
+    add("-o", "--out", metavar="OUT.edge", type=Path, help="the bundle to write (default: NAME.edge, here)")
+    add("--force", action="store_true", help="replace the bundle that stands at the target")
+    add("--name", metavar="NAME", help="the model's name in the bundle (default: the source's)")
+    tokens = "maximum tokens of prompt and answer (default: the model's, up to 8192)"
+    add("--max-context", metavar="N", type=int, help=tokens)
+    add("--no-check", action="store_true", help="do not compare the bundle with Torch")
+
+    add = parser.add_argument_group("weights").add_argument
+    kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
+    add("--weights", metavar="KIND", help=kinds)
+    add("--block-size", metavar="N", type=int, help="weights that share one scale (default: the method's)")
+    text = "text that a decoder's weights are calibrated on (default: a built-in one)"
+    add("--calibration", metavar="FILE", type=Path, help=text)
+    add("--encoder-weights", metavar="KIND", help="of an encoder-decoder's encoder: fp32 or int8")
+    add("--decoder-weights", metavar="KIND", help="of an encoder-decoder's decoder: fp32, int8 or int4")
+    add("--wide-weights", metavar="KIND", help="of a decoder's second graph, for long prompts: int8, or none (default)")
+
+    add = parser.add_argument_group("skipping and drafts").add_argument
+    parts = "also write the decoder in parts of N layers, or of half-layers, that can be skipped"
+    add("--segments", metavar="N|ffn", help=parts)
+    add("--trees", action="store_true", help="also write a decoder's graph for drafts that branch, as recycle's do")
+    drafts = "tokens that the model writes to draft from; 0: none (default: as many as take a minute)"
+    add("--draft-text", metavar="N", type=int, help=drafts)
+
+
+def command(args: argparse.Namespace) -> None:
     """Turn a checkpoint into a bundle, compare it with Torch, and print the comparison.
 
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
     start = time.perf_counter()
-    kinds = encoder_weights, decoder_weights, wide_weights
-    check = not no_check
+    segments = args.segments
     try:
-        bundle = _export(
-            *(source, out, weights, block_size, max_context, calibration, kinds, segments, trees, draft_text, check),
-            *(force, name),
-        )
+        with stages() as (progress, say):
+            from edge.export import export
+            from edge.export.quantize import read_calibration
+
+            bundle = export(
+                args.source,
+                args.out,
+                **{name: getattr(args, name) for name in OPTIONS},
+                calibration=None if args.calibration is None else read_calibration(args.calibration),
+                segments=int(segments) if segments is not None and segments.isdecimal() else segments,
+                check=not args.no_check,
+                progress=progress,
+                say=say,
+            )
     except KeyboardInterrupt:
-        where = f"at {out}" if out is not None else "behind"
+        where = f"at {args.out}" if args.out is not None else "behind"
         raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
     _show(bundle, time.perf_counter() - start)
-
-
-def _export(
-    source: str,
-    out: Path | None,
-    weights: str | None,
-    block_size: int | None,
-    max_context: int | None,
-    calibration: Path | None,
-    kinds: tuple[str | None, str | None, str | None],
-    segments: str | None,
-    trees: bool,
-    draft_text: int | None,
-    check: bool,
-    force: bool,
-    name: str | None,
-) -> Bundle:
-    with stages() as (progress, say):
-        from edge.export import export
-        from edge.export.quantize import read_calibration
-
-        return export(
-            source,
-            out,
-            weights=weights,
-            block_size=block_size,
-            max_context=max_context,
-            calibration=None if calibration is None else read_calibration(calibration),
-            encoder_weights=kinds[0],
-            decoder_weights=kinds[1],
-            wide_weights=kinds[2],
-            segments=int(segments) if segments is not None and segments.isdecimal() else segments,
-            trees=trees,
-            draft_text=draft_text,
-            check=check,
-            force=force,
-            name=name,
-            progress=progress,
-            say=say,
-        )
 
 
 @contextmanager
@@ -165,7 +115,7 @@ def _show(bundle: Bundle, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edge.runtime.memory import MIB, peak_rss_mb
+    from edge.runtime.memory.process import held
 
     console = Console(highlight=False, soft_wrap=True)
     manifest, figures = bundle.manifest, bundle.manifest.quality
@@ -180,8 +130,8 @@ def _show(bundle: Bundle, seconds: float) -> None:
         table.add_row("KL divergence, 95th percentile", "", f"{figures['kl_p95']:.4f}")
         console.print(table)
     size = sum(file.size for file in manifest.files) / 1e6
-    peak = peak_rss_mb()
-    memory = "" if peak is None else f", peak memory {peak * MIB / 1e6:,.0f} MB"
+    peak = held()
+    memory = "" if peak is None else f", peak memory {peak.peak_rss / 1e6:,.0f} MB (RSS)"
     console.print(
         f"{bundle.root}: {size:,.1f} MB, {manifest.bits_per_weight:.2f} bits per weight, context "
         f"{manifest.context:,}; took {seconds:.0f} s{memory}."

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from edge.bundle import open_bundle
+from edge.cli.arguments import Parser, add_bundle, add_json
 from edge.manifest import Manifest
 
+NAME = "inspect"
+HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality."
 
-def command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle, a folder NAME.edge.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
+
+def add_arguments(parser: Parser) -> None:
+    add_bundle(parser)
+    add_json(parser)
+
+
+def command(args: argparse.Namespace) -> None:
     """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source."""
-    opened = open_bundle(bundle)
+    opened = open_bundle(args.bundle)
     opened.check_sizes()
-    if as_json:
+    if args.json:
         print(json.dumps(summary(opened.manifest), indent=1, ensure_ascii=False))
     else:
         _show(opened.manifest)
@@ -77,7 +81,7 @@ def _show(manifest: Manifest) -> None:
         "size": _bytes(sum(sizes.values())),
     }
     if manifest.wide is not None:
-        rows["wide form"] = f"{manifest.wide.weights} for prompts, {_bytes(_wide_bytes(manifest))} more"
+        rows["long prompts"] = f"a graph in {manifest.wide.weights}, {_bytes(_wide_bytes(manifest))} more"
     for name, value in rows.items():
         about.add_row(name, value)
     console.print(about)
@@ -85,7 +89,7 @@ def _show(manifest: Manifest) -> None:
         console.print(sentence)
 
     second = [] if manifest.wide is None else manifest.wide.groups
-    for title, listed in (("Group", manifest.groups), ("Wide form", second)):
+    for title, listed in (("Group", manifest.groups), ("Long prompts", second)):
         groups = _table(title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
         for group in listed:
             groups.add_row(
@@ -103,11 +107,9 @@ def _show(manifest: Manifest) -> None:
     graphs = _table("Graph", "File", "Bytes")
     for graph in manifest.graphs:
         graphs.add_row(graph.role, graph.path, _bytes(sizes[graph.path]))
-    if manifest.segments:
-        size = sum(sizes[segment.path] for segment in manifest.segments)
-        name = f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else "")
-        graphs.add_row(name, str(Path(manifest.segments[0].path).parent), _bytes(size))
     console.print(graphs)
+    if manifest.segments:
+        console.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
 
     if manifest.quality:
         quality = _table("Check against Torch at export", "Value")
@@ -117,7 +119,7 @@ def _show(manifest: Manifest) -> None:
 
 
 def _wide_bytes(manifest: Manifest) -> int:
-    """Bytes that the bundle would be smaller without the wide form."""
+    """Bytes that the bundle would be smaller without its graph for long prompts."""
     assert manifest.wide is not None
     path = manifest.graph("wide").path
     return sum(g.bytes for g in manifest.wide.groups) + sum(f.size for f in manifest.files if f.path == path)

@@ -1,30 +1,22 @@
-"""The entry point `edge`: dispatches to one module per command and turns every error into one sentence."""
+"""The entry point `edge`: finds the module of a command and turns every error into one sentence."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import io
 import os
 import signal
 import sys
-from types import FrameType, ModuleType
-from typing import Any
+from types import FrameType
 
-COMMANDS = {
-    "export": "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle.",
-    "tune": "Train a model to do with fewer of its layers, for edge run --skip.",
-    "run": "Answer a prompt with a bundle, or chat with it.",
-    "plan": "Show the memory that a bundle takes, and what fits into a budget.",
-    "profile": "Measure what a bundle costs on this device; compare two profiles.",
-    "eval": "Measure a bundle's perplexity, or how far two bundles agree.",
-    "inspect": "Show what is in a bundle: sizes, bits per weight, graphs, quality.",
-    "verify": "Check a bundle's files and replay its recorded answers.",
-    "models": "List the catalog of models, or fetch one into the cache.",
-}
+from edge.cli.arguments import Parser
+from edge.errors import EdgeError, InputError
+from edge.registry import Registry
 
-HELP = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
-DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
+COMMANDS = Registry("edge.cli", "command")
+ABOUT = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
 
@@ -89,33 +81,17 @@ def _dispatch(args: list[str]) -> int:
         print(f"edge {__version__}")
         return 0
     name, rest = args[0], args[1:]
-    if name not in COMMANDS:
-        from edge.errors import InputError
-
-        what = "option" if name.startswith("-") else "command"
-        raise InputError(f"There is no {what} {name!r}; the commands are {', '.join(COMMANDS)}.")
-    from importlib import import_module
-
-    module = import_module(f"edge.cli.{name}")
-    if hasattr(module, "execute"):  # `edge run` reads its arguments itself: typer would take a fifth of its time
-        return int(module.execute(rest))
-    # Out of standalone mode typer raises usage errors instead of printing them, and returns the status that a
-    # command exits with.
-    status = _typer_command(name, module).main(args=rest, prog_name=f"edge {name}", standalone_mode=False)
-    return status if isinstance(status, int) else 0
-
-
-def _typer_command(name: str, module: ModuleType) -> Any:
-    """The typer command of one module of `edge.cli`."""
-    import typer
-    from typer.main import get_command
-
-    app: typer.Typer | None = getattr(module, "app", None)
-    if app is None:
-        # Without a markup mode typer does not import rich, which would cost every start 60 ms.
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name=name, epilog=DEBUG_HINT)(module.command)
-    return get_command(app)
+    if name.startswith("-"):
+        raise InputError(f"There is no option {name!r}; see edge --help.")
+    command = COMMANDS.find(name).load()
+    parser = Parser(f"edge {name}", inspect.getdoc(command.command) or command.HELP)
+    command.add_arguments(parser)
+    try:
+        # Options may stand between arguments; after a `--`, which argparse then drops too early, everything is one.
+        given = parser.parse_args(rest) if "--" in rest else parser.parse_intermixed_args(rest)
+    except SystemExit:  # --help was printed
+        return 0
+    return command.command(given) or 0
 
 
 def _help() -> str:
@@ -124,10 +100,10 @@ def _help() -> str:
         [
             "Usage: edge COMMAND [OPTIONS]",
             "",
-            HELP,
+            ABOUT,
             "",
             "Commands:",
-            *(f"  {name:{width}}  {line}" for name, line in COMMANDS.items()),
+            *(f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()),
             "",
             "Options:",
             "  --help     Show this, or with a command its options.",
@@ -139,8 +115,6 @@ def _help() -> str:
 
 def _explain(error: Exception) -> int:
     """Print one sentence about `error` and return the exit status."""
-    from edge.errors import EdgeError
-
     if isinstance(error, EdgeError):
         return _say(str(error), 2)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXPORT_EXTRA:
@@ -148,13 +122,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno in FULL:
         _drop_output()
         return _say(f"{error.filename or 'The output'} could not be written: {error.strerror}.", 2)
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a usage error; typer moves its classes
-        context = getattr(error, "ctx", None)
-        place = context.command_path if context else "edge"
-        return _say(f"{error.format_message().rstrip('.')}; see {place} --help.", 2)
     kind = type(error).__name__
-    if kind == "Abort":  # a question to the user that Ctrl-C or the end of the input answered
-        return 130
     detail = " ".join(str(error).split())
     about = f"{kind}: {detail[:200]}" if detail else kind
     return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", 1)

@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, PypiSource, UrlSource
+from edge.cli.arguments import Parser, add_json
 from edge.cli.progress import bar
 from edge.errors import CatalogError, InputError
 
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    invoke_without_command=True,
-    help="List the catalog of models, or fetch one into the cache.",
-    epilog="Any command takes --debug, which shows the traceback of an error.",
-)
+NAME = "models"
+HELP = "List the catalog of models, or fetch one into the cache."
 
 
-@app.callback()
-def models(
-    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False
-) -> None:
+def add_arguments(parser: Parser) -> None:
+    fetched = "fetch the model of this name into the cache, verify it, and print where it lies"
+    parser.add_argument("pull", metavar="pull NAME", nargs="*", help=fetched)
+    add_json(parser, "the catalog as a JSON list")
+    accept = "with pull: accept the model's terms, which is remembered"
+    parser.add_argument("--accept-license", action="store_true", help=accept)
+
+
+def command(args: argparse.Namespace) -> None:
     """List the catalog of models, or fetch one into the cache."""
-    if context.invoked_subcommand is not None:
-        if as_json:
-            raise InputError("--json prints the catalog; leave it out, or the command.")
+    if not args.pull:
+        if args.accept_license:
+            raise InputError("--accept-license is about a model to fetch; name it: edge models pull NAME.")
+        if args.json:
+            print(json.dumps([summary(entry) for entry in catalog.entries()], indent=1, ensure_ascii=False))
+        else:
+            _show(catalog.entries())
         return
-    if as_json:
-        print(json.dumps([summary(entry) for entry in catalog.entries()], indent=1, ensure_ascii=False))
-    else:
-        _show(catalog.entries())
+    if args.json:
+        raise InputError("--json prints the catalog; leave it out, or the command.")
+    if args.pull[0] != "pull" or len(args.pull) != 2:
+        raise InputError(f"edge models takes pull NAME, not {' '.join(args.pull)!r}; see edge models --help.")
+    pull(args.pull[1], accept_license=args.accept_license)
 
 
-@app.command()
-def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The model's name in the catalog.")],
-    accept_license: Annotated[
-        bool, typer.Option("--accept-license", help="Accept the model's terms; remembered.")
-    ] = False,
-) -> None:
-    """Fetch a model into the cache, verify it, and print where it lies."""
+def pull(name: str, *, accept_license: bool) -> None:
+    """Fetch a model into the cache, its terms shown first where they are to be accepted, and print where it lies."""
     entry = catalog.resolve(name)
     if entry.terms is not None and (accept_license or not catalog.accepted(entry)):
         print(entry.terms.text, file=sys.stderr)

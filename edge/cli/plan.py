@@ -2,65 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle, open_bundle
+from edge.cli.arguments import Parser, add_bundle, add_json, add_provider
 from edge.manifest import KV8
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
-    from edge.runtime.plan import Plan
+    from edge.runtime.memory.plan import Plan
     from edge.runtime.profile.curve import CostCurve
 
+NAME = "plan"
+HELP = "Show the memory that a bundle takes, and what fits into a budget."
 BAR = 28  # characters for the peak
 EARLY = 128  # tokens of context
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def command(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle, a folder NAME.edge.")],
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The budget: 300MB, 1.5GB, 512MiB or a number of bytes.")
-    ] = None,
-    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens of prompt and answer that must fit.")] = None,
-    beams: Annotated[
-        int | None, typer.Option(metavar="N", help="Texts that a search pursues at a time (default: the bundle's).")
-    ] = None,
-    speculate: Annotated[
-        str, typer.Option(metavar="WHAT", help="What drafts: auto, off or a name, as of edge run.")
-    ] = "auto",
-    kv: Annotated[str, typer.Option(metavar="TYPE", help="What the KV cache is in: auto, float32 or int8.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Show the memory that a bundle takes, before anything is loaded, and what fits into a budget."""
-    from edge.runtime.loading import kv_dtypes
-    from edge.runtime.plan import budgets, make_exact_plan, make_plan
+def add_arguments(parser: Parser) -> None:
+    add_bundle(parser)
+    add = parser.add_argument
+    add("--memory", metavar="SIZE", help="the budget: 300MB, 1.5GB, 512MiB or a number of bytes")
+    add("--context", metavar="N", type=int, help="tokens of prompt and answer that must fit")
+    add("--beams", metavar="N", type=int, help="beams of a search (default: the bundle's)")
+    drafts = "what drafts: auto (default), off or a name, as of edge run"
+    add("--speculate", metavar="WHAT", default="auto", help=drafts)
+    kept = "what the KV cache is kept in: auto (default), float32 or int8"
+    add("--kv", metavar="TYPE", default="auto", help=kept)
+    add_provider(parser)
+    add_json(parser)
+
+
+def command(args: argparse.Namespace) -> None:
+    """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
+    from edge.runtime.engine.variant import kv_dtypes
+    from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
 
+    speculate, context = args.speculate, args.context
     check_name(speculate)
-    opened = open_bundle(bundle)
+    opened = open_bundle(args.bundle)
     opened.check_sizes()
     check_argument(speculate, opened)
     whole = parts_of_model(speculate, opened) is None
-    kinds = kv_dtypes(opened, kv, whole=whole)
+    kinds = kv_dtypes(opened, args.kv, whole=whole)
     make = make_plan if opened.manifest.encoder is not None else make_exact_plan
-    planned = partial(make, opened, branches=beams, speculate=speculate, wide=whole, kv=kinds)
-    plan = planned(memory, context=context)
-    costs = _costs(opened)
+    planned = partial(make, opened, branches=args.beams, speculate=speculate, wide=whole, kv=kinds)
+    plan = planned(args.memory, context=context)
+    costs = _costs(opened, args.provider)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []
     if opened.manifest.encoder is None:
-        each = budgets(opened, context=context, branches=beams, speculate=speculate, wide=whole, kv=kinds)
+        each = budgets(opened, context=context, branches=args.beams, speculate=speculate, wide=whole, kv=kinds)
         rows = [_row(opened, planned(budget, context=context), costs, speculate) for budget in each]
-    if as_json:
+    if args.json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
         print(json.dumps({**found, "budgets": rows}, indent=1, ensure_ascii=False))
     else:
@@ -70,7 +72,7 @@ def command(
 
 def summary(plan: Plan) -> dict[str, Any]:
     """A plan with the figures that follow from it, in bytes."""
-    from edge.runtime.plan import needed
+    from edge.runtime.memory.plan import needed
 
     return {
         **dataclasses.asdict(plan.demand),
@@ -83,12 +85,13 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _costs(bundle: Bundle) -> dict[str, CostCurve]:
+def _costs(bundle: Bundle, provider: str) -> dict[str, CostCurve]:
     """The cost curves that `edge profile` left on this device, by what the KV cache is kept in."""
     from edge.runtime.profile.curve import load_both
-    from edge.runtime.providers.cpu import default_threads
+    from edge.runtime.providers import name_of
+    from edge.runtime.providers.threads import default_threads
 
-    return load_both(bundle, provider="cpu", threads=default_threads(), say=partial(print, file=sys.stderr))
+    return load_both(bundle, provider=name_of(provider), threads=default_threads(), say=partial(print, file=sys.stderr))
 
 
 def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
@@ -112,7 +115,7 @@ def _drafts(
     The gain is that of exact answers over one token a step, and an estimate for `lookup`, which is near what `auto`
     brings: None for other drafters.
     """
-    from edge.runtime.memory_model import MemoryModel
+    from edge.runtime.memory.footprint import MemoryModel
     from edge.runtime.speculate.base import AUTO, CHOSEN
     from edge.runtime.speculate.planner import StepCosts, expected_gain
 
@@ -135,10 +138,10 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
     from rich.console import Console
     from rich.table import Table
 
-    from edge.runtime.plan import RESERVE, needed, show_size
+    from edge.runtime.memory.plan import RESERVE, needed, show_size
 
     console, tides = Console(highlight=False), plan.footprint
-    title = f"{manifest.name}, MB"
+    title = f"{manifest.name}, private memory in MB"
     table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold", show_footer=True)
     sums = [f"{sum(kinds.values()) / 1e6:.1f}" for kinds in (tides.loading, tides.running)]
     table.add_column("Kind", footer="together", no_wrap=True)
@@ -178,7 +181,7 @@ def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None
     for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
         table.add_column(heading, justify="right")
     if manifest.wide is not None:
-        table.add_column("Wide form")
+        table.add_column("Int8 prefill")
     for row in rows:
         drafts = row["drafts"]
         taken = "" if drafts is None else f"{drafts['bytes'] / 1e6:.1f}"
@@ -200,7 +203,7 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
     if any(graph.role == KV8 for graph in manifest.graphs):
         facts["KV cache"] = demand.kv
     if manifest.wide is not None:
-        facts["Wide form"] = "used for prompts" if demand.wide else "left out: prompts are read more slowly"
+        facts["Int8 prefill"] = "used for long prompts" if demand.wide else "omitted: long prompts take longer"
     if demand.branches > 1:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from edge.cli.arguments import Parser, add_json, add_provider, add_threads
 from edge.cli.export import stages
 from edge.cli.reports import check_target, write_report
 from edge.errors import InputError
+from edge.runtime.providers import AUTO, open_provider
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,96 +23,83 @@ if TYPE_CHECKING:
     from edge.runtime.profile.profile import ProfileOptions
     from edge.runtime.profile.record import Profile
 
+NAME = "profile"
+HELP = "Measure what a bundle costs on this device; compare two profiles."
 OPS_SHARE, PEAKS_SHARE = 0.15, 0.05  # of the time, where operators are measured
 
 
-def command(
-    target: Annotated[
-        Path | None,
-        typer.Argument(metavar="BUNDLE", help="The bundle to measure, or the JSON file of a profile to show."),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="How long measuring may take; default: 60.")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Threads to compute with; default: one per core, up to 8.")
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Measure up to so many tokens in the KV cache; default: the bundle's."),
-    ] = None,
-    provider: Annotated[str | None, typer.Option(metavar="NAME", help="Where the graphs run; default: cpu.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
-    ops: Annotated[bool, typer.Option("--ops", help="Measure and show where the time goes, by operator.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto or chrome://tracing.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with charts, for a browser.")] = None,
-    speculate: Annotated[
-        bool,
-        typer.Option("--speculate", help="Show instead how often each drafter is right, by position, and its gain."),
-    ] = False,
-    drafters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            metavar="NAME",
-            help="With --speculate, a drafter to measure, such as model=PATH; repeatable; default: all without =.",
-        ),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="A.json B.json", help="Compare two profiles that --json wrote, and measure nothing."),
-    ] = None,
-) -> None:
+def add_arguments(parser: Parser) -> None:
+    target = "the bundle to measure, or the JSON file of a profile to show"
+    parser.add_argument("target", metavar="BUNDLE", type=Path, nargs="?", help=target)
+
+    group = parser.add_argument_group("how it is measured")
+    add = group.add_argument
+    add("--seconds", metavar="S", type=float, help="how long measuring may take (default: 60)")
+    add_threads(group, "one per core, up to 8")
+    add("--context", metavar="N", type=int, help="maximum tokens in the KV cache (default: the bundle's)")
+    add_provider(parser)
+    add("--ops", action="store_true", help="measure and show where the time goes, by operator")
+    drafts = "show instead how often each drafter is right, by position, and its gain"
+    add("--speculate", action="store_true", help=drafts)
+    drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
+    add("--drafter", metavar="NAME", action="append", help=drafter)
+
+    group = parser.add_argument_group("reports")
+    add = group.add_argument
+    add_json(group, "the profile as one JSON object")
+    add("--trace", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
+    add("--html", metavar="FILE", type=Path, help="write a page with charts, for a browser")
+    both = "compare two profiles that --json wrote, and measure nothing"
+    add("--compare", metavar=("A.json", "B.json"), type=Path, nargs=2, help=both)
+
+
+def command(args: argparse.Namespace) -> None:
     """Measure what a bundle costs on this device: time to first token, time per token, the cost of a step of several
     tokens, long answers, loading, memory, CPU time and, where the system tells, energy.
 
-    The cost curve is kept in the cache folder for later runs. docs/profile.md says what each figure means.
+    The cost curve is kept in the cache folder for later runs. docs/guide/profile.md says what each figure means.
     """
-    if drafters and not speculate:
-        raise InputError("--drafter says what --speculate measures; give --speculate too, or leave --drafter away.")
-    settings = {"seconds": seconds, "threads": threads, "context": context, "provider": provider}
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    if given and (compare is not None or (target is not None and target.is_file())):
+    target, reports = args.target, [path for path in (args.trace, args.html) if path is not None]
+    if args.drafter and not args.speculate:
+        raise InputError("--drafter says what --speculate measures; give --speculate too, or omit --drafter.")
+    settings = ("seconds", "threads", "context", "provider")
+    given: dict[str, Any] = {name: value for name in settings if (value := getattr(args, name)) not in (None, AUTO)}
+    if given and (args.compare is not None or (target is not None and target.is_file())):
         raise InputError(
             f"--{next(iter(given))} says how a bundle is measured, and a stored profile is only shown; leave it out."
         )
-    if compare is not None:
-        if target is not None or ops or trace or html or speculate:
-            also = target or ("--ops" if ops else "--trace" if trace else "--html" if html else "--speculate")
-            raise InputError(f"--compare takes two profiles, measures nothing, writes no report; leave {also} away.")
-        _compare(*compare, as_json)
+    if args.compare is not None:
+        also = [f"--{name}" for name in ("ops", "trace", "html", "speculate") if getattr(args, name)]
+        if target is not None or also:
+            also = [str(target)] if target is not None else also
+            raise InputError(f"--compare takes two profiles, measures nothing, writes no report; omit {also[0]}.")
+        first, second = args.compare
+        _compare(first, second, args.json)
         return
     if target is None:
         raise InputError("There is nothing to measure; give a bundle, or two profiles with --compare.")
-    if speculate:
-        if ops or trace or html or target.is_file():
-            raise InputError(
-                "--speculate answers prompts with a bundle, and writes no report; leave other options away."
-            )
-        if provider not in (None, "cpu"):
-            raise InputError(f"--speculate measures on cpu alone; leave --provider {provider} away.")
+    if args.speculate:
+        if args.ops or reports or target.is_file():
+            raise InputError("--speculate answers prompts with a bundle, and writes no report; omit other options.")
         from edge.cli.profile_drafts import profile_drafts
 
-        profile_drafts(target, drafters or (), _options(given), as_json)
+        profile_drafts(target, args.drafter or (), _options(given), args.json)
         return
-    for path in (trace, html):
-        if path is not None:
-            check_target(path)
+    for path in reports:
+        check_target(path)
     story: Sequence[Step] = ()
     if target.is_file():
-        found = _read(target, ops)
+        found = _read(target, args.ops)
     else:
-        found, story = _measure(target, _options(given), with_ops=ops or trace is not None or html is not None)
-    _write(found, story, trace, html)
-    if as_json:
+        found, story = _measure(target, _options(given), with_ops=args.ops or bool(reports))
+    _write(found, story, args.trace, args.html)
+    if args.json:
         _print(found.to_json())
         return
     from edge.cli.profile_tables import show
 
     show(found)
-    if ops:
+    if args.ops:
         from edge.cli.profile_ops import show_ops
 
         show_ops(found)
@@ -153,13 +141,14 @@ def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Pr
             gc.collect()  # the engine: operators are watched in sessions of their own
             measured = ops.measure(
                 open_bundle(path),
-                threads=options.threads,
+                provider=open_provider(options.provider, options.threads),
                 limit=options.context,
                 seconds=options.seconds * OPS_SHARE,
                 progress=lambda what: progress(0, 0, what),
             )
             progress(0, 0, "what this machine can do at best")
-            best = peaks.measure(options.threads, seconds=options.seconds * PEAKS_SHARE)
+            machine = open_provider(options.provider, options.threads)
+            best = peaks.measure(machine, seconds=options.seconds * PEAKS_SHARE)
             notes = [*found.notes, *measured.notes]
             found, story = dataclasses.replace(found, ops=measured.ops, peaks=best, notes=notes), measured.story
     return found, story

@@ -15,9 +15,10 @@ from edge.cli.profile_tables import console, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
+    from edge.registry import Entry
     from edge.runtime.profile.profile import ProfileOptions
     from edge.runtime.speculate.acceptance import Acceptance
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
 
 def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions, as_json: bool) -> None:
@@ -29,18 +30,18 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
 
     from edge.runtime.speculate.acceptance import POSITIONS
     from edge.runtime.speculate.base import DRAFTERS, OFF, check_argument, check_name
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     for name in drafters:
         check_name(name)
         if name == OFF:
-            raise InputError("Plain decoding is measured beside every drafter; leave --drafter off away.")
+            raise InputError("Plain decoding is measured with every drafter; omit --drafter off.")
     bundle = open_bundle(path)
     if bundle.manifest.encoder is not None:
-        raise InputError(f"{path} is no decoder; its answers are drafted with --draft-from-input, if at all.")
+        raise InputError(f"{path} is no decoder, and drafters are measured on decoders alone.")
     names = list(dict.fromkeys(drafters))
     if not names:
-        names = [name for name in DRAFTERS if "=" not in name] + (["self"] if bundle.manifest.segments else [])
+        names = [name for name, drafter in DRAFTERS.items() if _measured(drafter, bundle)]
     for name in names:
         check_argument(name, bundle)
     groups = _by_engine(names, bundle)
@@ -79,6 +80,14 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
     print("Drafts: steps with any. A step: tokens accepted in it, and ms of drafting. Gain: over plain decoding (off).")
 
 
+def _measured(drafter: Entry, bundle: Bundle) -> bool:
+    """Whether a drafter is measured where none is named: it serves decoders, and needs no more than the bundle has."""
+    needs = drafter.traits.get("asked", "").startswith(f"{drafter.name}=") or (
+        drafter.traits.get("segments") and not bundle.manifest.segments
+    )
+    return "decoder" in drafter.traits["serves"] and not needs
+
+
 def _by_engine(names: Sequence[str], bundle: Bundle) -> list[list[str]]:
     """The drafters that `edge run` would run over engines of one kind, side by side: first those over that of plain
     decoding, of which there may be none; then those that draft trees; then each that runs parts of the model.
@@ -106,11 +115,17 @@ def _answers(
     progress: Callable[[int, int], None],
 ) -> list[Acceptance]:
     """What plain decoding and these drafters did over an engine that is opened for them."""
-    from edge.runtime.loading import open_engine
+    from edge.runtime.load import open_engine
     from edge.runtime.model import Model
     from edge.runtime.speculate.acceptance import measure
     from edge.runtime.speculate.base import OFF
 
     drafter = names[0] if names else OFF
-    engine = open_engine(bundle, context=options.context, threads=options.threads, speculate=drafter)
+    engine = open_engine(
+        bundle,
+        context=options.context,
+        threads=options.threads,
+        provider=options.provider,
+        speculate=drafter,
+    )
     return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

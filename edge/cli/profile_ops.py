@@ -37,11 +37,11 @@ def _peaks(peaks: Peaks, out: Console) -> None:
 
 
 def _parts(step: StepTime, out: Console) -> None:
-    behind = "" if step.context is None else f" behind {step.context:,} tokens"
+    context = "" if step.context is None else f" at context {step.context:,}"
     unit = "row" if step.context is None else "token"
     what = f"{step.size:,} {unit}{'' if step.size == 1 else 's'}"
-    graph = "wide form" if step.graph == "wide" else step.graph
-    title = f"\nThe {graph}, {what}{behind}: {ms(step.us / 1e3)} ms"
+    graph = "int8 prefill graph" if step.graph == "wide" else f"{step.graph} graph"
+    title = f"\nThe {graph}, {what}{context}: {ms(step.us / 1e3)} ms"
     rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", left=2)
     for part in step.parts[:PARTS]:
         share = f"{part.us / step.us:.0%}"
@@ -72,7 +72,7 @@ def _types(step: StepTime) -> str:
 
 
 def _layers(step: StepTime) -> str:
-    """The numbered layers as a range, and by name what stands before and behind them."""
+    """The numbered layers as a range, and by name what stands before and after them."""
     sums = {layer: sum(us for _, us in nodes) for layer, nodes in step.layers.items()}
     numbered = {int(layer): us for layer, us in sums.items() if layer.isdecimal()}
     said = [f"{layer} {ms(us / 1e3)} ms" for layer, us in sums.items() if not layer.isdecimal()]

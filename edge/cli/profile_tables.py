@@ -67,7 +67,7 @@ def _output_tokens(profile: Profile, out: Console) -> None:
 def _curve(points: list[CurvePoint], out: Console, over: str = "") -> None:
     contexts, sizes = sorted({p.context for p in points}), sorted({p.size for p in points})
     times = {(p.size, p.context): p.ms for p in points}
-    title = f"A step of S tokens behind a context{over}: ms, and times a step of one"
+    title = f"A step of S tokens at a context{over}: ms, and times a step of one"
     shown = table(title, "S", *map("{:,}".format, contexts))
     for size in sizes:
         cells = []
@@ -88,13 +88,15 @@ def _facts(profile: Profile) -> dict[str, str]:
         facts["Sustained"] = f"{run.tokens_per_s:,.1f} tokens/s over {seconds:.{0 if seconds >= 10 else 1}f} s, {drift}"
     if (load := profile.load) is not None:
         facts["Load"] = f"{ms(load.warm.p50_ms)} ms warm" + (f", {ms(load.cold.p50_ms)} ms cold" if load.cold else "")
-    if (memory := profile.memory) is not None and memory.peak_bytes is not None:
-        steady = "" if memory.steady_bytes is None else f", {memory.steady_bytes / 1e6:,.0f} MB while decoding"
+    if (memory := profile.memory) is not None and memory.peak_private_bytes is not None:
+        steady, peak = memory.steady_private_bytes, memory.peak_private_bytes
+        decoding = "" if steady is None else f", {steady / 1e6:,.0f} MB while decoding"
         predicted = ""
         if memory.predicted_bytes:
-            off = memory.predicted_bytes / memory.peak_bytes - 1
+            off = memory.predicted_bytes / peak - 1
             predicted = f"; predicted {memory.predicted_bytes / 1e6:,.0f} MB ({off:+.1%})"
-        facts["Memory"] = f"peak {memory.peak_bytes / 1e6:,.0f} MB{steady}{predicted}"
+        rss = "" if memory.peak_bytes is None else f"; peak RSS {memory.peak_bytes / 1e6:,.0f} MB"
+        facts["Memory"] = f"private, peak {peak / 1e6:,.0f} MB{decoding}{predicted}{rss}"
     for use in profile.usage:
         if use.tokens:
             energy = "" if use.energy_j is None else f", {1e3 * use.energy_j / use.tokens:,.1f} mJ ({use.energy_of})"
@@ -135,7 +137,7 @@ def _steps(rows: list[Row], out: Console) -> None:
         size, context = map(int, row.name.removeprefix(STEP).split(" @ "))
         ratio[size, context] = f"{row.ratio:.2f}{'*' if row.certain else ' '}"
     contexts = sorted({context for _, context in ratio})
-    title = "A step of S tokens behind a context: b / a (*: more than noise)"
+    title = "A step of S tokens at a context: b / a (*: more than noise)"
     shown = table(title, "S", *map("{:,}".format, contexts))
     for size in sorted({size for size, _ in ratio}):
         shown.add_row(str(size), *(ratio.get((size, context), "") for context in contexts))

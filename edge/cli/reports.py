@@ -55,7 +55,7 @@ def write_report(path: Path, text: str) -> None:
 
 
 def _part(path: Path) -> Path:
-    """Where a report is written, beside the file that it becomes."""
+    """Where a report is written, next to the file that it becomes."""
     real = path.resolve()
     return real.with_name(f".{real.name}.{os.getpid()}.part")
 

@@ -1,4 +1,4 @@
-"""Scores of answers beside references: exact match and F1, ROUGE-L, BLEU."""
+"""Scores of answers against references: exact match and F1, ROUGE-L, BLEU."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def translation(answers: Sequence[str], references: References) -> dict[str, flo
         from sacrebleu import corpus_bleu
     except ModuleNotFoundError:
         raise _missing("sacrebleu", "BLEU") from None
-    most = max(map(len, references))
-    streams = [[own[min(i, len(own) - 1)] for own in references] for i in range(most)]  # the last one again: no matter
+    count = max(map(len, references))
+    streams = [[own[min(i, len(own) - 1)] for own in references] for i in range(count)]  # the last one again: no matter
     return {"bleu": float(corpus_bleu(list(answers), streams).score)}
 
 

@@ -8,6 +8,9 @@ from edge import catalog, fetch
 from edge.catalog import Progress, Say
 from edge.errors import CatalogError, CheckpointError
 from edge.export.checkpoint.base import Checkpoint
+from edge.registry import Registry
+
+FORMATS = Registry(__name__, "format of checkpoints")  # see `base.Checkpoint`
 
 
 def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say | None = None) -> Checkpoint:
@@ -29,7 +32,7 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
 
     if path.suffix != ".gguf" and not source.startswith((".", "/", "~")) and hub.ID.fullmatch(source):
         try:
-            return open_directory(hub.fetch_hub(source), name=source, kind="hub")
+            return _open_path(hub.fetch_hub(source), name=source, kind="hub")
         except CatalogError as e:
             raise CatalogError(f"There is no directory {source}, and {e}") from None
     raise CheckpointError(
@@ -38,24 +41,16 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     )
 
 
-def open_directory(root: Path, *, name: str | None, kind: str, licence: str | None = None) -> Checkpoint:
-    """Open a directory, which transformers wrote or CTranslate2's converter.
+def _open_path(path: Path, **about: str | None) -> Checkpoint:
+    """Open what stands at `path` in the format that it has the mark of, else in the one that needs no mark.
 
-    Raises:
-        CheckpointError: it cannot be read.
+    about: name, kind and licence, where they are known.
     """
-    from edge.export.checkpoint import ctranslate2, directory
-
-    if (root / ctranslate2.MODEL).is_file():
-        return ctranslate2.CTranslate2Checkpoint(root, name=name, kind=kind, licence=licence)
-    return directory.DirectoryCheckpoint(root, name=name, kind=kind, licence=licence)
-
-
-def _open_path(
-    path: Path, *, name: str | None = None, kind: str | None = None, licence: str | None = None
-) -> Checkpoint:
-    if path.is_dir():
-        return open_directory(path, name=name, kind=kind or "directory", licence=licence)
-    from edge.export.checkpoint.gguf import GGUFCheckpoint
-
-    return GGUFCheckpoint(path, name=name, kind=kind or "gguf", licence=licence)
+    reads = "folder" if path.is_dir() else "file"
+    fitting = [
+        form
+        for form in FORMATS.values()
+        if form.traits["reads"] == reads and (path / form.traits.get("mark", "")).exists()
+    ]
+    checkpoint: Checkpoint = max(fitting, key=lambda form: "mark" in form.traits).load().open_path(path, **about)
+    return checkpoint

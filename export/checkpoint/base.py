@@ -26,6 +26,9 @@ class TokenizerFiles:
 class Checkpoint(Protocol):
     """A Torch checkpoint, whatever it is stored in. Tensors are read one at a time and not kept.
 
+    A format is a file beside this one, whose `open_path` makes one of these and whose TRAITS say what it `reads`, a
+    "folder" or a "file", and by which file in a folder it is known, its `mark`.
+
     Tensor names, shapes and row order are those of the transformers model that `config` describes, and `config`
     holds that model's whole configuration, defaults filled in (rope settings under ``rope_parameters``). Where
     ``config["tie_word_embeddings"]`` is true there is no ``lm_head.weight``.

@@ -19,9 +19,13 @@ from edge.export.checkpoint.directory import licence_of
 from edge.export.checkpoint.tokenizer_files import read_json
 from edge.export.checkpoint.whisper_vocabulary import WhisperVocabulary, read_vocabulary
 from edge.export.quantize.base import QTensor
-from edge.manifest import typed
+from edge.typed_json import typed
 
-MODEL = "model.bin"
+NAME = "ctranslate2"
+HELP = "a Whisper model converted to CTranslate2"
+TRAITS = {"reads": "folder", "mark": "model.bin"}
+
+MODEL = TRAITS["mark"]
 
 # The variables of one layer, by the name of the part in transformers: the variable, and which of how many equal parts
 # of its rows. The key's part of a fused bias is left out: it is zero, and softmax would not notice if it were not.
@@ -209,3 +213,6 @@ def _both(name: str, source: _Source, weight: str = "weight", bias: str = "bias"
     if not name.endswith(".k_proj"):
         sources[f"{name}.bias"] = _Source(f"{source.variable}/{bias}", source.part, source.parts)
     return sources
+
+
+open_path = CTranslate2Checkpoint

@@ -21,12 +21,11 @@ from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.quantize.base import QTensor
 
-_TYPES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float64: "F64",
-}
+NAME = "directory"
+HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
+TRAITS = {"reads": "folder"}
+
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
 class DirectoryCheckpoint:
@@ -266,3 +265,6 @@ def licence_of(root: Path) -> str | None:
         if line.startswith("license:"):
             return line.removeprefix("license:").strip().strip("'\"") or None
     return None
+
+
+open_path = DirectoryCheckpoint

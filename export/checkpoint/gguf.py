@@ -17,6 +17,10 @@ from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.export.quantize.base import QTensor
 
+NAME = "gguf"
+HELP = "a .gguf file, as llama.cpp reads it"
+TRAITS = {"reads": "file"}
+
 _READABLE = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 
@@ -28,11 +32,10 @@ class GGUFCheckpoint:
         CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
     """
 
-    def __init__(
-        self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None
-    ) -> None:
+    def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self._header = GGUFHeader(path)
-        self._architecture = gguf_config.architecture_of(self._header)
+        _, family, self._gguf = gguf_config.family_of(self._header)
+        self._norm_offset = 0.0 if family.norms is None else family.norms.offset
         self.name = name or path.stem
         self.kind = kind
         self.licence = licence or self._header.value("general.license", str)
@@ -63,8 +66,8 @@ class GGUFCheckpoint:
         values = finite(self._dequantized(self._sources[name]), self._sources[name], self._header.path)
         if (rows := self._row_order(name)) is not None:
             values = values[rows]
-        if self._architecture.norm_offset and name.endswith("norm.weight"):
-            values = values - np.float32(self._architecture.norm_offset)
+        if self._norm_offset and name.endswith("norm.weight"):  # which the converter adds
+            values = values - np.float32(self._norm_offset)
         return values
 
     def blocks(self, name: str) -> QTensor | None:
@@ -83,7 +86,7 @@ class GGUFCheckpoint:
         """transformers' name -> the name in the file."""
         sources = {}
         for source, info in self._header.tensors.items():
-            name = gguf_config.transformers_name(source, self._architecture)
+            name = gguf_config.transformers_name(source, self._gguf)
             if name is None:
                 continue
             if info.type.name not in _READABLE:
@@ -117,7 +120,7 @@ class GGUFCheckpoint:
     def _row_order(self, name: str) -> NDArray[np.int64] | None:
         """Rows of the file in transformers' order. llama.cpp's converter interleaves the two halves of every head of
         q and k, because its rope turns neighbouring pairs where transformers' turns halves."""
-        if not self._architecture.permuted:
+        if not self._gguf.permuted:
             return None
         if ".q_proj." in name:
             heads = self.config["num_attention_heads"]
@@ -148,3 +151,6 @@ def _q8_0(raw: NDArray[np.uint8]) -> QTensor:
 
 def _scales(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0].astype(np.float32)
+
+
+open_path = GGUFCheckpoint

@@ -1,6 +1,7 @@
-"""GGUF metadata -> transformers configuration and tensor names, one entry per architecture.
+"""GGUF metadata -> transformers' configuration and tensor names.
 
-llama.cpp's names are those of `gguf.constants`; what its converter changes in the tensors is undone in `gguf.py`.
+llama.cpp's names are those of `gguf.constants`; what differs from Llama stands in the families' files, and what the
+converter changes in the tensors is undone in `gguf.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,21 +17,11 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.export.checkpoint.model_config import MOST_POSITIONS
+from edge.export.graph.families import FAMILIES
+from edge.export.graph.families.base import GGUF, Family
 
 ReadVector = Callable[[str], NDArray[np.float32]]
 T = TypeVar("T", int, float, str)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """One GGUF architecture: its transformers model type and where it differs from Llama."""
-
-    model_type: str
-    extra: Callable[[_Metadata, ReadVector], dict[str, Any]] = lambda m, read: {}  # more of the configuration
-    permuted: bool = False  # rows of q and k are interleaved for llama.cpp's rope
-    norm_offset: float = 0.0  # what the converter added to norm weights
-    names: dict[str, str] = field(default_factory=dict)  # tensor names that differ from LAYER_NAMES
-
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -42,22 +32,28 @@ LAYER_NAMES = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
-class _Metadata:
-    """The keys of one architecture, with a sentence for a missing or impossible one."""
+class Metadata:
+    """The keys of the file's architecture, with a sentence for a missing or impossible one.
 
-    def __init__(self, header: GGUFHeader, architecture: str) -> None:
+    read: gives a vector tensor, empty where there is none.
+    """
+
+    def __init__(self, header: GGUFHeader, read: ReadVector) -> None:
         self._header = header
-        self._prefix = architecture
+        self._prefix = header.metadata["general.architecture"]
         self.path = header.path
+        self.vector = read
 
     def get(self, key: str, kind: type[T]) -> T | None:
         return self._header.value(f"{self._prefix}.{key}", kind)
@@ -90,90 +86,68 @@ class _Metadata:
         each = self.size("embedding_length") // self.size("attention.head_count")
         return self.size("attention.key_length", max(each, 1))
 
+    def biases(self) -> dict[str, bool]:
+        """Whether attention and the feed-forward blocks have biases."""
+        tensors = self._header.tensors
+        return {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
 
-def _llama_rope(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    return {"head_dim": m.head_dim, "rope_parameters": _rope(m, read)}
+    def rope(self, default_base: float = 10_000.0) -> dict[str, Any]:
+        """The rope parameters of a model whose layers share them."""
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.number("rope.freq_base", default_base)}
+        kind = self.get("rope.scaling.type", str) or "none"
+        if kind in ("linear", "yarn"):
+            rope |= {"rope_type": kind, "factor": self.number("rope.scaling.factor")}
+            if kind == "yarn":
+                original = self.size("rope.scaling.original_context_length", self.size("context_length"))
+                rope["original_max_position_embeddings"] = original
+        elif kind not in ("none", "longrope"):
+            raise CheckpointError(f"{self.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
+        factors = self.vector("rope_freqs.weight")
+        return self._llama3_rope(rope, factors) if factors.size and np.any(factors != 1) else rope
 
+    def _llama3_rope(self, rope: dict[str, Any], factors: NDArray[np.float32]) -> dict[str, Any]:
+        """Llama 3's rope parameters from the per-frequency divisors that llama.cpp stores instead of them.
 
-def _qwen3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    return {"head_dim": m.head_dim, "rope_parameters": _rope(m, read)}
-
-
-def _qwen2(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    return {"rope_parameters": _rope(m, read)}
-
-
-def _smollm3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    # Every fourth layer has no rope: a constant in llama.cpp, which the file does not repeat.
-    return {"rope_parameters": _rope(m, read), "no_rope_layer_interval": 4}
-
-
-def _phi3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    rope = _rope(m, read)
-    rotary = m.size("rope.dimension_count", m.head_dim)
-    window = m.size("attention.sliding_window") if m.get("attention.sliding_window", int) else None  # 0: none
-    extra: dict[str, Any] = {"sliding_window": window}
-    original = m.size("rope.scaling.original_context_length", m.size("context_length"))
-    long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
-    if long.size:
-        for factors in (long, short):
-            if factors.size != rotary // 2:
-                reason = f"the file holds {factors.size} rope factors instead of {rotary // 2}"
-                raise m.wrong("rope.dimension_count", rotary, reason)
-        rope = {**rope, "rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
-        rope["original_max_position_embeddings"] = original
-        extra["original_max_position_embeddings"] = original
-    return {**extra, "rope_parameters": {**rope, "partial_rotary_factor": rotary / m.head_dim}}
-
-
-def _gemma3(m: _Metadata, read: ReadVector) -> dict[str, Any]:
-    full = _rope(m, read, default_base=1_000_000.0)
-    heads, layers = m.size("attention.head_count"), m.size("block_count")
-    return {
-        "head_dim": m.head_dim,
-        # Only the 27B model (62 layers) scales queries by hidden/heads: a constant in llama.cpp too.
-        "query_pre_attn_scalar": m.size("embedding_length") // heads if layers == 62 else m.head_dim,
-        "sliding_window": m.size("attention.sliding_window"),
-        "layer_types": ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)],
-        "rope_parameters": {
-            "full_attention": full,
-            "sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)},
-        },
-    }
+        All Llama 3 models share the low and high frequency factors and the original context; the scale is the largest
+        divisor. The divisors are computed again and must match.
+        """
+        low, high, original = 1.0, 4.0, 8192
+        scale = float(factors.max())
+        wavelengths = 2 * math.pi * rope["rope_theta"] ** (np.arange(factors.size) / factors.size)
+        smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
+        again = 1 / ((1 - smooth) / scale + smooth)
+        if not np.allclose(again, factors, rtol=1e-3):
+            raise CheckpointError(
+                f"{self.path} scales its rope by factors that are not Llama 3's; export the model's original "
+                "checkpoint."
+            )
+        return {
+            **rope,
+            "rope_type": "llama3",
+            "factor": scale,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama", _llama_rope, permuted=True),
-    "qwen2": Architecture("qwen2", _qwen2),
-    "qwen3": Architecture("qwen3", _qwen3),
-    "smollm3": Architecture("smollm3", _smollm3, permuted=True),
-    "phi3": Architecture("phi3", _phi3, names={"ffn_up": "mlp.gate_up_proj"}),
-    "gemma3": Architecture(
-        "gemma3_text",
-        _gemma3,
-        norm_offset=1.0,
-        names={
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
-    ),
-}
-
-
-def architecture_of(header: GGUFHeader) -> Architecture:
-    """What the file says it is.
+def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
+    """What the file says it is: transformers' model type, its family's facts, and those about GGUF files.
 
     Raises:
         CheckpointError: an architecture that is not known here, or a mixture of experts.
     """
     name = header.value("general.architecture", str)
-    if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise CheckpointError(f"{header.path} holds the architecture {name!r}; known in GGUF files are: {known}.")
+    known = {entry.traits["gguf"]: entry for entry in FAMILIES.values() if "gguf" in entry.traits}
+    if name not in known:
+        raise CheckpointError(
+            f"{header.path} holds the architecture {name!r}; known in GGUF files are: {', '.join(sorted(known))}."
+        )
     if header.value(f"{name}.expert_count", int):
         raise CheckpointError(f"{header.path} holds a mixture of experts, which has no graph here.")
-    return ARCHITECTURES[name]
+    family: Family = known[name].load().FAMILY
+    assert family.gguf is not None
+    return known[name].name, family, family.gguf
 
 
 def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
@@ -182,16 +156,13 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
     Raises:
         CheckpointError: a size is missing, or the file's tensors or other sizes contradict it.
     """
-    kind = architecture_of(header)
-    m = _Metadata(header, header.metadata["general.architecture"])
+    model_type, _, kind = family_of(header)
+    m = Metadata(header, read)
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{header.path} holds no token embedding (token_embd.weight); it is not a whole model.")
     layers, there = m.size("block_count"), len({n[1] for name in header.tensors if (n := _LAYER.fullmatch(name))})
     if layers > there:
         raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
-    for key in ("attention.value_length", *(["rope.dimension_count"] if kind.model_type != "phi3" else [])):
-        if (width := m.size(key, m.head_dim)) != m.head_dim:
-            raise m.wrong(key, width, f"each head is {m.head_dim} wide")
     rows, tokens = header.tensors["token_embd.weight"].shape[0], len(header.values("tokenizer.ggml.tokens", str))
     if tokens not in (0, rows):
         raise CheckpointError(
@@ -201,8 +172,8 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
     heads, positions = m.size("attention.head_count"), m.size("context_length")
     if positions > MOST_POSITIONS:
         raise m.wrong("context_length", positions, f"no model has more than {MOST_POSITIONS:,}")
-    config = {
-        "model_type": kind.model_type,
+    config: dict[str, Any] = {
+        "model_type": model_type,
         "hidden_size": m.size("embedding_length"),
         "intermediate_size": m.size("feed_forward_length"),
         "num_hidden_layers": layers,
@@ -216,13 +187,15 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
         **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
         "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),
     }
-    if kind.model_type in ("llama", "smollm3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
-    return {**config, **kind.extra(m, read)}
+    config |= kind.config(m)
+    rotated = round(m.head_dim * config["rope_parameters"].get("partial_rotary_factor", 1))
+    for key, expected in (("attention.value_length", m.head_dim), ("rope.dimension_count", rotated)):
+        if (width := m.size(key, expected)) != expected:
+            raise m.wrong(key, width, f"each head is {m.head_dim} wide")
+    return config
 
 
-def transformers_name(name: str, kind: Architecture) -> str | None:
+def transformers_name(name: str, kind: GGUF) -> str | None:
     """A GGUF tensor's name in transformers; None for tensors that are no parameters there (rope factors)."""
     if match := _LAYER.fullmatch(name):
         layer, part, suffix = match.groups()
@@ -230,42 +203,3 @@ def transformers_name(name: str, kind: Architecture) -> str | None:
         return f"model.layers.{layer}.{inner}.{suffix}" if inner else None
     part, _, suffix = name.rpartition(".")
     return f"{MODEL_NAMES[part]}.{suffix}" if part in MODEL_NAMES else None
-
-
-def _rope(m: _Metadata, read: ReadVector, default_base: float = 10_000.0) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": m.number("rope.freq_base", default_base)}
-    kind = m.get("rope.scaling.type", str) or "none"
-    if kind in ("linear", "yarn"):
-        rope |= {"rope_type": kind, "factor": m.number("rope.scaling.factor")}
-        if kind == "yarn":
-            original = m.size("rope.scaling.original_context_length", m.size("context_length"))
-            rope["original_max_position_embeddings"] = original
-    elif kind not in ("none", "longrope"):
-        raise CheckpointError(f"{m.path} scales its rope by {kind!r}; linear, yarn and llama3 are known.")
-    factors = read("rope_freqs.weight")
-    return _llama3_rope(m, rope, factors) if factors.size and np.any(factors != 1) else rope
-
-
-def _llama3_rope(m: _Metadata, rope: dict[str, Any], factors: NDArray[np.float32]) -> dict[str, Any]:
-    """Llama 3's rope parameters from the per-frequency divisors that llama.cpp stores instead of them.
-
-    All Llama 3 models share the low and high frequency factors and the original context; the scale is the largest
-    divisor. The divisors are computed again and must match.
-    """
-    low, high, original = 1.0, 4.0, 8192
-    scale = float(factors.max())
-    wavelengths = 2 * math.pi * rope["rope_theta"] ** (np.arange(factors.size) / factors.size)
-    smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
-    again = 1 / ((1 - smooth) / scale + smooth)
-    if not np.allclose(again, factors, rtol=1e-3):
-        raise CheckpointError(
-            f"{m.path} scales its rope by factors that are not Llama 3's; export the model's original checkpoint."
-        )
-    return {
-        **rope,
-        "rope_type": "llama3",
-        "factor": scale,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }

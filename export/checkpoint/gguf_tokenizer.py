@@ -30,7 +30,7 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 # Tokens that end an answer under whatever template the model was trained with; a file names only one of them.
 _END_OF_ANSWER = {
-    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"),
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>")
 }
 
 
@@ -149,10 +149,13 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _single_digits,
+    "starcoder": _single_digits,
+    "refact": _single_digits,
     "llama3": _split(_LLAMA3),
     "llama-v3": _split(_LLAMA3),
     "llama-bpe": _split(_LLAMA3),
     "smaug-bpe": _split(_LLAMA3),
+    "dbrx": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "deepseek-r1-qwen": _split(_QWEN2),
 }
@@ -172,7 +175,7 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
         vocab=vocabulary.ids,
         merges=merges,
         # Llama 3 takes a whole piece that is in the vocabulary as it is, whether or not merges lead there.
-        ignore_merges=PRE_TOKENIZERS[pre] is PRE_TOKENIZERS["llama-bpe"] or pre in ("llama3", "llama-v3"),
+        ignore_merges=pre in ("llama3", "llama-v3", "llama-bpe"),
     )
     tokenizer = Tokenizer(bpe)
     if pre in ("qwen2", "deepseek-r1-qwen"):

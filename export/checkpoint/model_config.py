@@ -173,9 +173,7 @@ def auto_class(config: Mapping[str, Any]) -> Any:
     return AutoModelForSpeechSeq2Seq if speech else AutoModelForSeq2SeqLM
 
 
-def check_tensors(
-    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str
-) -> None:
+def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], where: str) -> None:
     """Compare a checkpoint's tensors with what its configuration calls for; `check_leftovers` looks at the others.
 
     Raises:

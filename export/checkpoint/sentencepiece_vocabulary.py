@@ -12,18 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edge.errors import CheckpointError
+from edge.export.graph.families import FAMILIES
 
 MARIAN, M2M100 = "source.spm", "sentencepiece.bpe.model"
 VOCABULARY = "vocab.json"
@@ -55,7 +47,8 @@ def find_fairseq(root: Path, settings: Mapping[str, Any], model_type: str | None
     path = root / M2M100
     if not path.is_file() or (root / VOCABULARY).is_file():
         return None
-    by_default = {"m2m_100": "NllbTokenizer", "mbart": "MBartTokenizer"}.get(model_type or "", "")
+    family = FAMILIES.get(model_type or "")
+    by_default = "" if family is None else family.traits.get("tokenizer", "")
     name = str(settings.get("tokenizer_class") or by_default).removesuffix("Fast")
     return (path, name) if name in _FAIRSEQ else None
 

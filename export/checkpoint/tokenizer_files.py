@@ -12,7 +12,7 @@ from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.manifest import Tokens
-from edge.runtime.text import check_character_maps
+from edge.runtime.text.tokenizer import check_character_maps
 
 SAMPLE = "x"  # a text that every tokenizer encodes
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
@@ -28,9 +28,7 @@ def read_tokenizer(root: Path, config: dict[str, Any]) -> TokenizerFiles:
     tokenizer = parse_tokenizer(text, root / "tokenizer.json")
     settings = _settings(root)
     return TokenizerFiles(
-        json=text,
-        chat_template=_chat_template(root, settings),
-        tokens=_tokens(root, tokenizer, settings, config),
+        json=text, chat_template=_chat_template(root, settings), tokens=_tokens(root, tokenizer, settings, config)
     )
 
 
@@ -82,9 +80,7 @@ def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
     if fairseq := sentencepiece_vocabulary.find_fairseq(root, settings, config.get("model_type")):
         return sentencepiece_vocabulary.convert_fairseq(*fairseq, settings)
     if not any((root / name).is_file() for name in _SLOW_FILES):
-        raise CheckpointError(
-            f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}."
-        )
+        raise CheckpointError(f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}.")
     from transformers import AutoTokenizer
 
     try:

@@ -1,22 +1,22 @@
 """The modules that every family is made of. Names of weights are those of transformers' checkpoints.
 
-All values are float32; S is the number of new tokens, R of those the rows that need logits.
+All values are float32; B is the number of sequences, 1 wherever something else is not said, S the number of new
+tokens of each, R of those the rows that need logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.graph.linear import Embedding, Projections, Value, fused, linear, scalar
-from edge.export.graph.rope import RotaryTable
+from edge.export.graph.linear import Projections, linear
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value, scalar
 
 
 @dataclass
@@ -49,6 +49,9 @@ class Stream:
     x: Value
     added: Value | None = None
 
+    def sum(self, op: Lowering) -> Value:
+        return self.x if self.added is None else op.Add(self.x, self.added)
+
 
 class RMSNorm(nn.Module):
     """Root mean square norm over the last axis. `offset` is added to the checkpoint's weights (Gemma stores them
@@ -60,42 +63,26 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = norm_weight(weights, name, offset)
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
-        return rms_norm(op, x, self.weight, self.eps)
-
-
-def rms_norm(op: OpBuilder, x: Value, weight: nn.Parameter, eps: float) -> Value:
-    """x by its root mean square over the last axis, times the weight."""
-    return op.SimplifiedLayerNormalization(x, weight, axis=-1, epsilon=eps)
+    def forward(self, op: Lowering, x: Value) -> Value:
+        return op.rms_norm(x, self.weight, self.eps)
 
 
 class ResidualNorm(nn.Module):
-    """The norm of the residual stream, which also adds up the stream: returns both.
-
-    Adding and norming in one operator makes a decode step 2 to 5% faster and is as fast for a prompt (2 threads, 576
-    wide, onnxruntime 1.31): between two products, which stream weights through the caches, every operator runs cold.
-    """
+    """The norm of the residual stream, which also adds up the stream: returns both."""
 
     def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
         super().__init__()
         self.eps = eps
         self.weight = norm_weight(weights, name, offset)
 
-    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+    def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
-            return rms_norm(op, stream.x, self.weight, self.eps), stream.x
-        unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
-        normed, _, _, x = fused(op).SkipSimplifiedLayerNormalization(
-            stream.x, stream.added, self.weight, epsilon=self.eps, _outputs=["normed", *unused, "x"]
-        )
-        return normed, x
+            return op.rms_norm(stream.x, self.weight, self.eps), stream.x
+        return op.add_rms_norm(stream.x, stream.added, self.weight, self.eps)
 
 
 class HeadNorm(nn.Module):
-    """Root mean square norm of each head by itself, with one weight for all: [1, S, heads * dim] to the same.
-
-    GroupQueryAttention has inputs for these weights, but not on the CPU.
-    """
+    """Root mean square norm of each head by itself, with one weight for all: [B, S, heads * dim] to the same."""
 
     def __init__(self, weights: Weights, name: str, heads: int, dim: int, eps: float, offset: float):
         super().__init__()
@@ -104,10 +91,15 @@ class HeadNorm(nn.Module):
         self.eps = eps
         self.weight = norm_weight(weights, name, offset)
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
-        y = op.Reshape(x, [1, -1, self.heads, self.dim])
-        y = op.SimplifiedLayerNormalization(y, self.weight, axis=-1, epsilon=self.eps)
-        return op.Reshape(y, [1, -1, self.heads * self.dim])
+    def forward(self, op: Lowering, x: Value) -> Value:
+        y = op.Reshape(x, [0, -1, self.heads, self.dim])  # 0: as many sequences as x has
+        y = op.rms_norm(y, self.weight, self.eps)
+        return op.Reshape(y, [0, -1, self.heads * self.dim])
+
+
+def head_norms(weights: Weights, dim: int, eps: float, offset: float = 0.0) -> Callable[[str, int], HeadNorm]:
+    """The norms of query and key heads, as `Attention` takes them."""
+    return lambda name, heads: HeadNorm(weights, name, heads, dim, eps, offset)
 
 
 @dataclass(frozen=True)
@@ -135,8 +127,8 @@ class Attention(nn.Module):
     """Causal self-attention over a cache that grows in place.
 
     rope names the decoder's rotary table, or is None where positions are not rotated. window: how many tokens,
-    itself included, a token attends to. qk_norm: the epsilon of the norms of each query and key head. scale
-    multiplies the scores, 1 / sqrt(head dim) where it is None.
+    itself included, a token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of
+    heads. scale multiplies the scores, 1 / sqrt(head dim) where it is None; softcap bounds them.
     """
 
     def __init__(
@@ -152,13 +144,11 @@ class Attention(nn.Module):
         bias: bool | Sequence[str] = False,
         output_bias: bool = False,
         window: int | None = None,
-        qk_norm: float | None = None,
-        norm_offset: float = 0.0,
+        qk_norm: Callable[[str, int], nn.Module] | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
     ):
         super().__init__()
-        if heads.dim % 8:
-            raise ExportError(f"The model's heads are {heads.dim} wide; onnxruntime's attention takes multiples of 8.")
         self.layer = layer
         self.heads = heads
         self.rope = rope
@@ -167,45 +157,34 @@ class Attention(nn.Module):
         biased = bias if isinstance(bias, bool) else [f"{name}.{p}" for p in bias]
         self.qkv_proj = Projections(weights, names, f"{name}.qkv_proj", "attention", bias=biased)
         self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=output_bias)
-        self.attributes: dict[str, Any] = {
-            "num_heads": heads.query,
-            "kv_num_heads": heads.key_value,
-            "do_rotary": int(rope is not None),
-            "scale": heads.dim**-0.5 if scale is None else scale,
-        }
-        if window is not None:
-            self.attributes["local_window_size"] = window
-        self.q_norm = self.k_norm = None
+        self.scale = heads.dim**-0.5 if scale is None else scale
+        self.softcap = softcap
+        self.q_norm: nn.Module | None = None
+        self.k_norm: nn.Module | None = None
         if qk_norm is not None:
-            self.q_norm = HeadNorm(weights, f"{name}.q_norm", heads.query, heads.dim, qk_norm, norm_offset)
-            self.k_norm = HeadNorm(weights, f"{name}.k_norm", heads.key_value, heads.dim, qk_norm, norm_offset)
+            self.q_norm = qk_norm(f"{name}.q_norm", heads.query)
+            self.k_norm = qk_norm(f"{name}.k_norm", heads.key_value)
 
-    def forward(self, op: OpBuilder, x: Value, step: Step, rows: Value | None = None) -> Value:
+    def forward(self, op: Lowering, x: Value, step: Step, rows: Value | None = None) -> Value:
         """[1, S, H] to [1, S, H], or [1, R, H] where `rows` are named."""
-        query, key, value = self._query_key_value(op, x)
-        cos, sin = (None, None) if self.rope is None else step.rope[self.rope]
-        y, present_key, present_value = fused(op).GroupQueryAttention(
-            query,
-            key,
-            value,
-            *step.past[self.layer],
-            step.seqlens_k,
-            step.total_sequence_length,
-            cos,
-            sin,
-            None if self.rope is None else step.position_ids,
-            step.attention_bias,
-            _outputs=3,
-            **self.attributes,
+        y, key, value = op.attention(
+            self._query_key_value(op, x),
+            step,
+            self.layer,
+            heads=self.heads,
+            scale=self.scale,
+            rope=None if self.rope is None else step.rope[self.rope],
+            window=self.window,
+            softcap=self.softcap,
         )
-        step.present[self.layer] = (present_key, present_value)
+        step.present[self.layer] = (key, value)
         return self.o_proj(op, take(op, y, rows))
 
-    def _query_key_value(self, op: OpBuilder, x: Value) -> list[Value | None]:
-        """Three values, or one packed value: attention takes it apart itself where nothing comes between."""
+    def _query_key_value(self, op: Lowering, x: Value) -> list[Value]:
+        """Three values, or one packed value where nothing comes between it and attention."""
         parts = self.qkv_proj(op, x)
         if self.q_norm is None or self.k_norm is None:
-            return parts if len(parts) == 3 else [*parts, None, None]
+            return parts
         if len(parts) == 1:
             sizes = [n * self.heads.dim for n in (self.heads.query, self.heads.key_value, self.heads.key_value)]
             parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
@@ -233,36 +212,20 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = Projections(weights, names, f"{name}.gate_up_proj", group, bias=bias)
         self.down_proj = linear(weights, f"{name}.{output}", group, bias=bias)
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
+    def forward(self, op: Lowering, x: Value) -> Value:
         parts = self.gate_up_proj(op, x)
         gate, up = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
         return self.down_proj(op, op.Mul(self.activation(op, gate), up))
 
 
-def silu(op: OpBuilder, x: Value) -> Value:
-    return fused(op).QuickGelu(x, alpha=1.0)
-
-
-def gelu_tanh(op: OpBuilder, x: Value) -> Value:
-    return fused(op).FastGelu(x)
-
-
-def gelu(op: OpBuilder, x: Value) -> Value:
-    return op.Gelu(x)
-
-
-def relu(op: OpBuilder, x: Value) -> Value:
-    return op.Relu(x)
-
-
-Activation = Callable[[OpBuilder, Value], Value]
+Activation = Callable[[Lowering, Value], Value]
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": silu,
-    "swish": silu,
-    "gelu": gelu,
-    "gelu_new": gelu_tanh,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "relu": relu,
+    "silu": lambda op, x: op.silu(x),
+    "swish": lambda op, x: op.silu(x),
+    "gelu": lambda op, x: op.gelu(x),
+    "gelu_new": lambda op, x: op.gelu_tanh(x),
+    "gelu_pytorch_tanh": lambda op, x: op.gelu_tanh(x),
+    "relu": lambda op, x: op.Relu(x),
 }
 
 
@@ -273,78 +236,17 @@ def activation_of(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def take(op: OpBuilder, x: Value, rows: Value | None) -> Value:
+def take(op: Lowering, x: Value, rows: Value | None) -> Value:
     """The rows [R] of x [1, S, H], or all of them."""
     return x if rows is None else op.Gather(x, rows, axis=1)
 
 
-class Layer(nn.Module):
-    """A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
-
-    A layer takes the residual stream and returns it, and leaves it as it is between its halves in `step.cuts`; `rows`
-    keeps only those rows after attention: the last layer needs no others.
-    """
-
-    def __init__(
-        self,
-        input_layernorm: ResidualNorm,
-        self_attn: Attention,
-        post_attention_layernorm: ResidualNorm,
-        mlp: GatedMLP,
-    ):
-        super().__init__()
-        self.input_layernorm = input_layernorm
-        self.self_attn = self_attn
-        self.post_attention_layernorm = post_attention_layernorm
-        self.mlp = mlp
-
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.input_layernorm(op, stream)
-        stream = Stream(take(op, x, rows), self.self_attn(op, h, step, rows))
-        step.cuts.append(stream)
-        h, x = self.post_attention_layernorm(op, stream)
-        return Stream(x, self.mlp(op, h))
+def scaled(op: Lowering, x: Value, scale: float, name: str = "scale") -> Value:
+    """x times the scale."""
+    return x if scale == 1 else op.Mul(x, scalar(op, name, scale))
 
 
-class Decoder(nn.Module):
-    """Embedding, layers, final norm and output head; logits [1, R, V] of `logit_rows` alone.
-
-    rope: the rotary tables by the names that the layers know them by. tied: the head reads the embedding's bytes.
-    softcap: c * tanh(logit / c).
-    """
-
-    def __init__(
-        self,
-        weights: Weights,
-        embed_tokens: Embedding,
-        rope: dict[str, RotaryTable],
-        layers: Iterable[nn.Module],
-        norm: ResidualNorm,
-        *,
-        tied: bool,
-        softcap: float | None = None,
-    ):
-        super().__init__()
-        self.embed_tokens = embed_tokens
-        self.rope = rope
-        for name, table in rope.items():
-            setattr(self, f"{name}_rope", table)
-        self.layers = nn.ModuleList(list(layers))
-        self.norm = norm
-        self.lm_head = linear(weights, "model.embed_tokens" if tied else "lm_head", "head")
-        self.softcap = softcap
-
-    def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
-        step.rope = {name: table(op) for name, table in self.rope.items()}
-        stream = Stream(self.embed_tokens(op, input_ids))
-        *layers, last = self.layers
-        for layer in layers:
-            stream = layer(op, stream, step)
-            step.cuts.append(stream)
-        stream = last(op, stream, step, logit_rows)
-        h, _ = self.norm(op, stream)
-        logits = self.lm_head(op, h)
-        if self.softcap is not None:
-            cap = scalar(op, "softcap", self.softcap)
-            logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)
-        return logits
+def capped(op: Lowering, x: Value, cap: float, name: str = "cap") -> Value:
+    """cap * tanh(x / cap)."""
+    limit = scalar(op, name, cap)
+    return op.Mul(op.Tanh(op.Div(x, limit)), limit)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import onnx_ir as ir
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 
-from edge.export.graph.blocks import Step, Stream, activation_of, norm_weight
-from edge.export.graph.linear import Embedding, Linear, Projections, Value, fused, linear, scalar
+from edge.export.graph.blocks import Step, Stream, activation_of, capped, norm_weight, scaled
+from edge.export.graph.linear import Embedding, Linear, Projections, linear
 from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 ENCODER = "encoder"  # the groups of an encoder's weights in the manifest begin with it
@@ -32,21 +31,13 @@ class LayerNorm(nn.Module):
         self.weight = norm_weight(weights, name, 0.0)
         self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
-        return layer_norm(op, x, self.weight, self.bias, self.eps)
-
-
-def layer_norm(op: OpBuilder, x: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> Value:
-    """x, centred and scaled over the last axis, times the weight, plus the bias."""
-    return op.LayerNormalization(x, weight, bias, axis=-1, epsilon=eps)
+    def forward(self, op: Lowering, x: Value) -> Value:
+        return op.layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class ResidualLayerNorm(nn.Module):
-    """The layer norm of the residual stream, which also adds up the stream: returns both.
-
-    many_rows: adds and norms in two operators. The one that does both is faster for the row of a decode step, and ten
-    times slower for 1,500 (1.6 ms against 0.16 at a width of 512, onnxruntime 1.31).
-    """
+    """The layer norm of the residual stream, which also adds up the stream: returns both. many_rows: of an encoder's
+    long input."""
 
     def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False):
         super().__init__()
@@ -55,17 +46,10 @@ class ResidualLayerNorm(nn.Module):
         self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
         self.many_rows = many_rows
 
-    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+    def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
-            return layer_norm(op, stream.x, self.weight, self.bias, self.eps), stream.x
-        if self.many_rows:
-            x = op.Add(stream.x, stream.added)
-            return layer_norm(op, x, self.weight, self.bias, self.eps), x
-        unused = [ir.Value(name=""), ir.Value(name="")]  # mean and variance
-        normed, _, _, x = fused(op).SkipLayerNormalization(
-            stream.x, stream.added, self.weight, self.bias, epsilon=self.eps, _outputs=["normed", *unused, "x"]
-        )
-        return normed, x
+            return op.layer_norm(stream.x, self.weight, self.bias, self.eps), stream.x
+        return op.add_layer_norm(stream.x, stream.added, self.weight, self.bias, self.eps, many_rows=self.many_rows)
 
 
 @dataclass(frozen=True)
@@ -104,12 +88,10 @@ class EncoderAttention(nn.Module):
         )
         self.out_proj = linear(weights, f"{name}.{names.out}", group, bias=names.out in biased)
 
-    def forward(self, op: OpBuilder, x: Value, bias: Value | None) -> Value:
+    def forward(self, op: Lowering, x: Value, bias: Value | None) -> Value:
         parts = self.qkv_proj(op, x)
         query, key, value = parts if len(parts) == 3 else op.Split(parts[0], axis=-1, num_outputs=3, _outputs=3)
-        y = fused(op).MultiHeadAttention(
-            query, key, value, None, None, bias, num_heads=self.heads, scale=self.scale
-        )
+        y = op.full_attention(query, key, value, bias, heads=self.heads, scale=self.scale)
         return self.out_proj(op, y)
 
 
@@ -144,25 +126,19 @@ class CrossAttention(nn.Module):
         self.dim = self.q_proj.stored.rows // heads
         self.out_proj = linear(weights, f"{name}.{names.out}", "cross_attention", bias=names.out in biased)
 
-    def forward(self, op: OpBuilder, x: Value, step: Step) -> Value:
+    def forward(self, op: Lowering, x: Value, step: Step) -> Value:
         key, value = step.cross[self.layer]
         query = self.q_proj(op, x)
         if not self.long_input:
-            y = fused(op).MultiHeadAttention(query, key, value, num_heads=self.heads, scale=self.scale)
+            y = op.full_attention(query, key, value, None, heads=self.heads, scale=self.scale)
             return self.out_proj(op, y)
         query = op.Reshape(query, [1, -1, self.heads, self.dim])
         query = op.Transpose(query, perm=[0, 2, 3, 1])  # [1, H, D, S]
-        scores = fused(op).FusedMatMul(key, query, alpha=self.scale)  # [1, H, T, S]
+        scores = op.matmul(key, query, scale=self.scale)  # [1, H, T, S]
         chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
         y = op.MatMul(value, op.Transpose(chances, perm=[0, 1, 3, 2]))  # [1, H, D, S]
         y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2]), [1, -1, self.heads * self.dim])
         return self.out_proj(op, y)
-
-
-def capped(op: OpBuilder, x: Value, cap: float) -> Value:
-    """cap * tanh(x / cap)."""
-    limit = scalar(op, "cap", cap)
-    return op.Mul(op.Tanh(op.Div(x, limit)), limit)
 
 
 class CrossKeysValues(nn.Module):
@@ -202,10 +178,10 @@ class CrossKeysValues(nn.Module):
             ]
         )
 
-    def forward(self, op: OpBuilder, x: Value) -> list[tuple[Value, Value]]:
+    def forward(self, op: Lowering, x: Value) -> list[tuple[Value, Value]]:
         return [self._layer(op, layer(op, x)) for layer in self.layers]
 
-    def _layer(self, op: OpBuilder, parts: list[Value]) -> tuple[Value, Value]:
+    def _layer(self, op: Lowering, parts: list[Value]) -> tuple[Value, Value]:
         key, value = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
         key, value = (op.Reshape(part, [1, 0, self.heads, -1]) for part in (key, value))
         return op.Transpose(key, perm=[0, 2, 1, 3]), op.Transpose(value, perm=self.value_order)
@@ -235,7 +211,7 @@ class MLP(nn.Module):
         self.fc1 = linear(weights, first, group, bias=bias)
         self.fc2 = linear(weights, second, group, bias=bias)
 
-    def forward(self, op: OpBuilder, x: Value) -> Value:
+    def forward(self, op: Lowering, x: Value) -> Value:
         if self.parts == 1:
             return self._rows(op, x)
         made = []
@@ -245,7 +221,7 @@ class MLP(nn.Module):
             op.builder.pop_module()
         return op.Concat(*made, axis=1)
 
-    def _rows(self, op: OpBuilder, x: Value) -> Value:
+    def _rows(self, op: Lowering, x: Value) -> Value:
         return self.fc2(op, self.activation(op, self.fc1(op, x)))
 
 
@@ -256,33 +232,15 @@ class Positions(nn.Module):
         super().__init__()
         self.table = weights.table(name, table.astype(np.float32))
 
-    def forward(self, op: OpBuilder, positions: Value) -> Value:
+    def forward(self, op: Lowering, positions: Value) -> Value:
         """The rows [1, S, H] of `positions` [1, S]."""
         return op.Gather(self.table, positions, axis=0)
 
 
-def arange(op: OpBuilder, ids: Value) -> Value:
+def arange(op: Lowering, ids: Value) -> Value:
     """The positions 0 to T - 1 of `ids` [1, T], as [T]."""
     length = op.Squeeze(op.Shape(ids, start=1, end=2), [0])
     return op.Range(op.Constant(value_int=0), length, op.Constant(value_int=1))
-
-
-class EncoderLayer(Protocol):
-    """A layer of an encoder takes the residual stream, and the scores' bias where the family has one."""
-
-    def __call__(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream: ...
-
-
-class AttentionBias(Protocol):
-    """Makes the bias [1, H, T, T] of an encoder's scores from its token ids [1, T]."""
-
-    def __call__(self, op: OpBuilder, ids: Value) -> Value: ...
-
-
-class Start(Protocol):
-    """What a stack of layers begins with: embeddings [1, S, H] of the input at `positions` [1, S]."""
-
-    def __call__(self, op: OpBuilder, x: Value, positions: Value | None) -> Value: ...
 
 
 class TextStart(nn.Module):
@@ -294,7 +252,7 @@ class TextStart(nn.Module):
         self.positions = positions
         self.norm = norm
 
-    def forward(self, op: OpBuilder, ids: Value, positions: Value | None) -> Value:
+    def forward(self, op: Lowering, ids: Value, positions: Value | None) -> Value:
         x = self.embedding(op, ids)
         if self.positions is not None:
             assert positions is not None
@@ -303,7 +261,11 @@ class TextStart(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A start, layers, a final norm where there is one, and the decoder's keys and values."""
+    """A start, layers, a final norm where there is one, and the decoder's keys and values.
+
+    start: makes embeddings [1, T, H] of the input and its positions [1, T]. layers: take the residual stream, and what
+    `bias` makes of the token ids [1, T], such as a bias [1, H, T, T] of the scores.
+    """
 
     def __init__(
         self,
@@ -323,7 +285,7 @@ class Encoder(nn.Module):
         self.bias = bias
         self.absolute = absolute  # whether the start reads positions
 
-    def forward(self, op: OpBuilder, x: Value) -> list[tuple[Value, Value]]:
+    def forward(self, op: Lowering, x: Value) -> list[tuple[Value, Value]]:
         positions = op.Unsqueeze(arange(op, x), [0]) if self.absolute else None
         bias = None if self.bias is None else self.bias(op, x)
         stream = Stream(self.start(op, x, positions))
@@ -332,11 +294,9 @@ class Encoder(nn.Module):
         return self.cross(op, finish(op, stream, self.norm))
 
 
-def finish(op: OpBuilder, stream: Stream, norm: nn.Module | None) -> Value:
+def finish(op: Lowering, stream: Stream, norm: nn.Module | None) -> Value:
     """The stream added up, and normed where there is a final norm."""
-    if norm is not None:
-        return norm(op, stream)[0]
-    return stream.x if stream.added is None else op.Add(stream.x, stream.added)
+    return stream.sum(op) if norm is None else norm(op, stream)[0]
 
 
 class CrossDecoder(nn.Module):
@@ -354,7 +314,7 @@ class CrossDecoder(nn.Module):
         head: str,
         *,
         norm: nn.Module | None = None,
-        scale: float | None = None,
+        scale: float = 1.0,
         head_bias: nn.Parameter | None = None,
         softcap: float | None = None,
         rope: Mapping[str, RotaryTable] | None = None,
@@ -370,7 +330,7 @@ class CrossDecoder(nn.Module):
         self.scale = scale
         self.lm_head = Linear(weights.matrix(head, "head"), head_bias)
 
-    def forward(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value:
+    def forward(self, op: Lowering, input_ids: Value, logit_rows: Value, step: Step) -> Value:
         step.rope = {name: table(op) for name, table in self.rope.items()}
         stream = Stream(self.start(op, input_ids, step.position_ids))
         *layers, last = self.layers
@@ -378,9 +338,7 @@ class CrossDecoder(nn.Module):
             stream = layer(op, stream, step)
             step.cuts.append(stream)
         h = finish(op, last(op, stream, step, logit_rows), self.norm)
-        if self.scale is not None:
-            h = op.Mul(h, scalar(op, "head_scale", self.scale))
-        logits = self.lm_head(op, h)
+        logits = self.lm_head(op, scaled(op, h, self.scale, "head_scale"))
         return logits if self.softcap is None else capped(op, logits, self.softcap)
 
 

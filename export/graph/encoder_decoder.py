@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from onnxscript import GraphBuilder
+from onnxscript import GraphBuilder, nn
 
 from edge.bundle import BundleWriter
 from edge.export.graph.blocks import Attention
-from edge.export.graph.cross import CrossAttention, EncoderDecoder
+from edge.export.graph.cross import MLP, CrossAttention, EncoderDecoder
 from edge.export.graph.families import find_family
+from edge.export.graph.linear import Linear
 from edge.export.graph.step import (
     DECODER,
     FLOAT,
     INT64,
+    Built,
     ModelSource,
     add_output,
     configuration,
@@ -24,29 +25,16 @@ from edge.export.graph.step import (
     step_graph,
     write_graph,
 )
-from edge.export.graph.weights import Weights
+from edge.export.graph.weights import StoredRows, Weights
 from edge.export.quantize.base import Weight
-from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, TensorGroup
+from edge.manifest import KVLayer, KVLayout
 
 ENCODER = "graphs/encoder.onnx"
 
 
-@dataclass(frozen=True)
-class EncoderDecoderGraphs:
-    """What was built, for the manifest."""
-
-    family: str
-    dims: Dims
-    encoder: EncoderDims
-    kv: KVLayout
-    cross: KVLayout
-    groups: list[TensorGroup]
-    graphs: list[Graph]
-
-
 def build_encoder_decoder(
     checkpoint: ModelSource, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
-) -> EncoderDecoderGraphs:
+) -> Built:
     """Write both halves' tensors and graphs into the bundle.
 
     weights: matrices by parameter name; norms, biases and position tables are read from the checkpoint.
@@ -55,37 +43,51 @@ def build_encoder_decoder(
     Raises:
         ExportError: the model's type is of no known family, or it asks for what no graph can do.
     """
-    family, module = find_family(str(checkpoint.config.get("model_type")))
+    name, family = find_family(str(checkpoint.config.get("model_type")))
     config = configuration(checkpoint.config)
     store = Weights(checkpoint, weights, writer)
-    model: EncoderDecoder = module.encoder_decoder(config, store, max_context)
+    model: EncoderDecoder = family.build(config, store, max_context)
     modules = list(model.decoder.modules())  # in the layers' order
     attention = [m.heads for m in modules if isinstance(m, Attention)]
     kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
     readers = [m for m in modules if isinstance(m, CrossAttention)]
     cross = KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])
     turned = readers[0].long_input
-    write_graph(writer, ENCODER, _encoder_graph(model, cross, turned))
-    decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias)
-    write_graph(writer, DECODER, decoder)
-    return EncoderDecoderGraphs(
-        family=family,
+    encoder = _encoder_graph(model, cross, turned).graph
+    decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias).graph
+    return Built(
+        family=name,
         dims=model.dims,
         encoder=dataclasses.replace(model.encoder_dims, values_transposed=turned),
         kv=kv,
         cross=cross,
         groups=store.groups(),
-        graphs=[Graph("encoder", ENCODER), Graph("decoder", DECODER)],
+        graphs=[
+            write_graph(
+                writer,
+                "encoder",
+                ENCODER,
+                encoder,
+                parts=max((m.parts for m in model.encoder.modules() if isinstance(m, MLP)), default=1),
+                precise_layers=sum(any(map(_is_precise, layer.modules())) for layer in model.encoder.layers),
+            ),
+            write_graph(writer, "decoder", DECODER, decoder),
+        ],
     )
 
 
+def _is_precise(module: nn.Module) -> bool:
+    """Whether it is a product that reads rows in 16 bits."""
+    return isinstance(module, Linear) and isinstance(module.stored, StoredRows) and module.stored.precise
+
+
 def _encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool) -> GraphBuilder:
-    builder = new_graph("encoder")
+    builder, op = new_graph("encoder")
     if model.features is None:
         x = builder.input("input_ids", INT64, [1, "T"])
     else:
         x = builder.input("input_features", FLOAT, [1, *model.features])
-    made = model.encoder(builder.op, x)
+    made = model.encoder(op, x)
     for i, (pair, layer) in enumerate(zip(made, cross.layers, strict=True)):
         for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer, turned), strict=True):
             add_output(builder, value, f"cross.{i}.{part}", shape)

@@ -17,9 +17,9 @@ from transformers import WhisperFeatureExtractor
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.linear import Value, scalar
 from edge.export.graph.step import FLOAT, add_output, new_graph, write_graph
 from edge.export.graph.weights import external, parameter
+from edge.export.lower.base import Value, scalar
 from edge.manifest import Graph
 
 FRONTEND = "graphs/frontend.onnx"
@@ -39,12 +39,11 @@ def build_frontend(config: Mapping[str, Any], writer: BundleWriter) -> Graph:
     bins = config["num_mel_bins"]
     if not isinstance(bins, int) or not 1 <= bins <= FRAME // 2:
         raise ExportError(f"num_mel_bins is {bins!r}; features are made in 1 to {FRAME // 2} mel filters.")
-    builder = new_graph("frontend")
+    builder, op = new_graph("frontend")
     pcm = builder.input("pcm", FLOAT, [1, "N"])
-    features = LogMel(bins, writer)(builder.op, pcm)
+    features = LogMel(bins, writer)(op, pcm)
     add_output(builder, features, "input_features", [1, bins, "F"])
-    write_graph(writer, FRONTEND, builder)
-    return Graph("frontend", FRONTEND)
+    return write_graph(writer, "frontend", FRONTEND, builder.graph)
 
 
 class LogMel(nn.Module):

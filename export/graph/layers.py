@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 
 from edge.export.graph.blocks import Attention, Heads, Step, Stream, take
 from edge.export.graph.cross import (
@@ -26,8 +26,9 @@ from edge.export.graph.cross import (
     ResidualLayerNorm,
     TextStart,
 )
-from edge.export.graph.linear import Embedding, Value
+from edge.export.graph.linear import Embedding
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 NAMES = Names()
@@ -58,7 +59,7 @@ class EncoderLayer(nn.Module):
         )
         self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm", many_rows=long_input(config))
 
-    def forward(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, bias: Value | None) -> Stream:
         stream = add(op, self.attention_norm, self.pre, stream, lambda h: self.attention(op, h, bias))
         return add(op, self.mlp_norm, self.pre, stream, lambda h: self.mlp(op, h))
 
@@ -90,22 +91,15 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(weights, f"{name}.fc1", f"{name}.fc2", config.activation_function)
         self.mlp_norm = ResidualLayerNorm(weights, f"{name}.final_layer_norm")
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        stream = add(
-            op, self.attention_norm, self.pre, stream, lambda h: self.attention(op, h, step, rows), rows
-        )
+    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+        stream = add(op, self.attention_norm, self.pre, stream, lambda h: self.attention(op, h, step, rows), rows)
         stream = add(op, self.cross_norm, self.pre, stream, lambda h: self.cross(op, h, step))
         step.cuts.append(stream)
         return add(op, self.mlp_norm, self.pre, stream, lambda h: self.mlp(op, h))
 
 
 def add(
-    op: OpBuilder,
-    norm: nn.Module,
-    pre: bool,
-    stream: Stream,
-    block: Callable[[Value], Value],
-    rows: Value | None = None,
+    op: Lowering, norm: nn.Module, pre: bool, stream: Stream, block: Callable[[Value], Value], rows: Value | None = None
 ) -> Stream:
     """The stream with what `block` makes of it; `rows` says which rows the block keeps."""
     if pre:

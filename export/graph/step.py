@@ -1,25 +1,28 @@
-"""The graph of one decoder step, as docs/bundle-format.md describes it, and what building any graph takes."""
+"""The graph of one decoder step, as docs/reference/bundle-format.md describes it, and what building any graph takes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
-from onnxscript import GraphBuilder, OpBuilder
+from onnxscript import GraphBuilder
 from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.blocks import Step
-from edge.export.graph.linear import Value, scalar
-from edge.manifest import KVLayer, KVLayout
+from edge.export.lower.base import Lowering, Value
+from edge.export.lower.cpu import CPU
+from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, TensorGroup, WideForm
 
+TARGET: type[Lowering] = CPU  # that graphs are written for
 OPSET = 21
 IR_VERSION = 10  # of the ONNX file format, as opset 21 came with
 DECODER = "graphs/decoder.onnx"
-BLOCK = 256  # logits that the search for the largest one looks at together
+BATCH = "B"  # the first dimension of a graph whose steps may take a token of each of several sequences
 
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 Shape = list[int | str | None]
@@ -33,10 +36,25 @@ class ModelSource(Protocol):
     def read(self, name: str) -> NDArray[np.float32]: ...
 
 
-class StepModel(Protocol):
-    """A decoder as a module: the logits [1, R, V] of `logit_rows`; what it leaves in the caches stands in the step."""
+@dataclass(frozen=True)
+class Built:
+    """What was built, for the manifest. wide: of a decoder with an int8 prefill graph; encoder, cross: of an
+    encoder-decoder."""
 
-    def __call__(self, op: OpBuilder, input_ids: Value, logit_rows: Value, step: Step) -> Value: ...
+    family: str
+    dims: Dims
+    kv: KVLayout
+    groups: list[TensorGroup]
+    graphs: list[Graph]
+    wide: WideForm | None = None
+    encoder: EncoderDims | None = None
+    cross: KVLayout | None = None
+
+
+class StepModel(Protocol):
+    """A decoder as a module: the logits [B, R, V] of `logit_rows`; what it leaves in the caches stands in the step."""
+
+    def __call__(self, op: Lowering, input_ids: Value, logit_rows: Value, step: Step) -> Value: ...
 
 
 class ScoresBias(Protocol):
@@ -45,7 +63,7 @@ class ScoresBias(Protocol):
     keys: the positions [T] of the cache's rows.
     """
 
-    def __call__(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value: ...
+    def __call__(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value: ...
 
 
 def configuration(raw: dict[str, Any]) -> Any:
@@ -60,30 +78,55 @@ def configuration(raw: dict[str, Any]) -> Any:
     return config
 
 
-def new_graph(name: str) -> GraphBuilder:
-    """A builder of an empty graph."""
-    return GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name=name))
+def new_graph(name: str) -> tuple[GraphBuilder, Lowering]:
+    """A builder of an empty graph, and what modules write it with."""
+    builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET, **TARGET.domains}, name=name))
+    return builder, TARGET(builder)
 
 
-def add_output(
-    builder: GraphBuilder, value: ir.Value, name: str, shape: Shape, dtype: ir.DataType = FLOAT
-) -> None:
+def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape, dtype: ir.DataType = FLOAT) -> None:
     """Make `value` an output of the graph."""
     value.type, value.shape = ir.TensorType(dtype), ir.Shape(shape)
     builder.add_output(value, name)
 
 
-def write_graph(writer: BundleWriter, path: str, builder: GraphBuilder) -> None:
-    """Write a finished graph into the bundle."""
-    write_model(writer, path, builder.graph)
+def write_graph(
+    writer: BundleWriter,
+    role: str,
+    path: str,
+    graph: ir.Graph,
+    *,
+    ir_version: int = IR_VERSION,
+    parts: int = 1,
+    precise_layers: int = 0,
+) -> Graph:
+    """Write a finished graph into the bundle; returns what the manifest says of it.
 
-
-def write_model(writer: BundleWriter, path: str, graph: ir.Graph, ir_version: int = IR_VERSION) -> None:
-    """Write a graph, or a part of one, into the bundle."""
-    for node in graph:
+    parts, precise_layers: of an encoder, see `Graph`.
+    """
+    for node in graph.all_nodes():
         node.metadata_props.clear()  # the modules' names stay in the nodes' names
     model = ir.Model(graph, ir_version=ir_version, producer_name="edge")
     writer.write_file(path, ir.to_proto(model).SerializeToString())
+    inputs = {value.name: value.shape for value in graph.inputs}
+    ids = inputs.get("input_ids")
+    return Graph(
+        role,
+        path,
+        batch=ids is not None and ids[0] == BATCH,
+        trees=any(str(name).startswith("attention_bias") for name in inputs),
+        tokens=any(value.name == "tokens" for value in graph.outputs),
+        scores=any(map(TARGET.keeps_scores, graph.all_nodes())),
+        parts=parts,
+        precise_layers=precise_layers,
+    )
+
+
+def for_one_sequence(graph: ir.Graph) -> None:
+    """Let a graph say that it takes one sequence alone."""
+    for value in (*graph.inputs, *graph.outputs):
+        if value.shape is not None and value.shape and value.shape[0] == BATCH:
+            value.shape = ir.Shape([1, *value.shape[1:]])
 
 
 def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
@@ -124,17 +167,20 @@ def step_graph(
 
     cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. turned: its values are
     transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well.
+
+    Without an encoder it takes several sequences, of one token each: the kernel of attention takes no more.
     """
-    builder = new_graph("decoder")
-    input_ids = builder.input("input_ids", INT64, [1, "S"])
+    builder, op = new_graph("decoder")
+    count: int | str = BATCH if cross is None else 1
+    input_ids = builder.input("input_ids", INT64, [count, "S"])
     step = Step(
-        position_ids=builder.input("position_ids", INT64, [1, "S"]),
-        seqlens_k=builder.input("seqlens_k", INT32, [1]),
+        position_ids=builder.input("position_ids", INT64, [count, "S"]),
+        seqlens_k=builder.input("seqlens_k", INT32, [count]),
         total_sequence_length=builder.input("total_sequence_length", INT32, []),
         past=[],
     )
     logit_rows = builder.input("logit_rows", INT64, ["R"])
-    shapes: list[Shape] = [[1, layer.heads, "C", layer.head_dim] for layer in kv.layers]
+    shapes: list[Shape] = [[count, layer.heads, "C", layer.head_dim] for layer in kv.layers]
     for i, shape in enumerate(shapes):
         key, value = (builder.input(f"past.{i}.{part}", FLOAT, shape) for part in ("key", "value"))
         step.past.append((key, value))
@@ -143,44 +189,16 @@ def step_graph(
             parts = zip(("key", "value"), cross_shapes(layer, turned), strict=True)
             key, value = (builder.input(f"cross.{i}.{part}", FLOAT, shape) for part, shape in parts)
             step.cross.append((key, value))
-        step.attention_bias = _scores_bias(builder, step, bias)
-    logits = decoder(builder.op, input_ids, logit_rows, step)
+        step.attention_bias = _scores_bias(builder, op, step, bias)
+    logits = decoder(op, input_ids, logit_rows, step)
     _name_cuts(step)
-    add_output(builder, logits, "logits", [1, "R", vocab_size])
+    add_output(builder, logits, "logits", [count, "R", vocab_size])
     if chooses:
-        add_output(builder, likeliest(builder.op, logits, vocab_size), "tokens", [1, "R"], INT64)
+        add_output(builder, op.likeliest(logits, vocab_size), "tokens", [count, "R"], INT64)
     for i, shape in enumerate(shapes):
         for value, part in zip(step.present[i], ("key", "value"), strict=True):
             add_output(builder, value, f"present.{i}.{part}", shape)
     return builder
-
-
-def block_size(vocab_size: int) -> int:
-    """Logits of a block that `likeliest` looks at together: the size next to `BLOCK` that divides the vocabulary, or
-    `BLOCK` itself where there is none."""
-    sizes = [size for size in range(BLOCK // 4, 4 * BLOCK + 1) if vocab_size % size == 0]
-    return min(sizes, key=lambda size: abs(size - BLOCK), default=BLOCK)
-
-
-def likeliest(op: OpBuilder, logits: Value, vocab_size: int) -> Value:
-    """The token with the largest logit of each row, the first of equals: [1, R, V] to [1, R].
-
-    First the block with the largest logit, then the place in it. ArgMax over a whole row takes 33 us for 49,152 logits
-    and 167 for 262,144 (onnxruntime 1.31, two threads), this 8 and 14, because the search for the largest value alone
-    is vectorized and runs in all threads. Where blocks do not divide a vocabulary its logits
-    are filled up, which copies them, whoever reads them.
-    """
-    block = block_size(vocab_size)
-    missing = -vocab_size % block
-    if missing:
-        behind = op.initializer(ir.tensor(np.array([0, 0, 0, 0, 0, missing]), name="missing"))
-        logits = op.Pad(logits, behind, scalar(op, "never", -np.inf))
-    blocks = op.Reshape(logits, [-1, (vocab_size + missing) // block, block])  # [R, blocks, block]
-    tops = op.ReduceMax(blocks, [2], keepdims=0)
-    best = op.ArgMax(tops, axis=-1, keepdims=1)  # [R, 1]
-    place = op.ArgMax(op.GatherND(blocks, best, batch_dims=1), axis=-1, keepdims=1)
-    width = op.initializer(ir.tensor(np.int64(block), name="block"))
-    return op.Reshape(op.Add(op.Mul(best, width), place), [1, -1])
 
 
 def cross_shapes(layer: KVLayer, turned: bool) -> tuple[Shape, Shape]:
@@ -189,9 +207,8 @@ def cross_shapes(layer: KVLayer, turned: bool) -> tuple[Shape, Shape]:
     return key, [1, layer.heads, layer.head_dim, "T"] if turned else key
 
 
-def _scores_bias(builder: GraphBuilder, step: Step, bias: ScoresBias | None) -> Value:
+def _scores_bias(builder: GraphBuilder, op: Lowering, step: Step, bias: ScoresBias | None) -> Value:
     """What is added to self-attention's scores: the host's columns up to the total length, and the family's own."""
-    op = builder.op
     length = op.Reshape(op.Cast(step.total_sequence_length, to=INT64), [1])
     given = op.Slice(builder.input("attention_bias", FLOAT, [1, 1, "S", "C"]), [0], length, [3])
     if bias is None:

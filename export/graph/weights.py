@@ -13,7 +13,7 @@ from onnxscript import nn
 
 from edge.bundle import WEIGHTS, BundleWriter
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight
+from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
 from edge.manifest import TensorGroup
 
 
@@ -34,7 +34,7 @@ class StoredFloat:
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """An integer matrix [rows, columns] in `weights.bin`, packed as MatMulNBits reads it.
+    """An integer matrix [rows, columns] in `weights.bin`, in blocks along the columns.
 
     weight: [rows, blocks, block_size * bits / 8] uint8, low bits first. scales: [rows, blocks] float32.
     zero_points: [rows, ceil(blocks * bits / 8)] uint8, or None for 2**(bits - 1). Columns past `columns` hold the
@@ -52,7 +52,7 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """An int8 matrix in `weights.bin` with one scale per output, transposed as MatMulIntegerToFloat reads it.
+    """An int8 matrix in `weights.bin` with one scale per output, transposed.
 
     weight: [columns, rows] int8. scales: [rows] float32. step: what activations are rounded to; None: each row has its
     own. precise: these are read in 16 bits, in two products, for which onnxruntime packs the weights twice.
@@ -96,7 +96,7 @@ class Weights:
         parts = [self._matrix(name) for name in names]
         apart = len(parts) > 1 and any(isinstance(part, RowsTensor) and part.precise for part in parts)
         if len({_format(part) for part in parts}) == 1 and not apart:
-            return [self._store(stored_as, _stack(parts), group)]
+            return [self._store(stored_as, stack_rows(parts), group)]
         return [self._store(name, part, group) for name, part in zip(names, parts, strict=True)]
 
     def matrix(self, name: str, group: str) -> Stored:
@@ -229,7 +229,7 @@ def pack_bits(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def pack_blocks(matrix: QTensor) -> NDArray[np.uint8]:
-    """A matrix's integers as MatMulNBits reads them: [rows, blocks, block_size * bits / 8]."""
+    """A matrix's integers as they are stored: [rows, blocks, block_size * bits / 8]."""
     rows, columns = matrix.q.shape
     blocks = -(-columns // matrix.block_size)
     q = matrix.q
@@ -248,37 +248,6 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
     if isinstance(matrix, RowsTensor):
         return ("rows", matrix.step, matrix.precise)
     return (matrix.bits, matrix.block_size)
-
-
-def _stack(parts: Sequence[Weight]) -> Weight:
-    """Matrices of one format, stacked by rows."""
-    if len(parts) == 1:
-        return parts[0]
-    floats = [p.values for p in parts if isinstance(p, FloatTensor)]
-    if floats:
-        return FloatTensor(np.concatenate(floats))
-    rows = [p for p in parts if isinstance(p, RowsTensor)]
-    if rows:
-        q, scales = np.concatenate([p.q for p in rows]), np.concatenate([p.scales for p in rows])
-        return RowsTensor(q, scales, rows[0].method, rows[0].step, rows[0].precise)
-    blocks = [p for p in parts if isinstance(p, QTensor)]
-    return QTensor(
-        bits=blocks[0].bits,
-        block_size=blocks[0].block_size,
-        q=np.concatenate([p.q for p in blocks]),
-        scales=np.concatenate([p.scales for p in blocks]),
-        zero_points=_stack_zero_points(blocks),
-        method=blocks[0].method,
-    )
-
-
-def _stack_zero_points(parts: Sequence[QTensor]) -> NDArray[np.uint8] | None:
-    if all(p.zero_points is None for p in parts):
-        return None
-    middle = 2 ** (parts[0].bits - 1)
-    return np.concatenate(
-        [np.full(p.scales.shape, middle, np.uint8) if p.zero_points is None else p.zero_points for p in parts]
-    )
 
 
 class WideWeights(Weights):

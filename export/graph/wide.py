@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 
 from edge.bundle import BundleWriter
-from edge.export.graph.blocks import Decoder, ResidualNorm, Stream
-from edge.export.graph.linear import Embedding, Value, fused
+from edge.export.graph.blocks import ResidualNorm, Stream
+from edge.export.graph.families.base import Family
+from edge.export.graph.linear import Embedding
+from edge.export.graph.llama_like import Decoder
 from edge.export.graph.step import ModelSource, step_graph, write_graph
 from edge.export.graph.weights import Weights, WideWeights
+from edge.export.lower.base import Lowering, Value
 from edge.export.quantize.base import Weight
 from edge.export.quantize.wide import rotation
-from edge.manifest import WIDE_VERSION, KVLayout, WideForm
+from edge.manifest import WIDE_VERSION, Graph, KVLayout, WideForm
 
 PATH = "graphs/wide.onnx"
 
@@ -27,7 +30,7 @@ class Rotated(nn.Module):
         self.embedding = embedding
         self.turn = turn
 
-    def forward(self, op: OpBuilder, input_ids: Value) -> Value:
+    def forward(self, op: Lowering, input_ids: Value) -> Value:
         return op.MatMul(self.embedding(op, input_ids), self.turn)
 
 
@@ -39,32 +42,32 @@ class TurnedBack(nn.Module):
         self.norm = norm
         self.turn = turn
 
-    def forward(self, op: OpBuilder, stream: Stream) -> tuple[Value, Value]:
+    def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:
         assert stream.added is not None
-        x = fused(op).FusedMatMul(op.Add(stream.x, stream.added), self.turn, transB=1)
+        x = op.matmul(op.Add(stream.x, stream.added), self.turn, transposed=True)
         normed, unturned = self.norm(op, Stream(x))
         return normed, unturned
 
 
 def build_wide(
     checkpoint: ModelSource,
-    family: Any,
+    family: Family,
     config: Any,
     weights: Mapping[str, Weight],
     narrow: Weights,
     writer: BundleWriter,
     kv: KVLayout,
     max_context: int,
-) -> WideForm:
+) -> tuple[Graph, WideForm]:
     """Write the wide form's tensors and graph into the bundle, beside those of the narrow form.
 
     weights: as `edge.export.quantize.wide` makes them. narrow: what the narrow form has stored.
     """
     store = WideWeights(checkpoint, weights, writer, narrow)
-    decoder: Decoder = family.decoder(config, store, max_context)
+    decoder: Decoder = family.build(config, store, max_context)
     values = rotation(config.hidden_size)
     turn = [store.table("wide.rotation", values) for _ in range(2)]  # a parameter for each place
     decoder.embed_tokens = Rotated(decoder.embed_tokens, turn[0])  # type: ignore[assignment]
     decoder.norm = TurnedBack(decoder.norm, turn[1])  # type: ignore[assignment]
-    write_graph(writer, PATH, step_graph(decoder, kv, config.vocab_size))
-    return WideForm("int8", WIDE_VERSION, store.groups())
+    graph = step_graph(decoder, kv, config.vocab_size).graph
+    return write_graph(writer, "wide", PATH, graph), WideForm("int8", WIDE_VERSION, store.groups())

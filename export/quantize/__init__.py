@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.errors import ExportError, InputError
+from edge.errors import ExportError
 from edge.export.quantize.base import Method, Options, Progress, Weight
+from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-# What --weights may name, and where the method is; a module is imported when it is chosen (some need Torch).
-METHODS = {
-    "fp32": "floats:fp32",
-    "fp16": "floats:fp16",
-    "int8": "rtn:int8",
-    "int4": "gptq:int4",
-    "keep": "keep:keep",
-}
-
-
-def method(name: str) -> Method:
-    """The method that `METHODS` names."""
-    module, function = METHODS[name].split(":")
-    found: Method = getattr(import_module(f"{__name__}.{module}"), function)
-    return found
+METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
 
 def quantize(
@@ -47,22 +33,16 @@ def quantize(
         InputError: an unknown format.
         ExportError: an option that cannot be used.
     """
-    check_weights(weights)
     check_block_size(block_size, weights)
-    return method(weights)(checkpoint, Options(block_size, calibration, progress))
-
-
-def check_weights(weights: str) -> None:
-    """InputError where there is no such format."""
-    if weights not in METHODS:
-        raise InputError(f"There are no weights {weights!r}; choose one of {', '.join(METHODS)}.")
+    method: Method = METHODS.find(weights).load().quantize
+    return method(checkpoint, Options(block_size, calibration, progress))
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:
     """ExportError where `weights` cannot have blocks of this size. None: the method's own size."""
     if block_size is None:
         return
-    if weights in ("fp32", "fp16"):
+    if not METHODS.find(weights).traits.get("blocks", True):
         raise ExportError(
             f"--block-size {block_size} cannot be had with {weights} weights, which have no blocks; leave it out, or "
             "choose int8 or int4."

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+
+from edge.export.graph.families import find_family
 
 
 class Decoder:
@@ -32,6 +34,8 @@ class Decoder:
             model.model(window[None], use_cache=False)
         for handle in handles:
             handle.remove()
+        _, family = find_family(model.config.model_type)
+        self._head_scale = family.head_scale(model.config)
 
     @property
     def embedding(self) -> nn.Parameter:
@@ -45,9 +49,18 @@ class Decoder:
         return weight
 
     def embed(self, window: torch.Tensor) -> torch.Tensor:
-        """Tokens [S] to hidden states [1, S, hidden]."""
-        hidden: torch.Tensor = self.model.model.embed_tokens(window[None])
-        return hidden
+        """Tokens [S] to what the first layer reads: [1, S, hidden]. Families scale embeddings in their own ways."""
+        read: list[torch.Tensor] = []
+
+        def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            read.append(args[0] if args else kwargs["hidden_states"])
+            raise _Enough
+
+        handle = self.layers[0].register_forward_pre_hook(keep, with_kwargs=True)
+        with suppress(_Enough):
+            self.model.model(window[None], use_cache=False)
+        handle.remove()
+        return read[0]
 
     def run(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         output = self.layers[layer](hidden, **self._arguments[layer])
@@ -63,7 +76,7 @@ class Decoder:
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads: [S, hidden]."""
         final: torch.Tensor = self.model.model.norm(hidden)[0]
-        return final
+        return final * self._head_scale
 
     @contextmanager
     def watch(self, layer: int) -> Iterator[Seen]:
@@ -80,6 +93,10 @@ class Decoder:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+class _Enough(Exception):
+    """What was looked for is found, and the rest of the model need not run."""
 
 
 @dataclass

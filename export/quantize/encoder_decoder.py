@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edge.errors import ExportError
+from edge.export.graph.families import find_family
+from edge.export.graph.families.base import Family
 from edge.export.quantize import check_block_size
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
 from edge.export.quantize.rows import rows_to_nearest
@@ -19,15 +21,7 @@ ENCODER_WEIGHTS = ("fp32", "int8")
 DECODER_WEIGHTS = ("fp32", "int8", "int4")
 INT4_BLOCK = 32
 
-# The decoder's cross-attention projects keys and values in the encoder's graph, once for every input.
-_ENCODERS = re.compile(
-    r"(^|\.)encoder\.|\.EncDecAttention\.[kv]\.|\.(encoder_attn|cross_attn)\.[kv]_proj\."
-)
-# Matrices that read rows in 16 bits, by the model's type: of Whisper the encoder's first layer, and the decoder's keys
-# and values. What rounding rows to 8 bits changes in Whisper base's keys and values, 5.7%, comes from these: 4.2% from
-# what the query, key and value of the first layer read, 2.3% from its output, 2.1% from the decoder's, 1.4% from its
-# feed-forward block, 0.7% from the next one's.
-PRECISE = {"whisper": re.compile(r"\.encoder\.layers\.0\.|\.encoder_attn\.[kv]_proj\.")}
+_ENCODER = re.compile(r"(^|\.)encoder\.")
 _VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$")
 
 
@@ -47,14 +41,14 @@ def quantize_encoder_decoder(
         if value not in known:
             raise ExportError(f"{flag} {value} is unknown; choose one of {', '.join(known)}.")
     check_block_size(options.block_size, decoder)
-    precise = PRECISE.get(checkpoint.config.get("model_type", ""))
+    _, family = find_family(str(checkpoint.config.get("model_type")))
 
     def make(name: str) -> Weight:
         w = checkpoint.read(name)
-        if is_encoders(name):
+        if is_encoders(name, family):
             if encoder == "fp32":
                 return FloatTensor(w)
-            return rows_to_nearest(w, precise=precise is not None and precise.search(name) is not None)
+            return rows_to_nearest(w, precise=family.precise is not None and bool(re.search(family.precise, name)))
         if decoder == "fp32":
             return FloatTensor(w)
         if decoder == "int8" or _VOCABULARY.search(name):
@@ -64,6 +58,7 @@ def quantize_encoder_decoder(
     return LazyWeights(matrices(checkpoint), make)
 
 
-def is_encoders(name: str) -> bool:
-    """Whether the tensor `name` belongs to the encoder's graph."""
-    return _ENCODERS.search(name) is not None and not _VOCABULARY.search(name)
+def is_encoders(name: str, family: Family) -> bool:
+    """Whether the tensor `name` belongs to the encoder's graph, which projects the decoder's keys and values too, once
+    for every input."""
+    return bool(_ENCODER.search(name) or re.search(family.cross, name)) and not _VOCABULARY.search(name)

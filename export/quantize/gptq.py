@@ -6,20 +6,23 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices
+from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, fast_dtype, tune
 from edge.export.torch_reference import load_torch
-from edge.runtime.memory import release_freed
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+
+NAME = "int4"
+HELP = "4 bits, calibrated on text"
+TRAITS = {"most_kl": 1.0}
 
 INT4_BLOCK = 64
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
@@ -27,7 +30,7 @@ LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 fou
 HEAD_ROWS = 4096  # of the vocabulary, solved at a time: bounds memory
 
 
-def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, then scales tuned end to end.
 
     Peak memory: the model in float32, its integers, and what one layer's solution takes.
@@ -71,18 +74,18 @@ def quantize_decoder(
     names = {id(p): n for n, p in decoder.model.named_parameters()}
     done: dict[str, QTensor] = {}
 
-    def quantize(weights: list[torch.Tensor], moment: torch.Tensor) -> None:
+    def store(weights: list[torch.Tensor], moment: torch.Tensor) -> None:
         for weight, stored in zip(weights, _solve(weights, moment, block_size), strict=True):
             done[names[id(weight)]] = stored
 
     total = len(decoder.layers) + 1
     report(0, total, "quantizing to 4 bits")
-    _vocabulary(decoder, finals, quantize)
+    _vocabulary(decoder, finals, store)
     hidden = [decoder.embed(window) for window in windows]  # each [1, S, hidden]
     for layer in range(len(decoder.layers)):
         report(layer + 1, total, "quantizing to 4 bits")
         for linears, moment in _moments(decoder, layer, hidden):
-            quantize(linears, moment)
+            store(linears, moment)
         for i, h in enumerate(hidden):
             hidden[i] = decoder.run(layer, h)
         decoder.forget(layer)  # tuning builds them from the integers
@@ -92,22 +95,20 @@ def quantize_decoder(
 
 
 def _vocabulary(
-    decoder: Decoder, finals: torch.Tensor, quantize: Callable[[list[torch.Tensor], torch.Tensor], None]
+    decoder: Decoder, finals: torch.Tensor, store: Callable[[list[torch.Tensor], torch.Tensor], None]
 ) -> None:
     """Embedding and head. Where they are one matrix, errors of a lookup count beside those of a logit."""
     read = _rows(finals)
     moment = read.T @ read
     plain = torch.eye(len(moment)) * moment.diagonal().mean()
     if decoder.head is decoder.embedding:
-        quantize([decoder.embedding], moment + LOOKUP * plain)
+        store([decoder.embedding], moment + LOOKUP * plain)
     else:
-        quantize([decoder.embedding], plain)
-        quantize([decoder.head], moment)
+        store([decoder.embedding], plain)
+        store([decoder.head], moment)
 
 
-def _moments(
-    decoder: Decoder, layer: int, hidden: list[torch.Tensor]
-) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
     """Second moments [K, K] of what a layer's linears read, with the weights that read the same tensor.
 
     A value projection is judged by what attention makes of it. Attention averages values over tokens, and so their
@@ -141,7 +142,8 @@ def _solve(weights: list[torch.Tensor], moment: torch.Tensor, block_size: int) -
         parts.append(solution.pack("gptq"))
         del solution
         release_freed()  # else every part of a vocabulary takes new memory: 350 MB in all for one of 49,152 rows
-    whole, result, start = _join(parts), [], 0
+    whole, result, start = stack_rows(parts), [], 0
+    assert isinstance(whole, QTensor)
     for weight in weights:
         stop = start + len(weight)
         weight.data.copy_(stacked[start:stop])
@@ -153,19 +155,6 @@ def _solve(weights: list[torch.Tensor], moment: torch.Tensor, block_size: int) -
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
-
-
-def _join(parts: list[QTensor]) -> QTensor:
-    """Parts of a matrix, below one another."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = [p.zero_points for p in parts if p.zero_points is not None]
-    return dataclasses.replace(
-        parts[0],
-        q=np.concatenate([p.q for p in parts]),
-        scales=np.concatenate([p.scales for p in parts]),
-        zero_points=np.concatenate(zeros),
-    )
 
 
 def _cut(whole: QTensor, start: int, stop: int) -> QTensor:

@@ -16,11 +16,15 @@ from edge.export.quantize.smooth import Smoothing
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
+NAME = "keep"
+HELP = "a GGUF's own precision"
+TRAITS = {"most_kl": 0.1}
+
 _FLOATS = {"F32", "F16", "BF16"}
 _GGUF_BLOCK = 32  # of Q4_0 and Q8_0
 
 
-def keep(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """Weights as a GGUF stores them; matrices that are packed together take the widest format among them.
 
     Raises:

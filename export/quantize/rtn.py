@@ -1,4 +1,4 @@
-"""Round to nearest: every block by itself, without calibration. Good at 8 bits; at 4 bits a baseline."""
+"""Round to nearest: every block by itself. Good at 8 bits, too coarse at 4."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import (
-    EMBEDDING,
-    HEAD,
-    FloatTensor,
-    LazyWeights,
-    Options,
-    QTensor,
-    Weight,
-    matrices,
-    packed_with,
-)
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/quantization.md
+NAME = "int8"
+HELP = "8 bits, smoothed on text"
+TRAITS = {"most_kl": 0.1}
+
+INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md
 
 
 def round_to_nearest(
@@ -68,7 +62,7 @@ def _divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), a.dtype), where=b != 0)
 
 
-def int8(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """8 bits, symmetric, inputs smoothed. A GGUF's own Q8_0 blocks stay as they are where the block size
     allows.
     """
@@ -88,15 +82,3 @@ def int8(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
 
 def _stored_in_8_bits(checkpoint: Checkpoint, name: str, names: list[str]) -> bool:
     return all(checkpoint.stored_type(n) == "Q8_0" for n in packed_with(name, names))
-
-
-def int4(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    """4 bits in blocks of 32; embedding and head, where errors cost most, in 8 bits."""
-    names = matrices(checkpoint)
-
-    def make(name: str) -> QTensor:
-        if name in (EMBEDDING, HEAD):
-            return round_to_nearest(checkpoint.read(name), 8, INT8_BLOCK)
-        return round_to_nearest(checkpoint.read(name), 4, options.block_size or 32)
-
-    return LazyWeights(names, make)

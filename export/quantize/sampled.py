@@ -3,7 +3,7 @@
 A few thousand words say too little about the second moment of 1,536 inputs: what is solved for them alone loses 1.4 to
 2.7 times as much on other text. Text of the model's own, drawn without changing its distribution, is like what it was
 trained on, whatever that was (data-free calibration as in LLM-QAT, Liu et al., 2023, arXiv:2305.17888), and there is as
-much of it as one waits for. On SmolLM2 it takes 3 to 20% off the errors on other text (docs/quantization.md).
+much of it as one waits for. On SmolLM2 it takes 3 to 20% off the errors on other text (docs/lab/quantization.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from edge.runtime.memory import release_freed
+from edge.runtime.memory.process import release_freed
 
 PIECE = 128  # tokens of each text: to write whole windows takes twice as long and calibrates hardly better
 PREFIX = 8  # of these are from the given text, so that the texts are about what it is about

@@ -7,7 +7,7 @@ goes into its weights and costs nothing at run time: query, key and value and ga
 act(gate) * up, and the rows of up are divided.
 
 The noise of both roundings is least, maxima of blocks aside, where sum(x^2 / s^2) * sum(w^2 s^2) is, x and w being a
-channel of the activations and its column: s = sqrt(rms(x) / rms(w)). docs/quantization.md compares other choices.
+channel of the activations and its column: s = sqrt(rms(x) / rms(w)). docs/lab/quantization.md compares other choices.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.graph.families import norms_of
+from edge.export.graph.families.base import Norms
 from edge.export.quantize.base import Options
 
 if TYPE_CHECKING:
@@ -30,16 +32,6 @@ if TYPE_CHECKING:
 
 WINDOWS = 2  # of the calibration text: the largest channels are the same ones everywhere
 LEAST = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
-
-# The norms of a layer, by how the layer is laid out: attention reads the first one, gate and up the second or, where
-# outputs are normed as well, the third.
-PRE_NORM = ("input_layernorm", "post_attention_layernorm")
-SANDWICH = (*PRE_NORM, "pre_feedforward_layernorm", "post_feedforward_layernorm")
-LAYOUTS = {  # by model_type
-    **dict.fromkeys(("llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"), PRE_NORM),
-    "gemma3_text": SANDWICH,
-}
-NORM_OFFSET = {"gemma3_text": 1.0}  # these checkpoints hold their norms' weights less one
 
 _LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
 _MATRIX = re.compile(r"(?:self_attn|mlp)\.(\w+)_proj\.weight")
@@ -89,7 +81,7 @@ class Smoothing:
     def read(self, name: str) -> NDArray[np.float32]:
         values = self._checkpoint.read(name)
         if name in self._norms:
-            offset = np.float32(NORM_OFFSET.get(str(self._checkpoint.config.get("model_type")), 0.0))
+            offset = np.float32(layer_norms(self._checkpoint).offset)
             return np.asarray((values + offset) / self._scales[self._norms[name]] - offset)
         if name in self._columns:
             values = values * self._scales[self._columns[name]]
@@ -118,11 +110,7 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
     Raises:
         ExportError: what the matrices of a layer read is unknown.
     """
-    kind = str(checkpoint.config.get("model_type"))
-    if kind not in LAYOUTS:
-        raise _unknown(checkpoint, f"its type is {kind!r}")
-    norms = LAYOUTS[kind]
-    before_attention, before_gates = norms[0], norms[2] if norms == SANDWICH else norms[1]
+    norms = layer_norms(checkpoint)
     have, layers = set(checkpoint.names()), defaultdict[str, list[str]](list)
     for match in map(_LAYER.fullmatch, checkpoint.names()):
         if match:
@@ -131,28 +119,31 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
     for layer, names in layers.items():
         matrices = {match[1]: f"{layer}.{match[0]}" for match in map(_MATRIX.fullmatch, names) if match}
         others = {name for name in names if not _MATRIX.fullmatch(name) and not _WITHIN.fullmatch(name)}
-        if matrices.keys() not in _COMPLETE or others != {f"{norm}.weight" for norm in norms}:
-            raise _unknown(checkpoint, f"{layer} has {', '.join(sorted(names))}")
+        if matrices.keys() not in _COMPLETE or others != {f"{norm}.weight" for norm in norms.names}:
+            raise ExportError(
+                f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {layer} has "
+                f"{', '.join(sorted(names))}, not a gated feed-forward block and the norms of its family; choose "
+                "--weights int4 or fp32, without --wide-weights."
+            )
         attention, gates = (
             next(tuple(matrices[p] for p in parts) for parts in ways if parts[0] in matrices)
             for ways in (_ATTENTION, _GATES)
         )
         up = gates[-1]
         bias = up.removesuffix("weight") + "bias"
-        sites += [
-            _Site(attention, norm=f"{layer}.{before_attention}.weight"),
-            _Site(gates, norm=f"{layer}.{before_gates}.weight"),
-            _Site((matrices["down"],), rows=(up, bias) if bias in have else (up,)),
-        ]
+        read = ((norms.attention, attention), (norms.gates, gates))
+        sites += [_Site(readers, norm=f"{layer}.{norm}.weight") for norm, readers in read if norm is not None]
+        sites.append(_Site((matrices["down"],), rows=(up, bias) if bias in have else (up,)))
     return sites
 
 
-def _unknown(checkpoint: Checkpoint, why: str) -> ExportError:
-    return ExportError(
-        f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {why}; known are "
-        f"{', '.join(LAYOUTS)}, with a norm before attention and one before a gated feed-forward block (Llama), or "
-        "with a further norm after each (Gemma 3). Choose --weights int4 or fp32, without --wide-weights."
-    )
+def layer_norms(checkpoint: Checkpoint) -> Norms:
+    """The norms of its layers, as its family says.
+
+    Raises:
+        ExportError: the family is unknown, or does not say.
+    """
+    return norms_of(str(checkpoint.config.get("model_type")), "Smoothing for 8 bits")
 
 
 def _mean_squares(

@@ -4,7 +4,7 @@ Minimises ``tr((W' - W) H (W' - W)^T)`` over integers, scales and zero points, H
 matrix's inputs. Zero points and first scales come from a search of each block, weighted by conditional variances;
 integers from GPTQ (Frantar et al., 2023, arXiv:2210.17323) in order of falling variance with fixed blocks; then
 coordinate descent over the integers and least squares over the scales take turns. On SmolLM2 the last two lower the
-error of plain GPTQ by a fifth (docs/quantization.md).
+error of plain GPTQ by a fifth (docs/lab/quantization.md).
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ class Solution:
     def dequantize(self) -> torch.Tensor:
         return self.steps * spread(self.scales, self.block_size, self.steps.shape[1])
 
-    def rows(self, start: int, stop: int) -> Solution:
-        return Solution(
-            self.bits, self.block_size, self.steps[start:stop], self.scales[start:stop], self.zeros[start:stop]
-        )
-
     def pack(self, method: str) -> QTensor:
         """The solution as a bundle stores it."""
         q = self.steps + spread(self.zeros, self.block_size, self.steps.shape[1])
@@ -54,9 +49,7 @@ class Solution:
         )
 
 
-def solve(
-    w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = ROUNDS, damping: float = DAMPING
-) -> Solution:
+def solve(w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = ROUNDS) -> Solution:
     """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]; both float32. Scales are float16 values."""
     k = w.shape[1]
     h = h.clone()
@@ -66,7 +59,7 @@ def solve(
     diagonal[~seen] = mean  # inputs that calibration never saw: plain rounding
     order = torch.argsort(diagonal, descending=True)
     back = torch.argsort(order)
-    h.diagonal().add_(damping * mean)
+    h.diagonal().add_(DAMPING * mean)
     h = h[order][:, order].contiguous()
     upper = torch.linalg.cholesky(torch.linalg.inv(h.double()), upper=True).float()
 
@@ -117,9 +110,7 @@ def search(w: torch.Tensor, weights: torch.Tensor, bits: int, block_size: int) -
     return scales, zeros
 
 
-def _gptq(
-    target: torch.Tensor, upper: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int
-) -> torch.Tensor:
+def _gptq(target: torch.Tensor, upper: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int) -> torch.Tensor:
     """Round row after row of `target` [K, N], spreading each error over the rows that follow."""
     k, n = target.shape
     rest, steps = target.clone(), torch.empty_like(target)

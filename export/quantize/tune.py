@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from edge.export.quantize.base import QTensor
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import spread, to_float16
-from edge.runtime.memory import release_freed
+from edge.runtime.memory.process import release_freed
 
 LEARNING_RATE = 1e-3  # relative to each scale
 WARM_UP = 5  # steps

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from edge.errors import ExportError
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, RowsTensor, Weight, matrices
 from edge.export.quantize.rows import rows_to_nearest
-from edge.export.quantize.smooth import LAYOUTS, NORM_OFFSET, PRE_NORM, Smoothing, find_sites
+from edge.export.quantize.smooth import Smoothing, find_sites, layer_norms
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -49,8 +49,8 @@ def wide_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weigh
     Raises:
         ExportError: the decoder's layers are not pre-norm ones, as Llama's are.
     """
-    sites = find_sites(checkpoint)
-    if LAYOUTS[checkpoint.config["model_type"]] != PRE_NORM:
+    sites, layer = find_sites(checkpoint), layer_norms(checkpoint)
+    if layer.attention is None or layer.gates is None or any(layer.outputs):
         raise ExportError(
             f"--wide-weights int8 is for layers whose output goes into the residual stream as it is, and "
             f"{checkpoint.name} norms it; choose --wide-weights none."
@@ -59,7 +59,7 @@ def wide_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weigh
     smoothing = Smoothing(checkpoint, (n for n in body if _SMOOTHED.search(n)), options)
     norm_of = {reader: site.norm for site in sites if site.norm for reader in site.readers}
     turn = rotation(int(checkpoint.config["hidden_size"]))
-    offset = np.float32(NORM_OFFSET.get(str(checkpoint.config.get("model_type")), 0.0))
+    offset = np.float32(layer.offset)
 
     def make(name: str) -> Weight:
         if name in norms:  # moved into the matrices that read it

@@ -20,6 +20,7 @@ import numpy as np
 from edge.errors import InputError
 from edge.export.prompts import built_in
 from edge.export.tune.folder import LOCK, working
+from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from edge.export.tune.policy import Target
     from edge.export.tune.trainer import Step
 
+POLICIES = Registry(__name__, "policy")  # to tune for; see `policy.TrainedPolicy`
 ANSWERS = "answers.jsonl"
 SETTINGS = "settings.json"
 LOSSES = ("distill", "lm", "both")
@@ -190,7 +192,7 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
     from tokenizers import Tokenizer
 
     from edge.export.tune.data import read_examples
-    from edge.runtime.template import ChatTemplate
+    from edge.runtime.text.template import ChatTemplate
 
     own = checkpoint.tokenizer
     tokenizer, tokens = Tokenizer.from_str(own.json), own.tokens
@@ -257,9 +259,4 @@ def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]
     }
     target = dataclasses.asdict(settings.target)
     target["span"] = None if target["span"] is None else list(target["span"])
-    return {
-        "model": checkpoint.name,
-        **same,
-        **target,
-        "data": content.hexdigest(),
-    }
+    return {"model": checkpoint.name, **same, **target, "data": content.hexdigest()}

@@ -15,8 +15,8 @@ import numpy as np
 from edge.bundle import open_bundle
 from edge.errors import InputError
 from edge.export.prompts import built_in
-from edge.export.quantize import check_weights
-from edge.export.tune import ANSWERS, Settings, identity, split, tune
+from edge.export.quantize import METHODS
+from edge.export.tune import ANSWERS, POLICIES, Settings, identity, split, tune
 from edge.export.tune.folder import working
 from edge.export.tune.result import ABOUT
 
@@ -62,14 +62,14 @@ def tune_to_bundle(
     settings = dataclasses.replace(settings, held=HELD)
     settings.check()
     if weights is not None:
-        check_weights(weights)
+        METHODS.find(weights)
     with working(work, restart=restart):
         tuned = work / TUNED
         if tuned.exists():
             _check_same(source, tuned, settings, say, progress)
         else:
             tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
-        segments = "ffn" if settings.policy == "ffn" else settings.target.unit
+        segments = POLICIES.find(settings.policy).traits.get("segments", settings.target.unit)
         made = _exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem)
         bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
         untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
@@ -111,8 +111,8 @@ def _measured(
     untuned: Bundle, made: Bundle, tuned: Path, settings: Settings, threads: int | None, progress: Progress
 ) -> Outcome:
     from edge.export.checkpoint import open_checkpoint
-    from edge.runtime.engine import Engine
-    from edge.runtime.evaluate import EngineLogits, compare
+    from edge.runtime.check.perplexity import EngineLogits, compare
+    from edge.runtime.load import open_engine
     from edge.runtime.skip.evaluate import measure
 
     held, _ = split(open_checkpoint(str(tuned)), settings.sources(tuned / ANSWERS), settings)
@@ -124,10 +124,10 @@ def _measured(
     def advance(done: int, total: int) -> None:
         progress(done, total, "measuring the tuned bundle")
 
-    whole = [EngineLogits(Engine(bundle, context=window, threads=threads), window) for bundle in (untuned, made)]
+    whole = [EngineLogits(open_engine(bundle, context=window, threads=threads), window) for bundle in (untuned, made)]
     sides = compare(whole[0], whole[1], texts, advance, given=given)
     del whole
-    found = measure(made, _skips(made, tuned), texts, window=window, given=given, threads=threads, progress=advance)
+    found = measure(made, _skips(made, tuned), texts, window=window, given=given, progress=advance)
     return Outcome(sides.reference, sides.candidate, found)
 
 

@@ -8,8 +8,12 @@ import torch
 from torch.nn import functional as F
 
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy
+from edge.export.tune.policy import FixedPolicy, Target, ratio_of
 from edge.runtime.skip.ffn import candidates, most_redundant
+
+NAME = "ffn"
+HELP = "the feed-forward blocks that change a prompt least are left out"
+TRAITS = {"takes": "--ratio", "segments": "ffn"}
 
 
 class FeedForward(FixedPolicy):
@@ -48,3 +52,7 @@ class FeedForward(FixedPolicy):
 
     def skip(self) -> str:
         return f"ffn:{self._ratio:g}"
+
+
+def make(layers: int, hidden_size: int, target: Target) -> FeedForward:
+    return FeedForward(layers, ratio_of(target))

@@ -23,8 +23,12 @@ from edge.export.quantize.base import Progress
 from edge.export.tune.depth import least_missed
 from edge.export.tune.needs import guess, measure
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import Target
+from edge.export.tune.policy import Target, ratio_of
 from edge.runtime.skip.first import EPSILON
+
+NAME = "first"
+HELP = "routers read the prompt and choose the layers of its answer"
+TRAITS = {"takes": "--ratio", "routers": True}
 
 BEYOND = 1.6  # times as many units as the target leaves out have a router, unless it is said how many
 PENALTY = 60.0  # of a run that asks for no other
@@ -125,3 +129,7 @@ class First:
 
     def skip(self) -> str:
         return "first"
+
+
+def make(layers: int, hidden_size: int, target: Target) -> First:
+    return First(layers, hidden_size, ratio_of(target), target)

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from edge.export.graph.families import norms_of
+
 Gate = Callable[[int, torch.Tensor], torch.Tensor | float]
 """Of a layer and the residual stream [B, S, H] that it, or its feed-forward block, is about to read: gates [B, S, 1],
 or one number for all tokens."""
@@ -33,17 +35,17 @@ class Gates:
         self.gate: Gate | None = None
         self.feed_forward = False
         self.watch: Watch | None = None
-        self._before: torch.Tensor | None = None  # what the feed-forward block at hand reads, before its norm
+        self._before: torch.Tensor | None = None  # the stream that the feed-forward block at hand reads, or its norm
+        reader = norms_of(model.config.model_type, "Tuning").gates or "mlp"
         for index, layer in enumerate(self.layers):
-            norm = getattr(layer, "pre_feedforward_layernorm", layer.post_attention_layernorm)
-            norm.register_forward_pre_hook(self._keep)
+            layer.get_submodule(reader).register_forward_pre_hook(self._keep)
             layer.forward = self._gated(index, layer.forward)
 
     @property
     def _by_half(self) -> bool:
         return self.feed_forward or self.watch is not None
 
-    def _keep(self, norm: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def _keep(self, reader: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if self._by_half:  # else it would keep a whole step's graph alive
             self._before = inputs[0]
 

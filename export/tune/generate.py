@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge.errors import InputError
 from edge.export.prompts import PREVIOUS
 from edge.export.tune.data import Row, read_rows
-from edge.runtime.answer import GenerateOptions
+from edge.runtime.decode.answer import GenerateOptions
 from edge.text_file import lines_of, read_text
 
 if TYPE_CHECKING:

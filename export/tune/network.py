@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from edge.errors import InputError
+from edge.export.graph.families import find_family
 from edge.export.torch_reference import load_torch
 from edge.export.tune.data import Batch
 from edge.export.tune.gates import Gate, Gates, Watch
@@ -45,6 +46,8 @@ class Network:
         self.hidden_size = int(model.config.hidden_size)
         self._gates = Gates(model)
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        _, family = find_family(model.config.model_type)
+        self._head_scale = family.head_scale(model.config)
         torch.manual_seed(seed)  # of the adapters' first values
         targets = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} & set(BRANCHES))
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0)
@@ -79,7 +82,7 @@ class Network:
         try:
             with bare, torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
                 stream = self._decoder(input_ids=tensors.tokens, use_cache=False).last_hidden_state
-                return self._head(stream[tensors.answer]).float()
+                return self._head(stream[tensors.answer] * self._head_scale).float()
         finally:
             self._gates.gate, self._gates.feed_forward = None, False
 

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.export.quantize.base import Progress
+from edge.export.tune import POLICIES
 from edge.export.tune.network import Network, Tensors
-
-POLICIES = ("first", "skipdecode", "unified", "ffn")
 
 
 class TrainedPolicy(Protocol):
-    """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does."""
+    """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does.
+
+    A file beside this one has `make(layers, hidden_size, target)`, and in its TRAITS the option that it `takes`,
+    "--ratio" or "--layers"; where it has them, `routers`, and the `segments` that its bundle needs.
+    """
 
     @property
     def feed_forward(self) -> bool:
@@ -106,31 +109,23 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
     Raises:
         InputError: there is no such policy, or the target is out of its range.
     """
-    from edge.export.tune import ffn, first, skipdecode, unified
-
-    if name not in POLICIES:
-        raise InputError(f"There is no policy {name!r} to tune for; choose one of {', '.join(POLICIES)}.")
+    policy = POLICIES.find(name)
     if layers < 3:
         raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
     if target.penalty is not None and not target.penalty >= 0:
         raise InputError(f"--penalty must be 0 or more, not {target.penalty:g}.")
-    if name != "first" and (target.unit != 1 or target.candidates is not None or target.penalty is not None):
+    of_routers = target.unit != 1 or target.candidates is not None or target.penalty is not None
+    if of_routers and not policy.traits.get("routers"):
         raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty have no place.")
-    if name == "skipdecode":
-        if target.ratio is not None:
-            raise InputError("skipdecode takes --layers MIN-MAX; --ratio belongs to first, unified and ffn.")
-        return skipdecode.SkipDecode(layers, span_of(target, layers))
-    if target.span is not None:
-        raise InputError(f"{name} takes --ratio; --layers belongs to skipdecode.")
+    given = {"--ratio": target.ratio, "--layers": target.span}
+    for option in (option for option, value in given.items() if value is not None and option != policy.traits["takes"]):
+        others = ", ".join(other for other, entry in POLICIES.items() if entry.traits["takes"] == option)
+        raise InputError(f"{name} takes {policy.traits['takes']}; {option} belongs to {others}.")
     for option, count in (("--unit", target.unit), ("--candidates", target.candidates)):
         if count is not None and count < 1:
             raise InputError(f"{option} must be 1 or more, not {count}.")
-    ratio = ratio_of(target)
-    if name == "unified":
-        return unified.Unified(layers, ratio)
-    if name == "ffn":
-        return ffn.FeedForward(layers, ratio)
-    return first.First(layers, hidden_size, ratio, target)
+    made: TrainedPolicy = policy.load().make(layers, hidden_size, target)
+    return made
 
 
 def ratio_of(target: Target) -> float:

@@ -6,8 +6,12 @@ import numpy as np
 import torch
 
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy
+from edge.export.tune.policy import FixedPolicy, Target, span_of
 from edge.runtime.skip.skipdecode import HORIZON, WARM, level_ends
+
+NAME = "skipdecode"
+HELP = "fewer layers run the longer an answer is"
+TRAITS = {"takes": "--layers"}
 
 
 class SkipDecode(FixedPolicy):
@@ -51,3 +55,7 @@ class SkipDecode(FixedPolicy):
 
     def skip(self) -> str:
         return f"skipdecode:{self._least}-{self._most}"
+
+
+def make(layers: int, hidden_size: int, target: Target) -> SkipDecode:
+    return SkipDecode(layers, span_of(target, layers))

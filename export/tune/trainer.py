@@ -63,12 +63,7 @@ class Trainer:
     """folder: holds the checkpoint; where there is one the run goes on from it."""
 
     def __init__(
-        self,
-        network: Network,
-        policy: TrainedPolicy,
-        examples: Sequence[Example],
-        schedule: Schedule,
-        folder: Path,
+        self, network: Network, policy: TrainedPolicy, examples: Sequence[Example], schedule: Schedule, folder: Path
     ) -> None:
         self.network, self.policy, self.examples, self.schedule = network, policy, examples, schedule
         self._path = folder / STATE

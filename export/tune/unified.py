@@ -6,8 +6,12 @@ import numpy as np
 import torch
 
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy
+from edge.export.tune.policy import FixedPolicy, Target, ratio_of
 from edge.runtime.skip.unified import spread
+
+NAME = "unified"
+HELP = "the same evenly spread layers are left out in every step"
+TRAITS = {"takes": "--ratio"}
 
 
 class Unified(FixedPolicy):
@@ -29,3 +33,7 @@ class Unified(FixedPolicy):
 
     def skip(self) -> str:
         return f"unified:{self._ratio:g}"
+
+
+def make(layers: int, hidden_size: int, target: Target) -> Unified:
+    return Unified(layers, ratio_of(target))

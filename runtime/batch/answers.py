@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.answer import Ends, FinishReason, GenerateOptions, Result, Timings, result
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.generate import prefill
-from edge.runtime.sampling import make_sampler
+from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Result, Timings, result
+from edge.runtime.decode.loop import prefill
+from edge.runtime.decode.sampling import make_sampler
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.text import StopStrings, Text
+from edge.runtime.text.tokenizer import StopStrings, Text
 
 if TYPE_CHECKING:
-    from edge.runtime.cache import KVCache
-    from edge.runtime.engine import Engine
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
 
 WIDTH = 8  # sequences: 16 were as fast in 8 bits and a tenth faster in 4, and hold twice the keys and values
-WHOLE: Route = (0,)  # of a decoder in one graph
+WHOLE: Route = (0,)  # of a decoder that leaves nothing out
 
 
 class Growing:
@@ -85,14 +85,13 @@ class Growing:
 
 
 class Batch:
-    """Answers prompts side by side in one engine, which it opens for several sequences.
+    """Answers prompts side by side in one engine, whose steps take several sequences.
 
     capacity: most tokens of any prompt with its answer. chunk: most prompt tokens of one step.
     """
 
     def __init__(self, engine: Engine, text: Text, *, capacity: int, width: int, chunk: int) -> None:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
-        self._session = engine.open_for_several()
         self._capacity = capacity
         # Kernels take rows by twos, and a last one alone comes out otherwise: exact steps have an even number of them.
         self._multiple = 2 if engine.exact else 1
@@ -157,8 +156,8 @@ class Batch:
         size, engine = self._rows(len(growing)), self._engine
         step = self._steps.get(size)
         if step is None:
-            groups = len(engine.groups) if isinstance(engine, SegmentedEngine) else 1
-            step = BatchStep(self._session, self._slots, size, groups, engine.bundle.manifest.dims.vocab_size)
+            units = len(engine.everything) if isinstance(engine, SegmentedEngine) else 1
+            step = BatchStep(engine, self._slots, size, units)
             self._steps[size] = step
         caches, route = [each.cache for each in growing], WHOLE
         if isinstance(engine, SegmentedEngine):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.runtime.cache import KVCache, untouched
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.join import RUN
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.providers.base import Buffer
 
 
 class Slots:
@@ -22,12 +25,21 @@ class Slots:
     """
 
     def __init__(self, like: KVCache, width: int) -> None:
-        self.width = width
-        self.buffers = [(_several(key, width), _several(value, width)) for key, value in like.buffers]
+        self.width, self._provider = width, like.provider
+        self.memory = [(self._several(key), self._several(value)) for key, value in like.memory]
+
+    def _several(self, like: Buffer) -> Buffer:
+        """Memory for all sequences of a buffer [1, heads, rows, head_dim]."""
+        return self._provider.allocate((self.width, *like.array.shape[1:]), like.array.dtype)
+
+    def first(self, buffer: Buffer, size: int, slot: int = 0) -> Buffer:
+        """The part of a buffer for `size` sequences, from that of `slot` on."""
+        one = buffer.array.shape[1:]
+        return self._provider.part(buffer, (size, *one), slot * math.prod(one))
 
     def give(self, cache: KVCache, slot: int) -> None:
         """Let a cache keep its rows in a slot, from now on."""
-        cache.buffers = [(key[slot : slot + 1], value[slot : slot + 1]) for key, value in self.buffers]
+        cache.memory = [(self.first(key, 1, slot), self.first(value, 1, slot)) for key, value in self.memory]
 
     def move(self, cache: KVCache, slot: int) -> None:
         """Take a cache's rows to another slot."""
@@ -38,50 +50,39 @@ class Slots:
                 target[:, :, :rows] = source[:, :, :rows]
 
 
-def _several(like: NDArray[Any], width: int) -> NDArray[Any]:
-    """Memory for `width` of a buffer [1, heads, rows, head_dim]."""
-    return np.frombuffer(untouched(width * like.nbytes), like.dtype).reshape(width, *like.shape[1:])
-
-
 class BatchStep:
     """A step of up to `size` sequences, in the first slots; logits [size, V] of the token after each.
 
-    session: over a graph for several sequences, of the whole decoder or of the groups of its segments. groups: how many
-    these are, 1 where it is the whole decoder.
+    session: over the whole decoder or the graph of its units, which takes several sequences. units: how many these
+    are, 1 where it is the whole decoder.
     """
 
-    def __init__(self, session: ort.InferenceSession, slots: Slots, size: int, groups: int, vocab_size: int) -> None:
-        self._session = session
-        self._tokens = np.zeros((size, 1), np.int64)
-        self._positions = np.zeros((size, 1), np.int64)
-        self._held = np.zeros((groups, size), np.int32)  # rows of each sequence in a group, after the step
-        self._last = np.zeros((groups, size), np.int32)
-        self._total = np.zeros(groups, np.int32)
-        self._runs = np.ones(groups, bool)
-        self._logits = np.empty((size, 1, vocab_size), np.float32)
-        given: dict[str, NDArray[Any]] = {
-            "input_ids": self._tokens,
-            "position_ids": self._positions,
-            "logit_rows": np.zeros(1, np.int64),
-            "logits": self._logits,
-        }
-        for g in range(groups):
-            own = {"seqlens_k": self._last[g], "total_sequence_length": self._total[g : g + 1].reshape(())}
-            own |= {RUN: self._runs[g : g + 1].reshape(())}
-            given |= own | {f"{name}.{g}": array for name, array in own.items()}
-        for i, pair in enumerate(slots.buffers):
+    def __init__(self, engine: Engine, slots: Slots, size: int, units: int) -> None:
+        provider, vocab = engine.provider, engine.bundle.manifest.dims.vocab_size
+        tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
+        last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
+        runs, logits = provider.allocate((units,), np.bool_), provider.allocate((size, 1, vocab), np.float32)
+        self._tokens, self._positions = tokens.array, positions.array
+        self._held = np.zeros((units, size), np.int32)  # rows of each sequence in a unit, after the step
+        self._last, self._total, self._runs, self._logits = last.array, total.array, runs.array, logits.array
+        given = {"input_ids": tokens, "position_ids": positions, "logits": logits}
+        given["logit_rows"] = provider.allocate((1,), np.int64)
+        for u in range(units):
+            own = {"seqlens_k": provider.part(last, (size,), u * size)}
+            own |= {"total_sequence_length": provider.part(total, (), u), "run": provider.part(runs, (), u)}
+            given |= own | {f"{name}.{u}": buffer for name, buffer in own.items()}
+        for i, pair in enumerate(slots.memory):
             for part, buffer in zip(("key", "value"), pair, strict=True):
-                given |= {f"{name}.{i}.{part}": buffer[:size] for name in ("past", "present")}
-        self._given = given  # an OrtValue made from an array shares its memory and does not keep it alive
-        self._binding = session.io_binding()
-        for value in session.get_inputs():
-            self._binding.bind_ortvalue_input(value.name, ort.OrtValue.ortvalue_from_numpy(given[value.name]))
-        for value in session.get_outputs():
-            if value.name in given:
-                self._binding.bind_ortvalue_output(value.name, ort.OrtValue.ortvalue_from_numpy(given[value.name]))
+                given |= {f"{name}.{i}.{part}": slots.first(buffer, size) for name in ("past", "present")}
+        session = engine.session
+        self._bound = session.bind()
+        for name in session.inputs:
+            self._bound.input(name, given[name])
+        for name in session.outputs & given.keys():
+            self._bound.output(name, given[name])
 
     def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> NDArray[np.float32]:
-        """Append a token to each of the caches, which stand in the first slots, through the groups of `route`; logits
+        """Append a token to each of the caches, which stand in the first slots, through the units of `route`; logits
         [B, V] of these, overwritten by the next step. A slot that is left over runs a token for nobody."""
         count = len(caches)
         self._tokens[:count, 0] = tokens
@@ -94,17 +95,18 @@ class BatchStep:
         self._held.max(axis=1, out=self._total)
         self._runs[:] = False
         self._runs[list(route)] = True
-        self._session.run_with_iobinding(self._binding)
+        self._bound.run()
         logits: NDArray[np.float32] = self._logits[:count, 0]
         return logits
 
 
-def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int64] | int:
-    """Take one token into a cache; how many rows each group holds then."""
+def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
+    """Take one token into a cache; how many rows each unit holds then."""
     if isinstance(cache, SegmentedCache):
         cache.sync()
         cache.append(position, route, alike=False)
-        return cache.held
+        held: NDArray[np.int32] = cache.held
+        return held
     cache.positions[cache.length] = position[0]
     cache.length += 1
     return cache.length

@@ -12,6 +12,12 @@ from typing import Any
 from edge.errors import InputError
 from edge.runtime.profile.record import FORMAT_VERSION, Profile, Stats, Sustained, parse, version_of
 
+MEMORY = {
+    "peak memory, private": "peak_private_bytes",
+    "steady memory, private": "steady_private_bytes",
+    "peak RSS": "peak_bytes",
+    "steady RSS": "steady_bytes",
+}
 FLOOR = 0.01  # medians of the same thing in two runs on one quiet machine differed by this much
 FEW = 3  # measurements, below which nothing is known about how they scatter
 UNKNOWN = 1.0  # the error of a median of fewer: it may be off by as much again
@@ -115,10 +121,10 @@ def _rows(a: Profile, b: Profile) -> Iterator[Row]:
         if a.load.cold is not None and b.load.cold is not None:
             yield _times("load, cold", a.load.cold, b.load.cold, machines)
     if a.memory is not None and b.memory is not None:
-        if a.memory.peak_bytes and b.memory.peak_bytes:
-            yield Row("peak memory", "MB", a.memory.peak_bytes / 1e6, b.memory.peak_bytes / 1e6, FLOOR)
-        if a.memory.steady_bytes and b.memory.steady_bytes:
-            yield Row("steady memory", "MB", a.memory.steady_bytes / 1e6, b.memory.steady_bytes / 1e6, FLOOR)
+        for name, field in MEMORY.items():
+            before, after = getattr(a.memory, field), getattr(b.memory, field)
+            if before and after:
+                yield Row(name, "MB", before / 1e6, after / 1e6, FLOOR)
     uses = {use.phase: use for use in b.usage}
     for use in a.usage:
         twin = uses.get(use.phase)

@@ -19,9 +19,10 @@ from pathlib import Path
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir, drop_oldest, mark_used
-from edge.manifest import FLOAT32, INT8, read_json, typed
+from edge.manifest import FLOAT32, INT8
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
+from edge.typed_json import read_json, typed
 
 FORMAT = "edge-device"
 FORMAT_VERSION = 1
@@ -49,22 +50,24 @@ class CostCurve:
 
     def ms(self, size: int, context: int) -> float:
         """What a step costs, in milliseconds."""
-        at = min(max(bisect.bisect_left(self.contexts, context), 1), len(self.contexts) - 1)
-        if at == 0:  # one context alone
+        if len(self.contexts) == 1:
             return self._of_size(0, size)
-        low, high = self._of_size(at - 1, size), self._of_size(at, size)
-        share = (context - self.contexts[at - 1]) / (self.contexts[at] - self.contexts[at - 1])
-        return low + (high - low) * max(0.0, share) if share <= 1 else high + max(0.0, high - low) * (share - 1)
+        return _on_lines(self.contexts, lambda at: self._of_size(at, size), context)
 
     def _of_size(self, index: int, size: int) -> float:
         """The cost at one measured context."""
         sizes, times = self._lines[index]
         if len(sizes) == 1:  # in proportion: more tokens cost no more than that
             return times[0] * max(1.0, size / sizes[0])
-        at = min(max(bisect.bisect_left(sizes, size), 1), len(sizes) - 1)
-        share = (size - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        low, high = times[at - 1], times[at]
-        return low + (high - low) * max(0.0, share) if share <= 1 else high + max(0.0, high - low) * (share - 1)
+        return _on_lines(sizes, times.__getitem__, size)
+
+
+def _on_lines(places: Sequence[int], cost: Callable[[int], float], wanted: int) -> float:
+    """The cost at a place, from those at two or more ascending places; beyond the last one it does not fall."""
+    at = min(max(bisect.bisect_left(places, wanted), 1), len(places) - 1)
+    low, high = cost(at - 1), cost(at)
+    share = (wanted - places[at - 1]) / (places[at] - places[at - 1])
+    return low + (high - low) * max(0.0, share) if share <= 1 else high + max(0.0, high - low) * (share - 1)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def load_both(
     """The curves of this bundle on this device, by what the KV cache is kept in.
 
     Args:
-        provider: a name of `edge.runtime.profile.machine.PROVIDERS`.
+        provider: its name.
         threads: those of the engine.
         say: is told why those there are cannot be used.
     """

@@ -1,26 +1,27 @@
 """What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
 
 The parent's side is `load_ms` and `memory`; the child runs `main`, which prints one JSON object.
-Above the functions only the standard library is imported, so that the child sees what the others take.
+Above the functions nothing large is imported, so that the child sees what the others take.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-import os
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from edge.runtime.memory.process import held, private_bytes
 
 if TYPE_CHECKING:
     from edge.runtime.profile.record import Memory
 
-INTERVAL_S = 0.02  # between two looks at the memory: each takes up to 3 ms of the interpreter
+INTERVAL_S = 0.01  # between two looks at the memory, each of which takes 0.02 ms
+FILES = "files"
 LONGEST_S = 600
 
 
@@ -39,10 +40,10 @@ def load_ms(settings: Settings) -> float:
 
 
 def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
-    """Resident memory of a fresh process that loads the bundle, takes an input of `prompt` tokens and generates
+    """Memory of a fresh process that loads the bundle, takes an input of `prompt` tokens and generates
     `tokens` more."""
-    from edge.manifest import typed
     from edge.runtime.profile.record import Memory
+    from edge.typed_json import typed
 
     return typed(_child("memory", settings, prompt, tokens), Memory, "the measurement of memory")
 
@@ -81,10 +82,9 @@ def _load(bundle: str, context: int, threads: int | None) -> dict[str, Any]:
 
 
 def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens: int) -> dict[str, Any]:
-    watch = _Watch(Path(bundle))
+    watch = _Watch()
     watch.look("start")
     from edge.runtime.load import load
-    from edge.runtime.memory import MIB, peak_rss_mb
     from edge.runtime.profile.subject import Subject
 
     watch.imported()
@@ -96,10 +96,12 @@ def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens:
         subject.first_token(prompt)
     with watch.during("decode"):
         subject.decode(subject.length, tokens)
-    peak = peak_rss_mb()
+    last = held()
     return {
-        "peak_bytes": None if peak is None else int(peak * MIB),
-        "steady_bytes": watch.steady("decode"),
+        "peak_bytes": None if last is None else last.peak_rss,
+        "peak_private_bytes": None if last is None else last.peak_private,
+        "steady_bytes": watch.steady("decode", FILES),
+        "steady_private_bytes": watch.steady("decode"),
         "prompt_tokens": prompt,
         "capacity": context,
         "samples": watch.samples,
@@ -107,70 +109,50 @@ def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens:
 
 
 class _Watch:
-    """Resident bytes by kind, from /proc/self/smaps; nothing where there is none.
+    """Resident bytes by kind; nothing where the system does not tell.
 
-    floor: the interpreter and all libraries, as imported; weights: pages of the bundle's files; kv: rows of the KV
-    cache that were written; cross: what an encoder handed to the decoder; session: the rest, which is ONNX Runtime's
-    (packed weights, activations, logits) and what the tokenizer takes.
+    floor: what the interpreter and all libraries hold once they are imported; kv: rows of the KV cache that were
+    written; cross: what an encoder handed to the decoder; session: the rest of the private memory, which is ONNX
+    Runtime's (packed weights, activations, logits) and the tokenizer's; files: pages of files, code and mapped weights,
+    which the system can take back.
     """
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
         self.subject: Any = None
-        self._root = str(bundle.resolve())
-        self._floor = 0  # anonymous bytes after the imports
+        self._floor = 0  # private bytes after the imports
         self._start = time.perf_counter()
 
     def look(self, phase: str) -> None:
         """Take one sample."""
-        try:
-            weights, files, anonymous = self._resident()
-        except OSError:
+        found = held()
+        if found is None:
             return
         kv = cross = 0
         if self.subject is not None:
             kv, cross = self.subject.kv_bytes(mmap.PAGESIZE), self.subject.cross_bytes
-        floor = min(anonymous, self._floor) if self._floor else anonymous
-        session = max(0, anonymous - floor - kv - cross)
-        kinds = {"floor": files + floor, "weights": weights, "session": session, "kv": kv, "cross": cross}
+        floor = min(found.private, self._floor) if self._floor else found.private
+        session = max(0, found.private - floor - kv - cross)
+        files = max(0, found.rss - found.private)
+        kinds = {"floor": floor, "session": session, "kv": kv, "cross": cross, FILES: files}
         second = round(time.perf_counter() - self._start, 4)
         self.samples.append({"second": second, "phase": phase, "kinds": {k: v for k, v in kinds.items() if v}})
 
     def imported(self) -> None:
         """Whatever is there by now belongs to the floor."""
         self.look("import")
-        if self.samples:
-            self._floor = self._resident()[2]
+        self._floor = private_bytes()
 
     def during(self, phase: str) -> _During:
         """While entered, samples are taken in a thread of their own; at the end one more."""
         return _During(self, phase)
 
-    def steady(self, phase: str) -> int | None:
-        """The median of all resident bytes in a phase."""
-        totals = sorted(sum(each["kinds"].values()) for each in self.samples if each["phase"] == phase)
+    def steady(self, phase: str, *also: str) -> int | None:
+        """The median of the private bytes in a phase, and of those of other kinds."""
+        private = ("floor", "session", "kv", "cross", *also)
+        kinds = [each["kinds"] for each in self.samples if each["phase"] == phase]
+        totals = sorted(sum(found.get(kind, 0) for kind in private) for found in kinds)
         return totals[len(totals) // 2] if totals else None
-
-    def _resident(self) -> tuple[int, int, int]:
-        """Resident bytes of the bundle's files, of other files, and of no file."""
-        weights = files = anonymous = 0
-        path = ""
-        with Path("/proc/self/smaps").open(encoding="utf-8", errors="surrogateescape") as smaps:
-            for line in smaps:
-                name, _, rest = line.partition(":")
-                if name == "Rss":
-                    resident = int(rest.split()[0]) * 1024
-                elif name == "Anonymous":
-                    own = int(rest.split()[0]) * 1024
-                    anonymous += own
-                    if path.startswith(self._root + os.sep):
-                        weights += resident - own
-                    else:
-                        files += resident - own
-                elif "-" in name.partition(" ")[0]:  # the line that begins a mapping; its path may hold a colon
-                    fields = line.split(maxsplit=5)
-                    path = fields[5].rstrip("\n") if len(fields) > 5 else ""
-        return weights, files, anonymous
 
 
 class _During:

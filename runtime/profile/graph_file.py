@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.errors import BundleError
-from edge.runtime.protobuf import WireError, fields, integers, text
+from edge.runtime.profile.protobuf import WireError, fields, integers, text
 
 # Bits of one value by TensorProto.DataType, onnx/onnx.proto.
 BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16, 21: 4, 22: 4}

@@ -16,21 +16,27 @@ VISIT_S = 0.5  # or as many as take this long
 
 
 @dataclass
-class FirstTokenJob:
-    """Time to first token of an input of so many tokens, and what it takes of the machine."""
+class _Timed:
+    """What every job has: the times that were kept."""
 
     subject: Subject
+    series: Series = field(default_factory=Series, kw_only=True)
+
+    @property
+    def sure(self) -> bool:
+        return self.series.sure
+
+
+@dataclass
+class FirstTokenJob(_Timed):
+    """Time to first token of an input of so many tokens, and what it takes of the machine."""
+
     tokens: int
     energy: Energy
-    total: Series = field(default_factory=Series)
     encode: Series = field(default_factory=Series)
     wall_s: float = 0.0
     cpu_s: float = 0.0
     joules: list[float] = field(default_factory=list)
-
-    @property
-    def sure(self) -> bool:
-        return self.total.sure
 
     def run(self, *, keep: bool) -> None:
         with self.energy.metered() as joules:
@@ -38,7 +44,7 @@ class FirstTokenJob:
             found = self.subject.first_token(self.tokens)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         if keep:
-            self.total.times.append(found.ms)
+            self.series.times.append(found.ms)
             if found.encode_ms is not None:
                 self.encode.times.append(found.encode_ms)
             self.wall_s += wall
@@ -47,7 +53,7 @@ class FirstTokenJob:
 
     def result(self) -> Ttft:
         encode = self.encode.stats if self.encode.times else None
-        return Ttft(self.tokens, self.total.stats, encode, self.subject.audio_s)
+        return Ttft(self.tokens, self.series.stats, encode, self.subject.audio_s)
 
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
@@ -55,7 +61,7 @@ def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
     joules = [each for job in jobs for each in job.joules]
     return Usage(
         phase="prefill",
-        tokens=sum(job.tokens * len(job.total.times) for job in jobs),
+        tokens=sum(job.tokens * len(job.series.times) for job in jobs),
         wall_s=sum(job.wall_s for job in jobs),
         cpu_s=sum(job.cpu_s for job in jobs),
         energy_j=sum(joules) if joules else None,
@@ -64,17 +70,12 @@ def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
 
 
 @dataclass
-class TokenJob:
+class TokenJob(_Timed):
     """Time per output token behind a context."""
 
-    subject: Subject
     context: int
-    series: Series = field(default_factory=lambda: Series(least=SURE_TOKENS))
+    series: Series = field(default_factory=lambda: Series(least=SURE_TOKENS), kw_only=True)
     visit: int = 2  # tokens
-
-    @property
-    def sure(self) -> bool:
-        return self.series.sure
 
     def run(self, *, keep: bool) -> None:
         room = self.subject.capacity - self.context - 1
@@ -89,17 +90,11 @@ class TokenJob:
 
 
 @dataclass
-class StepJob:
+class StepJob(_Timed):
     """A point of the cost curve."""
 
-    subject: Subject
     size: int
     context: int
-    series: Series = field(default_factory=Series)
-
-    @property
-    def sure(self) -> bool:
-        return self.series.sure
 
     def run(self, *, keep: bool) -> None:
         ms = self.subject.step(self.size, self.context)

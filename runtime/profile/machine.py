@@ -12,16 +12,16 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from edge.runtime import macos, windows
+from edge.runtime.memory import macos, windows
 from edge.runtime.profile.record import Device
-from edge.runtime.providers.cpu import usable_cores
+from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
-PROVIDERS = {"cpu": "CPUExecutionProvider"}
+RECORDED = {"cpu": "CPUExecutionProvider"}  # what profiles say where it is not the provider's own name
 
 
 def describe(provider: str, threads: int) -> Device:
-    """This machine, with the provider (a name of `PROVIDERS`) and the threads that are measured."""
+    """This machine, with the provider, by its name, and the threads that are measured."""
     return Device(
         name=platform.node() or "unnamed",
         cpu=cpu_name(),
@@ -29,7 +29,7 @@ def describe(provider: str, threads: int) -> Device:
         memory_bytes=memory_bytes(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         runtime=f"onnxruntime {ort.__version__}",
-        provider=PROVIDERS[provider],
+        provider=RECORDED.get(provider, provider),
         threads=threads,
     )
 

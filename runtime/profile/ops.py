@@ -16,22 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.manifest import Manifest
-from edge.runtime.generate import LONGER
-from edge.runtime.model import PREFILL_CHUNK
+from edge.manifest import LONGER, Manifest
+from edge.runtime.engine.engine import PREFILL_CHUNK
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event, Run
 from edge.runtime.profile.record import Op
-from edge.runtime.providers import cpu
+from edge.runtime.profile.subject import source_tokens
+from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers.base import Binding, Provider
 
 CONTEXT = 512  # tokens in the KV cache, where the bundle takes so many
-SOURCE = 64  # tokens of a text encoder's input: two or three sentences
 WARM, LEAST, MOST = 2, 5, 40  # runs of each graph and size: not measured, at least, at most
 STORY = 6  # output tokens of the run that the trace shows
 KEPT = 0.2  # of a node's time, at least, when as much is taken off each
@@ -65,7 +64,7 @@ class Measured:
 def measure(
     bundle: Bundle,
     *,
-    threads: int | None = None,
+    provider: Provider | None = None,
     context: int | None = None,
     limit: int | None = None,
     sizes: Sequence[int] = (1, PREFILL_CHUNK),
@@ -78,7 +77,7 @@ def measure(
     It opens every graph twice, and so takes about twice the memory of a model that runs.
 
     Args:
-        threads: of the pool that all sessions of this process share; the first engine or session decides.
+        provider: what runs the graphs; default: the best that this machine has.
         context: default: 512, or what the limit has room for.
         limit: most tokens in the KV cache, those of the step included; default: as many as the bundle takes.
         sizes: tokens of a step; those that the bundle's context cannot hold are left out.
@@ -89,7 +88,7 @@ def measure(
         BundleError: a graph cannot be loaded.
     """
     manifest = bundle.manifest
-    cpu.share_thread_pool(threads)
+    provider = provider or open_provider(AUTO, manifest=manifest)
     limit = manifest.context if limit is None else min(limit, manifest.context)
     fitting = [size for size in sizes if size <= limit // 2]
     most = limit - max([*fitting, STORY + 1])
@@ -101,7 +100,8 @@ def measure(
     try:
         with tempfile.TemporaryDirectory(prefix="edge-ops-") as folder:
             progress("opening the graphs with onnxruntime's profiler")
-            return _Measuring(bundle, Path(folder) / "ops", context, fitting, limit).measure(seconds, progress)
+            prefix = Path(folder) / "ops"
+            return _Measuring(provider, bundle, prefix, context, fitting, limit).measure(seconds, progress)
     except OSError as e:
         why = (e.strerror or str(e)).rstrip(".")
         raise InputError(
@@ -117,25 +117,28 @@ class _Job:
     graph: str
     size: int
     context: int | None
-    plain: Callable[[], None]
-    profiled: Callable[[], None]
+    buffers: tuple[graph_runs.Buffers, graph_runs.Buffers]  # inputs and outputs, which bindings do not keep alive
+    plain: Binding
+    profiled: Binding
     plain_us: list[float] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)  # places among all runs of the graph's profiled session
 
 
 class _Measuring:
-    def __init__(self, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int], limit: int) -> None:
-        self._bundle, self._context = bundle, context
+    def __init__(
+        self, provider: Provider, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int], limit: int
+    ) -> None:
+        self._provider, self._bundle, self._context = provider, bundle, context
         manifest = bundle.manifest
-        self._rows = source_rows(manifest)
-        self._sessions = graph_runs.sessions(bundle, prefix)
+        self._rows = source_tokens(manifest) or 0
+        self._sessions = graph_runs.sessions(provider, bundle, prefix)
         self._counts = dict.fromkeys(self._sessions, 0)  # runs of each profiled session
-        cross = graph_runs.made_up_cross(manifest, self._rows)
+        cross = graph_runs.made_up_cross(provider, manifest, self._rows)
         steps = [("decoder", size) for size in sizes]
         if "wide" in self._sessions:  # reads prompts, in longer steps where they fit
             steps += [("wide", min(LONGER * max(sizes), limit))]
         capacity = min(context + max(STORY + 1, *(size for _, size in steps)), limit)
-        cache = graph_runs.made_up_cache(manifest, capacity, cross)
+        cache = graph_runs.made_up_cache(provider, manifest, capacity, cross)
         self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for _, size in steps}
         self._jobs = [self._job(role, self._rows, None) for role in self._sessions if role not in STEPS]
         self._jobs += [self._job(role, size, self._steps[size]) for role, size in steps]
@@ -151,27 +154,31 @@ class _Measuring:
         for job in self._jobs:
             path = self._bundle.path(self._bundle.manifest.graph(job.graph).path)
             seen = [runs[job.graph][i] for i in job.runs]
-            found = _Graph(self._bundle.manifest, read_graph(path), seen[0].events, job.context or 0)
             plain, profiled = float(np.median(job.plain_us)), float(np.median([run.us for run in seen]))
-            ops += found.ops(job, [run.events for run in seen], plain)
+            ops += _ops(self._bundle.manifest, read_graph(path), job, seen, plain)
             slowed.append((profiled / plain, job, plain, profiled))
         _, job, plain, profiled = max(slowed, key=lambda each: each[0])
         note = (
             f"onnxruntime's profiler slows the {job.graph} down, {job.size} at a time, from {plain / 1e3:.3g} to "
             f"{profiled / 1e3:.3g} ms; what it adds to each node is taken off the times of operators."
         )
-        return Measured(ops, [self._step(runs, *each) for each in self._story], [note])
+        story = [
+            Step(graph, size, context, runs[graph][place], layers(runs[graph][place].events))
+            for graph, size, context, place in self._story
+        ]
+        return Measured(ops, story, [note])
 
     def _job(self, role: str, size: int, step: graph_runs.DecoderStep | None) -> _Job:
         plain, profiled = self._sessions[role]
-        inputs = step.inputs if step else graph_runs.encoder_inputs(self._bundle.manifest, plain, size)
+        inputs = step.inputs if step else graph_runs.encoder_inputs(self._provider, self._bundle.manifest, plain, size)
         outputs = step.outputs if step else {}
         return _Job(
             role,
             size,
             min(self._context, step.room) if step else None,
-            _runner(plain, inputs, outputs),
-            _runner(profiled, inputs, outputs),
+            (inputs, outputs),
+            graph_runs.bind(plain, inputs, outputs),
+            graph_runs.bind(profiled, inputs, outputs),
         )
 
     def _repeat(self, job: _Job, seconds: float) -> None:
@@ -182,7 +189,7 @@ class _Measuring:
             if i >= WARM + LEAST and time.perf_counter() > until:
                 break
             start = time.perf_counter()
-            job.plain()
+            job.plain.run()
             took = (time.perf_counter() - start) * 1e6
             place = self._run(job)
             if i >= WARM:
@@ -191,7 +198,7 @@ class _Measuring:
 
     def _run(self, job: _Job) -> int:
         """Run with the profiler; returns which run of its session it was."""
-        job.profiled()
+        job.profiled.run()
         self._counts[job.graph] += 1
         return self._counts[job.graph] - 1
 
@@ -208,18 +215,6 @@ class _Measuring:
             if context is not None:
                 self._steps[job.size].at(context)
             self._story.append((job.graph, job.size, context, self._run(job)))
-
-    def _step(self, runs: dict[str, list[Run]], graph: str, size: int, context: int | None, place: int) -> Step:
-        run = runs[graph][place]
-        return Step(graph, size, context, run, layers(run.events))
-
-
-def source_rows(manifest: Manifest) -> int:
-    """Rows of an encoder's input whose operators are measured; 0 where there is no encoder."""
-    encoder = manifest.encoder
-    if encoder is None:
-        return 0
-    return encoder.max_length if encoder.input == "audio" else min(SOURCE, encoder.max_length)
 
 
 def layers(events: Sequence[Event]) -> list[str]:
@@ -252,50 +247,33 @@ def without_profiler(measured_us: NDArray[np.float64], total_us: float) -> NDArr
     return left
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """What is the same in all runs of a graph at one size."""
-
-    manifest: Manifest
-    nodes: dict[str, Node]
-    events: list[Event]  # of one run
-    rows: int  # in the KV cache
-
-    def ops(self, job: _Job, runs: list[list[Event]], plain_us: float) -> list[Op]:
-        """One entry for each node, in the order in which they run."""
-        times = defaultdict(list)
-        for run in runs:
-            for event in run:
-                times[event.node].append(event.us)
-        corrected = without_profiler(np.array([middle(times[event.node]) for event in self.events]), plain_us)
-        ops = []
-        for event, layer, us in zip(self.events, layers(self.events), corrected.tolist(), strict=True):
-            cost = self._cost(event, layer)
-            ops.append(
-                Op(
-                    graph=job.graph,
-                    size=job.size,
-                    layer=layer,
-                    op_type=event.op_type,
-                    node=event.node,
-                    count=len(times[event.node]),
-                    us=round(us, 3),
-                    bytes=cost.bytes,
-                    flops=cost.flops,
-                    context=job.context,
-                    arithmetic=cost.arithmetic,
-                )
+def _ops(manifest: Manifest, nodes: dict[str, Node], job: _Job, runs: Sequence[Run], plain_us: float) -> list[Op]:
+    """One entry for each node of a graph at one size, in the order in which they run."""
+    times, events = defaultdict(list), runs[0].events
+    for event in (event for run in runs for event in run.events):
+        times[event.node].append(event.us)
+    corrected = without_profiler(np.array([middle(times[event.node]) for event in events]), plain_us)
+    windows = {str(i): kv.window for i, kv in enumerate(manifest.kv.layers)}
+    ops = []
+    for event, layer, us in zip(events, layers(events), corrected.tolist(), strict=True):
+        shapes, node = (costs.shapes(event.inputs), costs.shapes(event.outputs)), nodes.get(event.node)
+        cost = costs.cost(event.op_type, *shapes, node, rows=job.context or 0, window=windows.get(layer))
+        ops.append(
+            Op(
+                graph=job.graph,
+                size=job.size,
+                layer=layer,
+                op_type=event.op_type,
+                node=event.node,
+                count=len(times[event.node]),
+                us=round(us, 3),
+                bytes=cost.bytes,
+                flops=cost.flops,
+                context=job.context,
+                arithmetic=cost.arithmetic,
             )
-        return ops
-
-    def _cost(self, event: Event, layer: str) -> costs.Cost:
-        window = self.manifest.kv.layers[int(layer)].window if self._is_decoder_layer(event, layer) else None
-        shapes = costs.shapes(event.inputs), costs.shapes(event.outputs)
-        return costs.cost(event.op_type, *shapes, self.nodes.get(event.node), rows=self.rows, window=window)
-
-    def _is_decoder_layer(self, event: Event, layer: str) -> bool:
-        in_cache = event.op_type == "GroupQueryAttention" and layer.isdigit()
-        return in_cache and int(layer) < len(self.manifest.kv.layers)
+        )
+    return ops
 
 
 def middle(times: Sequence[float]) -> float:
@@ -304,14 +282,3 @@ def middle(times: Sequence[float]) -> float:
     cut = len(ordered) // 4
     kept = ordered[cut : len(ordered) - cut]
     return sum(kept) / len(kept)
-
-
-def _runner(session: ort.InferenceSession, inputs: graph_runs.Arrays, outputs: graph_runs.Arrays) -> Callable[[], None]:
-    binding = graph_runs.bind(session, inputs, outputs)
-    held = (inputs, outputs)  # the binding reads them and does not keep them alive
-
-    def run() -> None:
-        assert held
-        session.run_with_iobinding(binding)
-
-    return run

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
+from edge.runtime.profile.protobuf import field, message
 from edge.runtime.profile.record import Peaks
-from edge.runtime.protobuf import field, message
-from edge.runtime.providers import cpu
+from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers.base import Provider
 
 MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold
 CACHE_BYTES = 4 << 20
@@ -33,30 +33,27 @@ FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6  # TensorProto.DataType, onnx/onnx.proto
 TYPES: dict[Any, int] = {np.dtype(np.float32): FLOAT, np.dtype(np.uint8): UINT8, np.dtype(np.int8): INT8}
 
 
-def measure(threads: int | None = None, *, seconds: float = 3.0, width: int = WIDTH) -> Peaks:
+def measure(provider: Provider | None = None, *, seconds: float = 3.0, width: int = WIDTH) -> Peaks:
     """Read memory and multiply matrices as fast as this machine does, with the threads of the shared pool.
 
     Args:
-        threads: of the pool that all sessions of this process share; the first engine or session decides.
+        provider: what runs the products, and how many threads read; default: the best that this machine has.
         seconds: about how long it may take. Everything is measured a few times in any case.
         width: rows and columns of the weights' matrix.
     """
-    count = cpu.share_thread_pool(threads)
+    provider = provider or open_provider(AUTO)
+    count = provider.threads
     share = seconds / 5
     operations = 2 * ROWS * width * width
+    spare = machine.available_bytes() or MEMORY_BYTES
     return Peaks(
-        memory_gb_per_s=_read_gb_per_s(_buffer(), count, 1, share),
+        memory_gb_per_s=_read_gb_per_s(np.ones(min(MEMORY_BYTES, spare // 8) // 4, np.float32), count, 1, share),
         gemm_gflop_per_s={
-            name: operations / _best_s(_product(name, width), share) / 1e9 for name in ("float32", "int8", "int4")
+            name: operations / _best_s(_product(provider, name, width), share) / 1e9
+            for name in ("float32", "int8", "int4")
         },
         cache_gb_per_s=_read_gb_per_s(np.ones(CACHE_BYTES // 4, np.float32), count, CACHE_READS, share),
     )
-
-
-def _buffer() -> NDArray[np.float32]:
-    """Memory that no cache holds, as far as this machine has that much to spare."""
-    available = machine.available_bytes() or MEMORY_BYTES
-    return np.ones(min(MEMORY_BYTES, available // 8) // 4, np.float32)
 
 
 def _read_gb_per_s(buffer: NDArray[np.float32], threads: int, times: int, seconds: float) -> float:
@@ -86,7 +83,7 @@ def _best_s(run: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def _product(arithmetic: str, width: int) -> Callable[[], object]:
+def _product(provider: Provider, arithmetic: str, width: int) -> Callable[[], object]:
     """A run of a graph that multiplies ROWS x width with width x width weights."""
     rng = np.random.default_rng(0)
     if arithmetic == "float32":
@@ -105,12 +102,9 @@ def _product(arithmetic: str, width: int) -> Callable[[], object]:
         }
         numbers = {"K": width, "N": width, "bits": 4, "block_size": BLOCK, "accuracy_level": 4}
         model = _model("MatMulNBits", a, packed, FLOAT, domain="com.microsoft", **numbers)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = provider.open_model(model, f"a product in {arithmetic}")
     feeds = {"a": a}
-    return lambda: session.run(None, feeds)
+    return lambda: session.run(feeds)
 
 
 def _model(

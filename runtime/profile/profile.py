@@ -15,26 +15,18 @@ from pathlib import Path
 from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
-from edge.manifest import INT8, KV8_STEP, Manifest
-from edge.runtime.engine import Engine
-from edge.runtime.loading import kv_dtypes
-from edge.runtime.memory import release_freed
-from edge.runtime.memory_model import Demand, MemoryModel
-from edge.runtime.model import PREFILL_CHUNK
+from edge.manifest import FLOAT32, INT8, KV8_STEP, Manifest
+from edge.runtime.engine.engine import PREFILL_CHUNK
+from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.load import open_engine
+from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.profile import fresh, machine
 from edge.runtime.profile.drift import Canary, sustain
 from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
 from edge.runtime.profile.measure import Group, Job, Series, take_turns
-from edge.runtime.profile.record import (
-    FORMAT,
-    FORMAT_VERSION,
-    BundleInfo,
-    CurvePoint,
-    Load,
-    Memory,
-    Profile,
-)
+from edge.runtime.profile.record import FORMAT, FORMAT_VERSION, BundleInfo, CurvePoint, Load, Memory, Profile
 from edge.runtime.profile.subject import Subject, input_kind
+from edge.runtime.providers import AUTO, check_provider
 from edge.runtime.providers.instructions import lacking
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -61,7 +53,7 @@ class ProfileOptions:
         seconds: how long it may take, all in all; where a single round takes longer, it takes that.
         threads: threads to compute with; default: one per core, up to 8.
         context: most tokens in the KV cache; default: the bundle's, where that takes no more than half of the memory.
-        provider: where the graphs run; a name of `edge.runtime.profile.machine.PROVIDERS`.
+        provider: the execution provider that runs the graphs.
 
     Raises:
         InputError: a value out of its range, or a provider that there is not.
@@ -70,16 +62,14 @@ class ProfileOptions:
     seconds: float = 60.0
     threads: int | None = None
     context: int | None = None
-    provider: str = "cpu"
+    provider: str = AUTO
 
     def __post_init__(self) -> None:
         if not LEAST_SECONDS <= self.seconds < float("inf"):
             raise InputError(f"Measuring needs {LEAST_SECONDS:g} second or more, not {self.seconds:g}.")
         if self.context is not None and self.context < LEAST_CONTEXT:
             raise InputError(f"A profile needs a context of {LEAST_CONTEXT} tokens or more, not {self.context}.")
-        if self.provider not in machine.PROVIDERS:
-            known = ", ".join(machine.PROVIDERS)
-            raise InputError(f"There is no provider {self.provider!r} here; there is: {known}.")
+        check_provider(self.provider)
 
 
 def profile(
@@ -131,8 +121,7 @@ class _Run:
         load = self._load()
         memory = self._memory()
         self._say("opening")
-        engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads)
-        self._subject = Subject(engine, self._capacity)
+        self._subject = self._open(FLOAT32)
         self._energy = machine.Energy()
         self._subject.fill()
         self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
@@ -147,7 +136,7 @@ class _Run:
             producer=f"edge {__version__}",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._start, 3),
-            device=machine.describe(self._options.provider, engine.threads),
+            device=machine.describe(self._subject.engine.provider.name, self._subject.engine.threads),
             bundle=bundle_info(self._bundle),
             context=self._capacity,
             ttft=[job.result() for job in firsts],
@@ -160,6 +149,13 @@ class _Run:
             usage=[prefill_usage(firsts, self._energy), decoding],
             noise=self._canary.noise(None),  # of this engine's steps alone
         )
+
+    def _open(self, kv: str) -> Subject:
+        options = self._options
+        engine = open_engine(
+            self._bundle, context=self._capacity, threads=options.threads, provider=options.provider, kv=kv
+        )
+        return Subject(engine, self._capacity)
 
     def _say(self, what: str) -> None:
         done = time.monotonic() - self._start
@@ -255,10 +251,8 @@ class _Run:
         phase = "curve over int8"
         del self._subject
         gc.collect()  # engines and what they hold know each other
-        release_freed()
         self._say(f"cost {phase}")
-        engine = Engine(self._bundle, context=self._capacity, threads=self._options.threads, kv=INT8)
-        self._subject = Subject(engine, self._capacity)
+        self._subject = self._open(INT8)
         self._subject.fill(FEW)
         points = self._curve(phase, [size for size in SIZES if size <= KV8_STEP])
         if all(point.count >= LEAST_COUNT for point in points):

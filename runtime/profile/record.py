@@ -1,7 +1,7 @@
 """The profile document: what was measured of one bundle on one device, typed and versioned.
 
-docs/profile-format.md describes the same fields for people who write one elsewhere, such as on a phone. Times are in
-milliseconds, memory in bytes, ratios are fractions; a name ends in its unit.
+docs/reference/profile-format.md describes the same fields for people who write one elsewhere, such as on a phone. Times
+are in milliseconds, memory in bytes, ratios are fractions; a name ends in its unit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
-from edge.manifest import read_json, typed
+from edge.typed_json import read_json, typed
 
 FORMAT = "edge-profile"
 FORMAT_VERSION = 1
@@ -130,22 +130,24 @@ class Load:
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Resident bytes at one moment."""
+    """Resident bytes at one moment: private ones, and pages of files."""
 
     second: float
     phase: str  # "start", "import", "load", "prefill", "decode"
-    kinds: dict[str, int]  # bytes by kind: see docs/profile-format.md
+    kinds: dict[str, int]  # bytes by kind: see docs/reference/profile-format.md
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory of a fresh process that loads the bundle and answers once, against what was predicted."""
+    """Memory of a fresh process that loads the bundle and answers once, against what was predicted."""
 
-    peak_bytes: int | None  # of the whole process
-    steady_bytes: int | None  # while decoding
+    peak_bytes: int | None  # resident, of the whole process
+    steady_bytes: int | None  # resident, while decoding
+    peak_private_bytes: int | None = None  # that the system cannot take back: see `edge.runtime.memory.process.held`
+    steady_private_bytes: int | None = None
     prompt_tokens: int = 0
     capacity: int = 0  # of the KV cache, in tokens
-    predicted: dict[str, int] | None = None  # by kind, of the memory model at its peak
+    predicted: dict[str, int] | None = None  # private bytes by kind, of the memory model at its peak
     predicted_bytes: int | None = None  # their sum
     samples: list[MemorySample] = field(default_factory=list)
 

@@ -19,7 +19,6 @@ function figure(id, label, say, draw, rows) {
 
 function header() {
   const { bundle, device } = profile;
-  document.title = `${bundle.name} on ${device.name}`;
   $("#name").textContent = bundle.name;
   $("#created").textContent = profile.created.slice(0, 16).replace("T", " ");
   const facts = [
@@ -54,9 +53,9 @@ function facts() {
     fact("Next tokens", [number(row.tokens_per_s), "tokens/s"], `${time(row.time.p50_ms)} each behind ${count(row.context)}`);
   }
   if (sustained) fact("Long answers", [number(sustained.tokens_per_s), "tokens/s"], drift(sustained));
-  if (memory?.peak_bytes) {
-    const steady = memory.steady_bytes ? `${bytes(memory.steady_bytes).join(" ")} while decoding` : "of a fresh process";
-    fact("Peak memory", bytes(memory.peak_bytes), steady);
+  if (memory?.peak_private_bytes) {
+    const rss = memory.peak_bytes ? `private; RSS ${bytes(memory.peak_bytes).join(" ")}` : "private, of a fresh process";
+    fact("Peak memory", bytes(memory.peak_private_bytes), rss);
   }
   if (load) fact("Load", ms(load.warm.p50_ms), load.cold ? `${time(load.cold.p50_ms)} from a cold disk` : "files in the page cache");
   if (noise) {
@@ -254,14 +253,15 @@ function memory() {
   const kinds = [...new Set(samples.flatMap((sample) => Object.keys(sample.kinds)))];
   const fills = ["--a", "--b", "--c", "--d", "--e", "--f"];
   const fill = (i) => `var(${fills[i % fills.length]})`;
-  const names = { floor: "interpreter and libraries", weights: "weights, mapped", session: "packed weights and activations", kv: "KV cache", cross: "encoder’s output" };
+  const names = { floor: "interpreter and libraries", files: "pages of files, which the system can take back", weights: "weights, mapped", session: "packed weights and activations", kv: "KV cache", cross: "encoder’s output" };
   const name = (kind) => names[kind] ?? kind;
   const total = (sample) => Object.values(sample.kinds).reduce((sum, value) => sum + value, 0);
   const say = [`A fresh process that loads the bundle and answers once, to ${count(found.prompt_tokens)} ${INPUTS[profile.bundle.input] ?? "tokens"}.`];
-  if (found.peak_bytes) say.push(" Peak ", tag("b", {}, bytes(found.peak_bytes).join(" ")));
-  if (found.peak_bytes && found.predicted_bytes) say.push(`, predicted ${bytes(found.predicted_bytes).join(" ")} (${signed(found.predicted_bytes / found.peak_bytes - 1)})`);
-  if (found.peak_bytes) say.push(".");
-  const high = Math.max(found.peak_bytes ?? 0, found.predicted_bytes ?? 0, ...samples.map(total)) * 1.08;
+  const peak = found.peak_private_bytes;
+  if (peak) say.push(" Private memory peaks at ", tag("b", {}, bytes(peak).join(" ")));
+  if (peak && found.predicted_bytes) say.push(`, predicted ${bytes(found.predicted_bytes).join(" ")} (${signed(found.predicted_bytes / peak - 1)})`);
+  if (peak) say.push(".");
+  const high = Math.max(peak ?? 0, found.predicted_bytes ?? 0, ...samples.map(total)) * 1.08;
   const predicted = Object.entries(found.predicted ?? {});
   figure("memory", "Resident memory by kind over time", say, (svg, width) => {
     const end = samples[samples.length - 1].second;
@@ -286,7 +286,7 @@ function memory() {
       svg.append(shape("text", { class: "unit halo", x: x + 4, y: at.top - 2 }, sample.phase));
       free = x + sample.phase.length * 7 + 12;
     });
-    const marks = [["predicted", found.predicted_bytes], ["peak", found.peak_bytes]].filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
+    const marks = [["predicted", found.predicted_bytes], ["private peak", peak]].filter(([, value]) => value).sort((a, b) => b[1] - a[1]);
     for (const [, value] of marks) svg.append(shape("line", { class: "mark", x1: at.left, x2: at.right, y1: y(value), y2: y(value) }));
     const said = marks.map(([text, value]) => `${text} ${bytes(value).join(" ")}`);
     const close = marks.length > 1 && y(marks[1][1]) - y(marks[0][1]) < 20;  // one label then says both

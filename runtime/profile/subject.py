@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KV_DTYPES, Manifest
-from edge.runtime.answer import never
-from edge.runtime.encoder import Cross
-from edge.runtime.engine import Engine
-from edge.runtime.generate import generate
-from edge.runtime.model import PREFILL_CHUNK
-from edge.runtime.sampling import SamplingOptions, make_sampler
+from edge.runtime.decode.answer import never
+from edge.runtime.decode.loop import generate
+from edge.runtime.decode.sampling import SamplingOptions, make_sampler
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
 
 WRITTEN = 512  # rows that are really run, where the capacity allows; the others are copies of them
-SOURCE = 64  # source tokens behind which an encoder-decoder for text decodes: two or three sentences
+SOURCE = 64  # tokens of a text encoder's input: two or three sentences
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,9 @@ class Subject:
         self._written = 0  # rows that hold something
 
     @property
-    def input(self) -> str:
-        """What goes in: "prompt", "source" or "audio"; see `edge.runtime.profile.record.BundleInfo`."""
-        return input_kind(self._manifest)
-
-    @property
     def source_tokens(self) -> int | None:
         """Rows that the encoder hands to the decoder while `decode` and `step` are measured."""
-        encoder = self._manifest.encoder
-        if encoder is None:
-            return None
-        return encoder.max_length if encoder.input == "audio" else min(SOURCE, encoder.max_length)
+        return source_tokens(self._manifest)
 
     @property
     def audio_s(self) -> float | None:
@@ -70,22 +62,14 @@ class Subject:
 
     def first_token(self, tokens: int) -> FirstToken:
         """Take an input of so many tokens (of sound always a window) and generate the first token of the output."""
-        encoder, cross = self._manifest.encoder, None
-        chunk = PREFILL_CHUNK
-        if encoder is None:
-            prompt, start = self._tokens(tokens), time.perf_counter()
-        elif encoder.input == "audio":
-            prompt, samples, start = self._decoder_start(), self._samples(), time.perf_counter()
-            assert self.engine.encoder is not None
-            cross = self.engine.encoder.encode_audio(samples)
-        else:
-            prompt, ids, start = self._decoder_start(), self._tokens(tokens), time.perf_counter()
-            assert self.engine.encoder is not None
-            cross = self.engine.encoder.encode_text(ids)
+        source = self._source(tokens)
+        prompt = source if self.engine.encoder is None else self._decoder_start()
+        start = time.perf_counter()
+        cross = None if self.engine.encoder is None else self._encode(source)
         encoded = time.perf_counter()
         self._cross = self._cross or cross
         self._cache.reset(cross)
-        next(generate(self.engine, self._cache, prompt, self._sampler, chunk=chunk, interrupted=never))
+        next(generate(self.engine, self._cache, prompt, self._sampler, chunk=PREFILL_CHUNK, interrupted=never))
         end = time.perf_counter()
         self._written = max(self._written, self._cache.length)
         return FirstToken((end - start) * 1e3, None if cross is None else (encoded - start) * 1e3)
@@ -137,7 +121,7 @@ class Subject:
         decodes behind `source_tokens` rows."""
         rows = min(written, self.capacity)
         if self.source_tokens:
-            self._cross = self._encode(self.source_tokens)
+            self._cross = self._encode(self._source(self.source_tokens))
         self._cache.reset(self._cross)
         for start in range(0, rows, PREFILL_CHUNK):
             self.engine.step(self._cache, self._tokens(min(PREFILL_CHUNK, rows - start)))
@@ -163,19 +147,19 @@ class Subject:
                     buffer[:, :, start:end] = buffer[:, :, : end - start]
         self._written = max(have, upto)
 
-    def _encode(self, tokens: int) -> Cross:
-        assert self.engine.encoder is not None
-        if self._manifest.speech is not None:
-            return self.engine.encoder.encode_audio(self._samples())
-        return self.engine.encoder.encode_text(self._tokens(tokens))
+    def _source(self, tokens: int) -> NDArray[Any]:
+        """An encoder's input: so many tokens, or a window of noise."""
+        if self._manifest.speech is None:
+            return self._tokens(tokens)
+        return self._rng.normal(0, 0.1, self._manifest.speech.window_samples).astype(np.float32)
+
+    def _encode(self, source: NDArray[Any]) -> Cross:
+        encoder = self.engine.encoder
+        assert encoder is not None
+        return encoder.encode_text(source) if self._manifest.speech is None else encoder.encode_audio(source)
 
     def _tokens(self, count: int) -> NDArray[np.int64]:
         return self._rng.integers(0, self._manifest.dims.vocab_size, count, np.int64)
-
-    def _samples(self) -> NDArray[np.float32]:
-        """A window of noise."""
-        assert self._manifest.speech is not None
-        return self._rng.normal(0, 0.1, self._manifest.speech.window_samples).astype(np.float32)
 
     def _decoder_start(self) -> NDArray[np.int64]:
         """As many tokens as the decoder of an encoder-decoder begins with."""
@@ -185,6 +169,14 @@ class Subject:
         forced = self._manifest.generation is not None and self._manifest.generation.forced_bos is not None
         assert text is not None
         return self._tokens(max(1, len(text.decoder_start) + text.target_at_start + forced))
+
+
+def source_tokens(manifest: Manifest) -> int | None:
+    """Rows of an encoder's input that is measured; None where there is no encoder."""
+    encoder = manifest.encoder
+    if encoder is None:
+        return None
+    return encoder.max_length if encoder.input == "audio" else min(SOURCE, encoder.max_length)
 
 
 def input_kind(manifest: Manifest) -> str:

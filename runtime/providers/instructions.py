@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edge.manifest import Manifest
 
-ARM = platform.machine().lower() in ("aarch64", "arm64")
+MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+ARM = MACHINE == "aarch64"
 CPUINFO = Path("/proc/cpuinfo")
 # By architecture: the instructions that multiply 8-bit integers and add them up in 32 bits, and the flags of
 # /proc/cpuinfo any of which says that they are there.
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 def lacking() -> str | None:
     """What this processor lacks, as a sentence; None where it lacks nothing, or where the system does not tell (outside
     Linux)."""
-    name, flags = WANTED.get(platform.machine(), ("", ()))
+    name, flags = WANTED.get(MACHINE, ("", ()))
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -38,7 +39,7 @@ def lacking() -> str | None:
 def warn_of_overflow(manifest: Manifest) -> None:
     """Say so where a bundle of an older export may answer wrongly on this processor: its int8 products may overflow."""
     groups = [*manifest.groups, *(manifest.wide.groups if manifest.wide is not None else ())]
-    if any(group.method == UNSAFE for group in groups) and platform.machine() == SATURATING and lacking():
+    if any(group.method == UNSAFE for group in groups) and MACHINE == SATURATING and lacking():
         _log.warning(
             f"{manifest.name} was exported by an older edge, and this processor lacks VNNI: its int8 products may "
             "overflow here, and answers may be wrong. Export the model again."

@@ -1,24 +1,20 @@
-"""Layer skipping: policies, one file each, that say which segments of a decoder run in a step. See docs/skipping.md."""
+"""Layer skipping: policies, one file each: which segments of a decoder run in a step. See docs/guide/skipping.md."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from edge.errors import InputError
+from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.base import SkipPolicy
 
 OFF = "off"
-# How each policy is asked for. Its file has `make(bundle, setting)`, where the setting is what stands behind the colon.
-POLICIES = {
-    "unified": "unified:R",
-    "skipdecode": "skipdecode:MIN-MAX",
-    "first": "first[:threshold=P|:skip=N]",
-    "ffn": "ffn:R",
-}
+POLICIES = Registry(__name__, "skip policy")
+"""By name. A policy's file has `make(bundle, setting)`, where the setting is what stands after the colon. TRAITS: how
+it is `asked` for."""
 
 
 def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
@@ -31,11 +27,16 @@ def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
     if asked == OFF:
         return None
     name, _, setting = asked.partition(":")
-    policy: SkipPolicy = importlib.import_module(f"{__name__}.{name}").make(bundle, setting)
+    policy: SkipPolicy = POLICIES[name].load().make(bundle, setting)
     return policy
 
 
 def check_name(asked: str) -> None:
     """InputError where no policy has this name; its setting is read together with the bundle."""
     if asked != OFF and asked.partition(":")[0] not in POLICIES:
-        raise InputError(f"There is no skip policy {asked!r}; choose one of {OFF}, {', '.join(POLICIES.values())}.")
+        raise InputError(f"There is no skip policy {asked!r}; choose one of {OFF}, {', '.join(policy_names())}.")
+
+
+def policy_names() -> list[str]:
+    """All policies, as they are asked for."""
+    return [entry.traits["asked"] for entry in POLICIES.values()]

@@ -1,4 +1,4 @@
-"""The KV cache of a decoder that runs in groups: a layer holds rows only of the tokens that ran through it."""
+"""The KV cache of a decoder that runs in units: a layer holds rows only of the tokens that ran through it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KVLayout
-from edge.runtime.cache import KVCache
+from edge.runtime.engine.cache import KVCache
 
 if TYPE_CHECKING:
-    from edge.runtime.encoder import Cross
+    from edge.runtime.engine.encoder import Cross
+    from edge.runtime.providers.base import Provider
     from edge.runtime.skip.base import Route
 
 
@@ -29,70 +30,59 @@ class SegmentedCache(KVCache):
     """Keys and values whose layers may hold different tokens.
 
     `length` counts tokens. The rows of a layer stand without gaps, in the tokens' order: attention reads the first so
-    many, so that a token which a layer skipped is not there for it. All layers of a group hold the same tokens: `held`
-    [G] says how many, `ran` [G, rows] which, and `places` [G, rows] the position in the text of each row. `forced` is
+    many, so that a token which a layer skipped is not there for it. All layers of a unit hold the same tokens: `held`
+    [U] says how many, `last` [U] is one less, and `ran` [U, rows] says which. `counts` [2, U] is what sessions read of
+    the first two. `places` [U, rows] holds the position in the text of each row, where the graph reads it. `forced` is
     the route of the next steps, where somebody else than the policy chooses it.
 
-    layers: of each group.
+    layers: of each unit; none of a feed-forward block. placed: whether the graph reads `places`.
     """
 
     def __init__(
         self,
+        provider: Provider,
         layout: KVLayout,
         capacity: int,
         layers: Sequence[Sequence[int]],
         cross: Cross | None = None,
         spare: int = 0,
         exact: bool = False,
+        placed: bool = True,
     ) -> None:
-        super().__init__(layout, capacity, cross, spare, exact)
+        super().__init__(provider, layout, capacity, cross, spare, exact)
         self.layers = layers
         self.forced: Route | None = None
-        self.held = np.zeros(len(layers), np.int64)
+        self.counts = provider.allocate((2, len(layers)), np.int32)
+        self.held, self.last = self._counts = self.counts.array
+        self.last[:] = -1
         self.ran = np.zeros((len(layers), self.rows), bool)
-        self.places = np.zeros((len(layers), self.rows), np.int64)
-        # One token's entries through these: what numpy needs for an index array is out of the processor's caches.
-        self._one = self.held.data, self.ran.data, self.places.data
-        self._indices: dict[Route, NDArray[np.intp]] = {}
+        self.places = np.zeros((len(layers) if placed else 0, self.rows), np.int64)
+        self._runs: dict[Route, NDArray[np.int32]] = {}  # [U]: 1 for each unit that runs
         self._known = 0  # tokens that `ran` says something about
         self._alike = 0  # of these the first ones that ran as a prompt does
 
     def sync(self) -> None:
         """Follow `length`, which somebody may have lowered."""
         if self.length < self._known:
+            self._counts -= self.ran[:, self.length : self._known].sum(axis=1, dtype=np.int32)
             self._known = self.length
             self._alike = min(self._alike, self.length)
-            self.held[:] = np.count_nonzero(self.ran[:, : self.length], axis=1)
 
     def append(self, positions: NDArray[np.int64], route: Route, *, alike: bool) -> None:
-        """Tokens at `positions` [S] run through the groups of `route`; `alike`: as every token of a prompt does."""
-        size = len(positions)
-        start, end = self._known, self._known + size
+        """Tokens at `positions` [S] run through the units of `route`; `alike`: as every token of a prompt does."""
+        start, end = self._known, self._known + len(positions)
+        runs = self._runs.get(route)
+        if runs is None:
+            runs = self._runs[route] = np.zeros(len(self.held), np.int32)
+            runs[list(route)] = 1
         self.positions[start:end] = positions
-        if size == 1:
-            self._append_one(int(positions[0]), start, route)
-        else:
-            groups = self._indices.get(route)
-            if groups is None:
-                groups = self._indices[route] = np.array(route, np.intp)[:, None]
-            rows = self.held[groups]  # [groups, 1]
-            self.places[groups, rows + np.arange(size)] = positions
-            self.ran[:, start:end] = False
-            self.ran[groups, np.arange(start, end)] = True
-            self.held[groups] = rows + size
+        for unit in route if len(self.places) else ():
+            self.places[unit, self.held[unit] : self.held[unit] + len(positions)] = positions
+        self.ran[:, start:end] = runs[:, None]
+        self._counts += runs if len(positions) == 1 else runs * np.int32(len(positions))
         if alike and self._alike == start:
             self._alike = end
         self._known = self.length = end
-
-    def _append_one(self, position: int, start: int, route: Route) -> None:
-        held, ran, places = self._one
-        for group in range(len(held)):
-            ran[group, start] = False
-        for group in route:
-            ran[group, start] = True
-            row = held[group]
-            places[group, row] = position
-            held[group] = row + 1
 
     def put_aside(self, start: int) -> Aside:
         """A copy of the rows from `start` on, of a cache all of whose tokens ran through all layers."""
@@ -109,7 +99,8 @@ class SegmentedCache(KVCache):
             for buffer, kept in zip(buffers, rows, strict=True):
                 buffer[:, :, start:end] = kept
         self.ran[:, start:end] = True
-        self.held[:] = self._known = self.length = end
+        self._known = self.length = end
+        self.held[:], self.last[:] = end, end - 1
         self._alike = aside.alike
 
     @property
@@ -121,16 +112,17 @@ class SegmentedCache(KVCache):
     def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
         self.sync()
         keep = np.asarray(rows, np.intp)
-        for group, layers in enumerate(self.layers):
-            ran = self.ran[group, : self.length]
+        for unit, layers in enumerate(self.layers):
+            ran = self.ran[unit, : self.length]
             kept = ran[keep]
             moved = (np.cumsum(ran) - 1)[keep[kept]]
             for layer in layers:
-                for buffer in self.buffers[layer]:
-                    buffer[:, :, : len(moved)] = buffer[:, :, moved]
-            self.places[group, : len(moved)] = self.places[group, moved]
-            self.ran[group, : len(keep)] = kept
-            self.held[group] = len(moved)
+                for buffer in self.memory[layer]:
+                    self.provider.copy_rows(buffer, moved, 0)
+            if len(self.places):
+                self.places[unit, : len(moved)] = self.places[unit, moved]
+            self.ran[unit, : len(keep)] = kept
+            self.held[unit], self.last[unit] = len(moved), len(moved) - 1
         self.positions[: len(keep)] = self.positions[keep]
         in_place = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))
         self._known = self.length = len(keep)

@@ -1,68 +1,42 @@
-"""The engine of a decoder in segments: groups of them, of which a policy says which run."""
+"""The engine of a decoder in units, of which a policy says which run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.cache import KVCache
-from edge.runtime.encoder import Cross
-from edge.runtime.engine import Engine, Tree
-from edge.runtime.providers import cpu
-from edge.runtime.skip.base import Groups, Route, SkipPolicy
+from edge.manifest import SKIP
+from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine, Tree
+from edge.runtime.engine.variant import Variant
+from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.skip.base import Route, SkipPolicy, all_units
 from edge.runtime.skip.cache import SegmentedCache
-from edge.runtime.skip.join import join
-from edge.runtime.skip.step import SegmentsBound, SegmentStep
-from edge.runtime.step import KEPT_STEP, StepBuffers
-
-if TYPE_CHECKING:
-    from edge.runtime.plan import Plan
+from edge.runtime.skip.step import SegmentsBinding, SegmentStep
 
 
 class SegmentedEngine(Engine):
-    """An `Engine` that runs a bundle's segments in the place of its whole graph, as a policy says.
+    """An `Engine` that runs a bundle's graph `skip` instead of the whole one.
 
-    policy: which segments run together, and which of these groups run in each step. Other arguments as of `Engine`.
+    The variant's policy says which of its units run in each step.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        policy: SkipPolicy,
-        *,
-        context: int | None = None,
-        threads: int | None = None,
-        plan: Plan | None = None,
-        exact: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.groups: Groups = policy.groups
+    def __init__(self, bundle: Bundle, variant: Variant, provider: Provider | None = None) -> None:
+        assert variant.policy is not None
+        self.policy: SkipPolicy = variant.policy
         segments = bundle.manifest.segments
-        self._layers = [
-            [layer for i in group if segments[i].part != "feed_forward" for layer in segments[i].layers]
-            for group in self.groups
-        ]
-        self.everything: Route = tuple(range(len(self.groups)))
-        super().__init__(bundle, context=context, threads=threads, plan=plan, exact=exact)
-
-    def _open_decoder(self) -> set[str]:
-        name, graph = self._decoder()
-        self._session = cpu.open_model(self.bundle, graph, name)
-        return {value.name for value in self._session.get_inputs()}
-
-    def _decoder(self) -> tuple[str, bytes]:
-        segments = self.bundle.manifest.segments
-        groups = [[self.bundle.path(segments[i].path) for i in group] for group in self.groups]
-        return "the segments", join(groups, self.policy.optional, watched=self.policy.observes)
+        self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
+        self.everything = all_units(bundle)
+        super().__init__(bundle, dataclasses.replace(variant, role=SKIP), provider)
 
     @property
     def takes_several(self) -> bool:
-        return super().takes_several and not self.policy.observes
+        return super().takes_several and not self.policy.watched
 
     def steady(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
@@ -74,30 +48,28 @@ class SegmentedEngine(Engine):
         return cache
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
-        spare = int(self.exact)
-        return SegmentedCache(self.bundle.manifest.kv, rows, self._layers, cross, spare=spare, exact=self.exact)
+        spare, placed = int(self.exact), "key_positions.0" in self.session.inputs
+        kv = self.bundle.manifest.kv
+        return SegmentedCache(self.provider, kv, rows, self._layers, cross, spare, self.exact, placed)
 
-    def weight(self, group: int) -> float:
-        """How many layers a group is; a half counts half."""
-        segments = self.bundle.manifest.segments
-        halves = ("attention", "feed_forward")
-        return sum(len(segments[i].layers) / (1 + (segments[i].part in halves)) for i in self.groups[group])
+    def weight(self, unit: int) -> float:
+        """How many layers a unit is; a half counts half."""
+        segment = self.bundle.manifest.segments[unit]
+        return len(segment.layers) / (1 if segment.part in ("start", "layers", "end") else 2)
 
-    def leaving_out(self, segments: Collection[int]) -> Route:
-        """The route through all groups but those of `segments`, by their indices in the manifest.
+    def leaving_out(self, units: Collection[int]) -> Route:
+        """The route through all but these units, by their indices in the manifest's `segments`.
 
         Raises:
-            InputError: a group holds some of them and others too, or they are among those that always run.
+            InputError: they are among those that always run.
         """
-        route = tuple(g for g, group in enumerate(self.groups) if not set(group) <= set(segments))
-        always = {*self.everything}.difference(self.policy.optional) | {0, len(self.groups) - 1}
-        if not always <= set(route) or any(set(self.groups[g]) & set(segments) for g in route):
-            raise InputError(f"The segments {sorted(segments)} cannot be left out: they run together with others.")
-        return route
+        if not set(units) <= {*self.everything[1:-1]}:
+            raise InputError(f"The units {sorted(units)} cannot be left out: the first and the last one always run.")
+        return tuple(unit for unit in self.everything if unit not in units)
 
     @contextmanager
     def through(self, cache: KVCache, route: Route) -> Iterator[None]:
-        """The steps on `cache` inside run the groups of `route`; those on other caches what the policy chooses."""
+        """The steps on `cache` inside run the units of `route`; those on other caches what the policy chooses."""
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         cache.forced = route
         try:
@@ -105,36 +77,36 @@ class SegmentedEngine(Engine):
         finally:
             cache.forced = None
 
-    def _make_step(self, cache: KVCache, size: int, made: NDArray[Any]) -> SegmentStep:
+    def _make_step(self, cache: KVCache, size: int, made: Buffer) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         if size > KEPT_STEP:
-            return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), size, made)
+            return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), cache, size, made)
         kept = self._bound.setdefault(cache, {})
-        bound: SegmentsBound | None = kept.get(made.dtype.char)
+        bound: SegmentsBinding | None = kept.get(made.array.dtype.char)
         if bound is None:
-            bound = kept[made.dtype.char] = self._bind(cache, KEPT_STEP)
-        return SegmentStep(bound, size, made)
+            bound = kept[made.array.dtype.char] = self._bind(cache, KEPT_STEP)
+        return SegmentStep(bound, cache, size, made)
 
-    def _bind(self, cache: SegmentedCache, most: int, watched: bool = False) -> SegmentsBound:
-        hidden = self.bundle.manifest.dims.hidden_size if watched else None
-        return SegmentsBound(self._session, self._inputs, cache, most, hidden)
+    def _bind(self, cache: SegmentedCache, maximum: int, watched: bool = False) -> SegmentsBinding:
+        hidden = self.bundle.manifest.dims.hidden_size
+        return SegmentsBinding(self.session, cache, maximum, self.policy.watched if watched else (), hidden)
 
     def _observing(self, cache: SegmentedCache) -> bool:
         """Whether the policy wants to see the residual stream of the next step."""
-        return cache.forced is None and self.policy.observes and cache.length < cache.prompt
+        return cache.forced is None and bool(self.policy.watched) and cache.length < cache.prompt
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         assert isinstance(cache, SegmentedCache) and isinstance(step, SegmentStep)
-        policy, size = self.policy, step.tokens.shape[1]
+        policy, size = self.policy, step.size
         cache.sync()
         start, observing, free = cache.length, self._observing(cache), cache.forced is None
         route = cache.forced or policy.route(cache, size)
         alike = free and (policy.uniform or cache.length < cache.prompt)
-        cache.append(step.positions[0], route, alike=alike)
+        cache.append(step.positions, route, alike=alike)
         if not observing:
             step.run(cache, route, tree)
             return
         seen = step.bound if step.bound.watches else self._bind(cache, size, watched=True)
         step.run(cache, route, tree, seen)
-        for group in route[1:]:
-            policy.observe(cache, start, group, seen.stream_at(group))
+        for unit in policy.watched:
+            policy.observe(cache, start, unit, seen.stream_at(unit))

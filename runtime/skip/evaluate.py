@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.engine import Engine
-from edge.runtime.evaluate import CHUNK, EngineLogits, Progress, compare, pieces
+from edge.runtime.check.perplexity import CHUNK, EngineLogits, Progress, compare, pieces
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.variant import Variant
+from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers.base import Provider
 from edge.runtime.skip import OFF, make_policy
 from edge.runtime.skip.engine import SegmentedEngine
 
@@ -75,7 +78,7 @@ def measure(
     *,
     window: int,
     given: int,
-    threads: int | None = None,
+    provider: Provider | None = None,
     progress: Progress | None = None,
 ) -> list[SkipFigures]:
     """Figures of each policy of `skips` over windows [S] of a text, of which the first `given` tokens are a prompt.
@@ -86,13 +89,14 @@ def measure(
     if not 1 <= given <= window - 2 or all(len(text) < given + 2 for text in texts):
         raise InputError(f"A prompt of {given} tokens leaves nothing of windows of {window} to predict.")
     texts = [text for text in texts if len(text) >= given + 2]
+    provider = provider or open_provider(AUTO, manifest=bundle.manifest)
     policies = [make_policy(skip, bundle) for skip in skips]  # what is wrong with any is said before the first is run
-    whole = Engine(bundle, context=window, threads=threads)
+    whole = Engine(bundle, Variant(context=window), provider)
     found = []
     for i, (skip, policy) in enumerate(zip(skips, policies, strict=True)):
         if policy is None:
             raise InputError(f"{OFF} is what policies are measured beside; name a policy.")
-        engine = SegmentedEngine(bundle, policy, context=window, threads=threads)
+        engine = SegmentedEngine(bundle, Variant(context=window, policy=policy), provider)
 
         def advance(done: int, total: int, i: int = i) -> None:
             if progress is not None:

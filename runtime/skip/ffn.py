@@ -14,14 +14,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import grouped, middle, share
+from edge.runtime.skip.base import middle, share
 from edge.runtime.skip.prompt import PromptPolicy
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
 
-CHOICE = 1.5  # candidates for each block that is left out: more part the graph more often
+NAME = "ffn"
+HELP = "the share R of feed-forward blocks that change the prompt least"
+TRAITS = {"asked": "ffn:R"}
+
+CHOICE = 1.5  # candidates for each block that is left out
 
 
 class FeedForward(PromptPolicy):
@@ -31,15 +35,13 @@ class FeedForward(PromptPolicy):
         segments = bundle.manifest.segments
         blocks = [i for i, segment in enumerate(segments) if segment.part == "feed_forward"]
         self.count = min(count, len(blocks))
-        apart = [(blocks[place],) for place in candidates(len(blocks), self.count)]
-        groups = grouped(len(segments), apart)
-        super().__init__(groups, [groups.index(block) for block in apart])
-        self._places = {group: i for i, group in enumerate(self.candidates)}
-        # What the group before was about to read, of each conversation: prompts may be read at the same time.
+        chosen = [blocks[place] for place in candidates(len(blocks), self.count)]
+        super().__init__(bundle, chosen, watched=sorted({unit + i for unit in chosen for i in (0, 1)}))
+        # What the unit before was about to read, of each conversation: prompts may be read at the same time.
         self._read: WeakKeyDictionary[SegmentedCache, NDArray[np.float32]] = WeakKeyDictionary()
 
-    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
-        place = self._places.get(group - 1)
+    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
+        place = self.places.get(unit - 1)
         if place is not None:
             read = self._read[cache]
             norms = np.linalg.norm(read, axis=1) * np.linalg.norm(stream, axis=1)

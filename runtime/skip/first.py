@@ -13,12 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import BundleError, InputError
-from edge.runtime.skip.base import grouped, middle
+from edge.runtime.skip.base import middle
 from edge.runtime.skip.prompt import PromptPolicy
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
+
+NAME = "first"
+HELP = "the layers that routers, trained by edge tune, find the prompt does not need"
+TRAITS = {"asked": "first[:threshold=P|:skip=N]"}
 
 THRESHOLD = 0.5  # of the mean probability that a layer is needed
 EPSILON = 1e-6  # of the root mean square that a router divides the stream by
@@ -32,20 +36,15 @@ class First(PromptPolicy):
     """
 
     def __init__(self, bundle: Bundle, routers: NDArray[np.float32], threshold: float, skip: int | None) -> None:
-        segments = bundle.manifest.segments
-        units = [(i,) for i, segment in enumerate(segments) if segment.part == "layers"]
+        units = [i for i, segment in enumerate(bundle.manifest.segments) if segment.part == "layers"]
         routed = np.flatnonzero(np.isfinite(routers[:, -1]))
-        apart = [units[i] for i in routed]
-        groups = grouped(len(segments), apart)
-        super().__init__(groups, [groups.index(unit) for unit in apart])
+        candidates = [units[i] for i in routed]
+        super().__init__(bundle, candidates, watched=candidates)
         self._weights, self._bias = routers[routed, :-1], routers[routed, -1]
         self._threshold, self._skip = threshold, skip
-        self._places = {group: i for i, group in enumerate(self.candidates)}
 
-    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
-        place = self._places.get(group)
-        if place is None:
-            return
+    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
+        place = self.places[unit]
         scale = np.sqrt(np.mean(np.square(stream), axis=1) + EPSILON)  # [S]
         logits = stream @ self._weights[place] / scale + self._bias[place]
         self.scores(cache)[place, start : start + len(stream)] = 1 / (1 + np.exp(-logits))

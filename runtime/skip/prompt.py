@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import MANY, Groups, Route
+from edge.runtime.skip.base import MANY, Route, all_units
 
 if TYPE_CHECKING:
+    from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
 
 
@@ -21,15 +22,15 @@ class PromptPolicy:
     The prompt itself runs through everything. Scores of tokens stay as long as their rows do, so that a chat's next
     turn, which runs only what is new, decides by the whole conversation.
 
-    groups: all groups. candidates: those that may be left out, by their indices.
+    candidates: the units that may be left out. watched: see `SkipPolicy`.
     """
 
-    observes, uniform = True, False
+    uniform = False
 
-    def __init__(self, groups: Groups, candidates: Sequence[int]) -> None:
-        self.groups = groups
-        self.candidates = self.optional = list(candidates)
-        self._everything: Route = tuple(range(len(groups)))
+    def __init__(self, bundle: Bundle, candidates: Sequence[int], watched: Sequence[int]) -> None:
+        self.candidates, self.watched = list(candidates), watched
+        self.places = {unit: i for i, unit in enumerate(self.candidates)}
+        self._everything: Route = all_units(bundle)
         self._scores: WeakKeyDictionary[SegmentedCache, NDArray[np.float32]] = WeakKeyDictionary()
         self._routes: WeakKeyDictionary[SegmentedCache, Route] = WeakKeyDictionary()
 

@@ -7,7 +7,6 @@ The layers of a token are always among those of the tokens before it, so that no
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -15,22 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.skip.base import Groups, Route, grouped, middle, skippable
+from edge.runtime.skip.base import Route, all_units, middle, skippable
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
 
+NAME = "skipdecode"
+HELP = "fewer layers the further an answer gets, from MAX down to MIN"
+TRAITS = {"asked": "skipdecode:MIN-MAX"}
+
 HORIZON = 512  # tokens of an answer over which the layers fall from most to least
 WARM = 3  # one of so many of the least layers is a first one; the others are the last ones
-LEVELS = 8  # most steps in which the layers fall: each parts the graph once more
+LEVELS = 8  # most steps in which the layers fall
 
 
 class SkipDecode:
     """`most` layers for the prompt, then ever fewer, down to `least` after `HORIZON` tokens of the answer, or at the
     end of the cache where that comes first. First and last layer are counted."""
 
-    observes, uniform = False, False
+    watched, uniform = (), False
 
     def __init__(self, bundle: Bundle, least: int, most: int) -> None:
         segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
@@ -42,13 +45,10 @@ class SkipDecode:
         falling = bypassed[never : min((layers - least) // width, len(bypassed))]
         ends = level_ends(len(falling))
         self.levels = len(ends) - 1
-        apart = [tuple(i for unit in falling[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
-        self.groups: Groups = grouped(len(segments), apart, [i for unit in bypassed[:never] for i in unit])
-        self.optional = [self.groups.index(unit) for unit in apart]  # in the order that they are dropped
-        everything = range(len(self.groups))
-        self._routes = [
-            tuple(g for g in everything if g not in self.optional[:dropped]) for dropped in range(self.levels + 1)
-        ]
+        self._routes: list[Route] = []  # by the levels that are dropped
+        for end in ends:
+            out = {i for unit in bypassed[: never + end] for i in unit}
+            self._routes.append(tuple(i for i in all_units(bundle) if i not in out))
 
     def dropped(self, prompt: int, position: int, capacity: int) -> int:
         """How many levels the token at `position` leaves out, behind a prompt of `prompt` tokens."""
@@ -69,7 +69,7 @@ class SkipDecode:
         end = prompt + begins if begins <= last else cache.ends
         return max(1, min(end - place, cache.capacity - cache.length))
 
-    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
         pass
 
 

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import MANY, Groups, Route, grouped, middle, share, skippable
+from edge.runtime.skip.base import MANY, Route, all_units, middle, share, skippable
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.skip.cache import SegmentedCache
 
+NAME = "unified"
+HELP = "the same share R of the layers for every token, spread evenly"
+TRAITS = {"asked": "unified:R"}
+
 
 class Unified:
-    """Leaves out `ratio` of the decoder's layers. What stays is known before anything is loaded, and nothing else is
-    loaded."""
+    """Leaves out `ratio` of the decoder's layers."""
 
-    observes, uniform = False, True
-    optional = ()
+    watched, uniform = (), True
 
     def __init__(self, bundle: Bundle, ratio: float) -> None:
         segments = bundle.manifest.segments
@@ -32,10 +34,10 @@ class Unified:
         count = min(round(ratio * bundle.manifest.dims.num_layers / width), len(units))
         chosen = [units[i] for i in spread(count, len(units))]
         self.left_out = [i for unit in chosen for i in unit]
-        self.groups: Groups = grouped(len(segments), [], self.left_out)
+        self._route: Route = tuple(i for i in all_units(bundle) if i not in self.left_out)
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
-        return (0,)
+        return self._route
 
     def pace(self, cache: SegmentedCache) -> int:
         return 0
@@ -43,7 +45,7 @@ class Unified:
     def steady(self, cache: SegmentedCache) -> int:
         return MANY
 
-    def observe(self, cache: SegmentedCache, start: int, group: int, stream: NDArray[np.float32]) -> None:
+    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
         pass
 
 

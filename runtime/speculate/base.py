@@ -1,7 +1,8 @@
 """What a drafter is: it guesses how the text goes on, and the model checks its guess in one step.
 
-A drafter is one file beside this one, named as in `DRAFTERS`, with two functions: `nbytes(setting)`, the most memory it
-will ever take, known before anything is allocated, and `make(setting)`, the drafter.
+A drafter is one file in this folder that says its name, a line of help and its traits (see `edge.registry`), with two
+functions: `nbytes(setting)`, the most memory it will ever take, known before anything is allocated, and
+`make(setting)`, the drafter.
 
 It says nothing about how long a draft should be: the planner cuts it where the next token would cost more than it is
 expected to bring. For that every drafted token has a *grade*, a small number that says how good the evidence for it is
@@ -17,75 +18,39 @@ distribution that is 1 at x).
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from edge.errors import InputError
+from edge.registry import Registry
+from edge.runtime.decode.draft import Draft
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from edge.bundle import Bundle
-    from edge.runtime.cache import KVCache
-    from edge.runtime.engine import Engine
+    from edge.manifest import Manifest
+    from edge.registry import Entry
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
     from edge.runtime.skip.base import SkipPolicy
 
-DRAFTERS: dict[str, str] = {
-    "blend": "what lookup finds, weighed, and what the model most often says by the bundle's table",
-    "lookup": "what followed the same words earlier in prompt or answer",
-    "recycle": "what the model held likely when it last read the same token",
-    "trigram": "what most often followed the last two tokens",
-    "model=PATH": "what a smaller bundle with the same tokenizer says, whose path this is",
-    "self[=LAYERS]": "what the model says with some of its layers left out, over a bundle's segments",
-    "cascade": "lookup, then trigram, then recycle, where those before have nothing to say",
+DRAFTERS = Registry("edge.runtime.speculate", "drafter")
+"""By name. TRAITS: which kinds of bundles one `serves` (see `KINDS`), how it is `asked` for where its name is not all,
+whether it drafts `trees` where a step takes them, and whether it runs `segments` of the model."""
+KINDS = {
+    "decoder": "which has no encoder",
+    "text": "which turns one text into another",
+    "audio": "which transcribes sound",
 }
-"""Drafters as they are asked for, each a module of this package, and what they guess from."""
-BRANCHING = ("recycle", "cascade")  # those that draft trees where a step takes them
 AUTO, OFF = "auto", "off"  # the best that can be had, and none
 CHOSEN = "blend"  # what auto stands for
 # Most tokens of a step, the one before the draft included: what a memory budget chooses from.
 WIDTHS = (16, 8, 4, 2)
+EARLIER = 1500  # tokens of a transcription's earlier windows that drafts are made from
 LOGITS = 8 * 2**20  # bytes of the rows of logits of one step, at most
-
-
-class Draft(NamedTuple):
-    """Tokens that may come next.
-
-    tokens: a token stands behind its parent. grades: of each, an index into the drafter's `priors`. parents: of each,
-    the index of its parent in `tokens`, below its own, or -1 where it follows the text; None for a chain, in which each
-    token follows the one before.
-    """
-
-    tokens: Sequence[int]
-    grades: Sequence[int]
-    parents: Sequence[int] | None = None
-
-    def likeliest(self, chances: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-        """Up to so many nodes of a tree, the likeliest path first and each behind its parent, and of all nodes the
-        chance that its whole path holds. chances: by grade, that a token does where its parent did."""
-        assert self.parents is not None, "a chain has no order but its own"
-        holds = list[float]()
-        for parent, grade in zip(self.parents, self.grades, strict=True):
-            holds.append((holds[parent] if parent >= 0 else 1.0) * chances[grade])
-        # A node is never likelier than its parent, and of equals the parent has the smaller index.
-        return sorted(range(len(holds)), key=lambda node: (-holds[node], node))[:most], holds
-
-    def part(self, nodes: Sequence[int]) -> Draft:
-        """A tree's part of these nodes, in this order, in which each stands behind its parent."""
-        assert self.parents is not None, "a chain is cut by its length"
-        place = {node: i for i, node in enumerate(nodes)} | {-1: -1}
-        return Draft(
-            [self.tokens[node] for node in nodes],
-            [self.grades[node] for node in nodes],
-            [place[self.parents[node]] for node in nodes],
-        )
-
-
-NOTHING = Draft((), ())
 
 
 class Budget(NamedTuple):
@@ -103,28 +68,19 @@ class Budget(NamedTuple):
 class Drafter(Protocol):
     """Guesses how a text goes on. One drafter serves one model, text after text.
 
-    What it learns from one text and keeps for the next is its own business, within `nbytes`.
+    What it learns from one text and keeps for the next is its own business, within `nbytes`. priors: for each grade,
+    the chance that such a token is right where the one before it was. cost: what drafting a token takes, in the model's
+    own steps of one token, as far as it can be told before it was measured; 0 where it is next to nothing.
     """
 
-    @property
-    def name(self) -> str:
-        """As in `DRAFTERS`."""
+    name: str
+    priors: Sequence[float]
+    cost: float = 0.0
+    reads_logits: bool = False  # whether `verified` is to be called
 
-    @property
-    def priors(self) -> Sequence[float]:
-        """For each grade, the chance that such a token is right where the one before it was."""
-
-    @property
-    def cost(self) -> float:
-        """What drafting a token takes, in the model's own steps of one token, as far as it can be told before it was
-        measured; 0 where it is next to nothing."""
-
-    @property
-    def reads_logits(self) -> bool:
-        """Whether `verified` is to be called."""
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """A text begins with `tokens`: the prompt, which holds the earlier turns of a chat."""
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
+        """A text begins with `tokens`: the prompt, which holds the earlier turns of a chat. source: other tokens that
+        it may repeat: what an encoder read, or what was said before the prompt."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """The text goes on with `tokens`, drafted or not."""
@@ -136,25 +92,23 @@ class Drafter(Protocol):
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
         """The model ran `tokens` [S], those that turned out wrong too, and made these logits [S, V] of what follows
         each; they are overwritten by the next step."""
-
-
-@runtime_checkable
-class SharesCache(Protocol):
-    """A drafter that runs the model that verifies, over the same KV cache."""
+        return
 
     def share(self, cache: KVCache | None) -> None:
-        """The next text's cache, or None once that text has ended: nothing keeps its cache then. Whenever the drafter
-        is asked the cache holds all of the text but the last token, and does so again when it has answered."""
+        """The next text's cache, for a drafter that runs the model that verifies, or None once that text has ended:
+        nothing keeps its cache then. Whenever the drafter is asked the cache holds all of the text but the last token,
+        and does so again when it has answered."""
+        return
 
 
 @dataclass(frozen=True)
 class Setting:
     """What a drafter is made for.
 
-    bundle: of the model that verifies. context: most tokens of a text. argument: what stood behind ``=`` in its name,
-    as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs more than that
-    at its smallest raises InputError. engine: that verifies; None where only memory is asked for. files: whether
-    tables that the bundle brings along may be kept.
+    bundle: of the model that verifies. context: most tokens of a text and its source. argument: what stood behind ``=``
+    in its name, as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs
+    more than that at its smallest raises InputError. engine: that verifies; None where only memory is asked for.
+    files: whether tables that the bundle brings along may be kept.
     """
 
     bundle: Bundle
@@ -181,11 +135,19 @@ def widest_draft(vocab: int) -> int:
     return min(WIDTHS[0], max(WIDTHS[-1], LOGITS // (4 * vocab)))
 
 
-def table_bytes(name: str, bundle: Bundle, context: int, *, files: bool = True) -> int:
-    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens, with
-    the bundle's own tables or without."""
+def source_tokens(manifest: Manifest, limit: int = 0) -> int:
+    """Tokens besides a text's own that it may repeat: of what an encoder reads, at most `limit` where memory has room
+    for no more, or of a transcription's earlier windows."""
+    if manifest.encoder is None:
+        return 0
+    return EARLIER if manifest.encoder.input == "audio" else limit or manifest.encoder.max_length
+
+
+def table_bytes(name: str, bundle: Bundle, context: int, source: int = 0, *, files: bool = True) -> int:
+    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens and of an
+    encoder's input `source`, with the bundle's own tables or without."""
     module, argument = find(name)
-    return module.nbytes(Setting(bundle, context, argument, files=files))
+    return module.nbytes(Setting(bundle, context + source_tokens(bundle.manifest, source), argument, files=files))
 
 
 def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
@@ -195,35 +157,55 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
     Raises:
         InputError: there is no such drafter, or the bundle has no segments for it.
     """
-    if name in (AUTO, OFF) or bundle.manifest.encoder is not None:
+    if name in (AUTO, OFF):
         return None
-    word, argument = _parts(name)
-    if word != "self":
+    entry, argument = _parts(name)
+    if not entry.traits.get("segments"):
         return None
-    module = importlib.import_module("edge.runtime.speculate.self")
-    return cast("SkipPolicy", module.policy(bundle, argument))
+    return cast("SkipPolicy", entry.load().policy(bundle, argument))
 
 
-def check_argument(name: str, bundle: Bundle) -> None:
-    """Check a drafter, and what stands behind ``=`` in its name, as in ``model=PATH``, before anything is loaded.
+def chosen(name: str, bundle: Bundle) -> str:
+    """What drafts for a bundle where `name` is asked for: with ``auto``, nothing does for an encoder-decoder.
 
     Raises:
-        InputError: the drafter cannot be made of it for this bundle, or the bundle is an encoder-decoder.
+        InputError: there is no such drafter, or it does not serve the bundle.
+    """
+    manifest = bundle.manifest
+    if name == AUTO and manifest.encoder is not None:
+        return OFF
+    if name in (AUTO, OFF):
+        return name
+    entry, _ = _parts(name)
+    kind = "decoder" if manifest.encoder is None else manifest.encoder.input
+    serving = [each for each, other in DRAFTERS.items() if kind in other.traits["serves"]]
+    if entry.name not in serving:
+        raise InputError(
+            f"The drafter {entry.name} does not serve {manifest.name}, {KINDS[kind]}; choose {OFF} or one of "
+            f"{', '.join(serving)}."
+        )
+    return name
+
+
+def check_argument(name: str, bundle: Bundle) -> str:
+    """`chosen`, after a check of what stands behind ``=`` in the name, as in ``model=PATH``, before anything is loaded.
+
+    Raises:
+        InputError: see `chosen`; or the drafter cannot be made of it for this bundle.
         BundleError: it names no bundle, or a damaged one.
     """
-    if name in (AUTO, OFF):
-        return
-    if bundle.manifest.encoder is not None:
-        raise InputError(f"{bundle.manifest.name} is an encoder-decoder; leave out {name}, which drafts for decoders.")
-    if _parts(name)[1] is None:
-        return
-    module, argument = find(name)
-    module.nbytes(Setting(bundle, bundle.manifest.context, argument))
+    name = chosen(name, bundle)
+    if "=" in name:
+        module, argument = find(name)
+        module.nbytes(Setting(bundle, bundle.manifest.context, argument))
+    return name
 
 
 def branches(name: str, bundle: Bundle) -> bool:
     """Whether what ``auto`` or a drafter's name stands for drafts trees, and the bundle has a graph for them."""
-    return name in BRANCHING and any(graph.role == "tree" for graph in bundle.manifest.graphs)
+    if name == OFF or all(graph.role != "tree" for graph in bundle.manifest.graphs):
+        return False
+    return bool(_parts(CHOSEN if name == AUTO else name)[0].traits.get("trees"))
 
 
 def check_name(name: str) -> None:
@@ -238,18 +220,23 @@ def find(name: str) -> tuple[DrafterModule, str | None]:
     Raises:
         InputError: there is no such drafter, or it needs an argument, or takes none.
     """
-    word, argument = _parts(CHOSEN if name == AUTO else name)
-    return cast(DrafterModule, importlib.import_module(f"edge.runtime.speculate.{word}")), argument
+    entry, argument = _parts(CHOSEN if name == AUTO else name)
+    return cast(DrafterModule, entry.load()), argument
 
 
-def _parts(name: str) -> tuple[str, str | None]:
+def drafter_names() -> list[str]:
+    """All drafters, as they are asked for."""
+    return [entry.traits.get("asked", name) for name, entry in DRAFTERS.items()]
+
+
+def _parts(name: str) -> tuple[Entry, str | None]:
     word, sign, argument = name.partition("=")
-    takes = {re.split(r"\W", key)[0]: key for key in DRAFTERS}
-    if word not in takes:
-        raise InputError(f"There is no drafter {name!r}; there are {', '.join([AUTO, OFF, *DRAFTERS])}.")
-    key = takes[word]
-    if "=" in key and "[" not in key and not argument:
-        raise InputError(f"The drafter {word} needs to be told which; write it as in {key}.")
-    if sign and "=" not in key:
+    if word not in DRAFTERS:
+        raise InputError(f"There is no drafter {name!r}; there are {', '.join([AUTO, OFF, *drafter_names()])}.")
+    entry = DRAFTERS[word]
+    asked = entry.traits.get("asked", word)
+    if asked.startswith(f"{word}=") and not argument:
+        raise InputError(f"The drafter {word} needs to be told which; write it as in {asked}.")
+    if sign and asked == word:
         raise InputError(f"The drafter {word} takes nothing behind it; write {word} alone.")
-    return word, argument or None
+    return entry, argument or None

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate import lookup
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.successors import NONE, Successors, table_nbytes
+
+NAME = "blend"
+HELP = "what lookup finds, weighed, and what the model most often says by the bundle's table"
+TRAITS = {"serves": ("decoder", "text", "audio")}
 
 PLACE = lookup.PLACE + 3 * 2  # bytes for each token of the index: `lookup`'s and three counts' two slots
 SPREAD = lookup.SPREAD
@@ -72,13 +74,11 @@ def _with_table(setting: Setting, size: int) -> bool:
     return bool(table) and setting.files and (left is None or size * PLACE + table <= left)
 
 
-class Blend:
+class Blend(Drafter):
     """`lookup` over the last `size` tokens, a power of two, counts of what followed what in them, and a table."""
 
-    name = "blend"
+    name = NAME
     priors = PRIORS
-    cost = 0.0
-    reads_logits = False
 
     def __init__(self, size: int, table: Successors | None) -> None:
         self._lookup = lookup.Lookup(size)
@@ -93,9 +93,10 @@ class Blend:
         self._ones, self._pairs, self._triples = bytearray(slots), bytearray(slots), bytearray(slots)
         self._second = self._last = NONE  # of the text
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        self._lookup.begin(tokens)
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
+        self._lookup.begin(tokens, source)
         self._clear()
+        self._count(source)
         self._count(tokens)
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -195,9 +196,6 @@ class Blend:
         mask = 2 * self._size - 1
         count = self._pairs[((last * SPREAD ^ token) * SPREAD >> 12) & mask]
         return agreement(self._ones[(last * SPREAD >> 12) & mask], count)
-
-    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """Nothing is learnt from logits."""
 
 
 def agreement(seen: int, same: int) -> int:

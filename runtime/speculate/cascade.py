@@ -16,8 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate import lookup, recycle, trigram
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Drafter, DrafterModule, Setting
+from edge.runtime.speculate.base import Budget, Drafter, DrafterModule, Setting
+
+NAME = "cascade"
+HELP = "lookup, then trigram, then recycle, where those before have nothing to say"
+TRAITS = {"serves": ("decoder",), "trees": True}
 
 ENOUGH = 2  # tokens of a match that `lookup` is taken at its word for
 # What `recycle` is asked for here is what was not said before, and right less often than all that it can guess.
@@ -55,21 +60,20 @@ def _fitting(setting: Setting) -> Iterator[tuple[DrafterModule, Setting]]:
         yield module, each
 
 
-class Cascade:
+class Cascade(Drafter):
     """Drafters in turn; None in the place of one that there is no room for."""
 
-    name = "cascade"
+    name = NAME
     priors = (*lookup.PRIORS, *trigram.PRIORS, *REST, *recycle.PRIORS)
-    cost = 0.0
     reads_logits = True
 
     def __init__(self, first: Drafter | None, second: Drafter | None, third: Drafter | None) -> None:
         self._lookup, self._trigram, self._recycle = first, second, third
         self._all = [drafter for drafter in (first, second, third) if drafter is not None]
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         for drafter in self._all:
-            drafter.begin(tokens)
+            drafter.begin(tokens, source)
 
     def accept(self, tokens: Sequence[int]) -> None:
         for drafter in self._all:

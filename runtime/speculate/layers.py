@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge.errors import InputError
 from edge.runtime.skip import base as skip
@@ -38,28 +38,33 @@ FADING = 0.97  # of what is known of an exit, with each drafted token
 BELIEVED = 8.0  # drafted tokens that what is believed of an exit at first counts as
 
 
-class Choice(Protocol):
-    """Says which units a draft leaves out."""
+class Choice:
+    """Says which units a draft leaves out: the same ones always.
 
-    @property
-    def units(self) -> Sequence[Unit]:
-        """All that may be left out, in their order."""
+    units: all that may be left out, in their order.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.units = units
 
     @property
     def tries(self) -> bool:
         """Whether there is a set to be tried (`trial`)."""
+        return False
 
     def left_out(self, tokens: int) -> Sequence[Unit]:
         """The units that a draft of up to so many tokens leaves out."""
+        return self.units
 
     def trial(self) -> Sequence[Unit]:
         """A set of units to try on text that is there already."""
+        return self.units
 
     def tried(self, units: Sequence[Unit], right: float) -> None:
         """The set of a trial had this share of tokens right."""
 
     def drafted(self, units: Sequence[Unit], right: bool) -> None:
-        """A drafted token held where the one before it did, or did not."""
+        """A drafted token was right where the one before it was, or was not."""
 
 
 def choice(bundle: Bundle, setting: str | None) -> Choice:
@@ -78,13 +83,13 @@ def choice(bundle: Bundle, setting: str | None) -> Choice:
         ratio = skip.share(setting.partition(":")[2], "self=unified:0.2")
         width = len(segments[units[0][0]].layers)
         count = min(round(ratio * bundle.manifest.dims.num_layers / width), len(units))
-        return Fixed([units[i] for i in spread(count, len(units))])
+        return Choice([units[i] for i in spread(count, len(units))])
     if not re.fullmatch(r"\d+(,\d+)*", setting):
         raise InputError(
             f"{setting!r} does not say which layers draft; write self, self=exit, self=unified:0.4, or the layers that "
             "are left out, as in self=3,4,9."
         )
-    return Fixed(_holding(bundle, units, {int(layer) for layer in setting.split(",")}))
+    return Choice(_holding(bundle, units, {int(layer) for layer in setting.split(",")}))
 
 
 def _holding(bundle: Bundle, units: Sequence[Unit], layers: set[int]) -> list[Unit]:
@@ -108,28 +113,7 @@ def _pieces(units: Sequence[Unit], most: int) -> list[Unit]:
     return [tuple(i for unit in units[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
 
 
-class Fixed:
-    """The same units always."""
-
-    tries = False
-
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self.units = units
-
-    def left_out(self, tokens: int) -> Sequence[Unit]:
-        return self.units
-
-    def trial(self) -> Sequence[Unit]:
-        return self.units
-
-    def tried(self, units: Sequence[Unit], right: float) -> None:
-        """Nothing is to be learnt."""
-
-    def drafted(self, units: Sequence[Unit], right: bool) -> None:
-        """Nothing is to be learnt."""
-
-
-class Search:
+class Search(Choice):
     """The set that is right most often, of as many units as `LEFT_OUT` says.
 
     Xia et al. 2024, "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration": while the model
@@ -138,7 +122,7 @@ class Search:
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self.units = units
+        super().__init__(units)
         self._count = max(1, round(LEFT_OUT * len(units)))
         self._best: tuple[int, ...] = tuple(spread(self._count, len(units)))
         self._best_right = -1.0
@@ -171,11 +155,8 @@ class Search:
             self._since *= right == self._best_right
             self._best, self._best_right = self._trial, right
 
-    def drafted(self, units: Sequence[Unit], right: bool) -> None:
-        """Sets are judged by their trials, which all have the same length."""
 
-
-class Exits:
+class Exits(Choice):
     """Layers up to one of a few exits, then the last one and the head: the exit that is expected to bring the most
     tokens for the layers that run.
 
@@ -186,10 +167,8 @@ class Exits:
     layers: of the whole model.
     """
 
-    tries = False
-
     def __init__(self, units: Sequence[Unit], layers: int) -> None:
-        self.units = units
+        super().__init__(units)
         count = len(units)
         self._shares = [(2 + exit * (layers - 2) / count) / layers for exit in range(count)]  # of layers that run
         self._right = [BELIEVED * share**0.25 for share in self._shares]
@@ -211,12 +190,6 @@ class Exits:
                 if rate > best_rate:
                     best, best_rate = exit, rate
         return best
-
-    def trial(self) -> Sequence[Unit]:
-        return self.units
-
-    def tried(self, units: Sequence[Unit], right: float) -> None:
-        """There are no trials."""
 
     def drafted(self, units: Sequence[Unit], right: bool) -> None:
         exit = len(self.units) - len(units)

@@ -11,10 +11,12 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.speculate.base import Budget, Drafter, Setting
 
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+NAME = "lookup"
+HELP = "what followed the same words earlier in prompt or answer"
+TRAITS = {"serves": ("decoder", "text", "audio")}
 
 LONGEST = 15  # tokens compared; a longer match is graded like this one
 SETTLED = 4  # tokens of a match that is kept while it goes on; a shorter one is looked for anew
@@ -50,13 +52,11 @@ def index_size(setting: Setting, place: int = PLACE) -> int:
     return size
 
 
-class Lookup:
+class Lookup(Drafter):
     """An index of the last `size` tokens, a power of two."""
 
-    name = "lookup"
+    name = NAME
     priors = PRIORS
-    cost = 0.0
-    reads_logits = False
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -73,7 +73,8 @@ class Lookup:
         self._single = -1  # the place behind the last token's last occurrence
         self._place, self._length = -1, 0  # the place behind the match of the text's end, and the match's length
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
+        tokens = [*source, *tokens]
         self._clear()
         self._start = self._end = max(0, len(tokens) - self._size)  # those before would be overwritten at once
         self.accept(tokens[self._start :])
@@ -139,6 +140,3 @@ class Lookup:
         if not longest and self._single > start and kept[(self._single - 1) & mask] == kept[(end - 1) & mask]:
             best, longest = self._single, 1
         self._place, self._length = best, longest
-
-    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """Nothing is learnt from logits."""

@@ -17,13 +17,20 @@ from numpy.typing import NDArray
 
 from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.errors import InputError
-from edge.runtime.engine import Engine
-from edge.runtime.memory_model import Demand, MemoryModel
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
-from edge.runtime.text import Text
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.variant import Variant
+from edge.runtime.memory.footprint import Demand, MemoryModel
+from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.speculate.base import Budget, Drafter, Setting
+from edge.runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
-    from edge.runtime.cache import KVCache
+    from edge.runtime.engine.cache import KVCache
+
+NAME = "model"
+HELP = "what a smaller bundle with the same tokenizer says, whose path this is"
+TRAITS = {"serves": ("decoder",), "asked": "model=PATH"}
 
 CHUNK = 128  # prompt tokens of a step
 # Of the larger model's step: a model that takes less reads every prompt. Others read one when they are first asked, and
@@ -61,7 +68,8 @@ def make(setting: Setting) -> DraftModel:
     bundle.check_files_once()
     size, own = (sum(group.bytes for group in b.manifest.groups) for b in (setting.bundle, bundle))
     vocab = min(b.manifest.dims.vocab_size for b in (setting.bundle, bundle))
-    engine = Engine(bundle, context=_context(bundle, setting), threads=setting.threads)
+    provider = open_provider(AUTO, setting.threads) if setting.engine is None else setting.engine.provider
+    engine = Engine(bundle, Variant(context=_context(bundle, setting)), provider)
     return DraftModel(engine, vocab, own / size)
 
 
@@ -110,7 +118,7 @@ def _compare(bundle: Bundle, other: Bundle) -> None:
             )
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A model that drafts.
 
     Args:
@@ -119,9 +127,8 @@ class DraftModel:
         cost: of one of its steps, in steps of the larger model.
     """
 
-    name = "model"
+    name = NAME
     priors = PRIORS
-    reads_logits = False
 
     def __init__(self, engine: Engine, vocab: int, cost: float) -> None:
         self.cost = cost
@@ -133,7 +140,7 @@ class DraftModel:
         self._right = 0  # tokens held that the text begins with
         self._readable = True  # whether this model knows all of the text's tokens: its vocabulary may be padded less
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         self._length = self._right = 0
         self._readable = True
         self.accept(tokens)
@@ -194,6 +201,3 @@ class DraftModel:
         known = logits[: self._vocab]
         token = int(known.argmax())
         return token, 1 / float(np.exp(known - known[token]).sum())
-
-    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """Nothing is learnt from logits."""

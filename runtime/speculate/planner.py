@@ -13,7 +13,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge.runtime.speculate.base import NOTHING, Budget, Draft
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.speculate.base import Budget
 
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve

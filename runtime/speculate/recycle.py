@@ -23,11 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import BundleError, InputError
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting, branches
-from edge.runtime.step import KEPT_STEP
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.engine.binding import KEPT_STEP
+from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
+
+NAME = "recycle"
+HELP = "what the model held likely when it last read the same token"
+TRAITS = {"serves": ("decoder",), "trees": True}
 
 SEED = "recycle.bin"
 CANDIDATES = 8  # of each token; the paper's number
@@ -88,12 +93,11 @@ def _dtype(vocab: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
 
 
-class Recycle:
+class Recycle(Drafter):
     """The matrix of a vocabulary, with so many candidates for each token."""
 
-    name = "recycle"
+    name = NAME
     priors = PRIORS
-    cost = 0.0
     reads_logits = True
 
     def __init__(self, vocab: int, candidates: int) -> None:
@@ -109,7 +113,7 @@ class Recycle:
         self._next[tokens, count:] = candidates[:, :1]
         self._sure[tokens] = 1 + LEVELS + sure
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         """The matrix serves every text."""
 
     def accept(self, tokens: Sequence[int]) -> None:

@@ -5,7 +5,7 @@ layers, `edge.runtime.speculate.layers` says. Drafting runs on the answer's own 
 rows that the whole model wrote, and write rows of drafted tokens behind them, which are dropped before the draft is
 checked. The step that checks it runs all layers over the same places, so that no row of a draft is ever read by it.
 
-The engine is one over the bundle's segments, cut where drafts leave layers out.
+The engine is one over the bundle's graph `skip`, in units that drafts leave out.
 """
 
 from __future__ import annotations
@@ -15,37 +15,40 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.generate import reader
-from edge.runtime.memory_model import GRAPH
-from edge.runtime.sampling import greedy
-from edge.runtime.skip.apart import Apart
+from edge.manifest import SKIP
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.loop import reader
+from edge.runtime.decode.sampling import greedy
+from edge.runtime.memory.footprint import GRAPH
+from edge.runtime.skip.all_layers import AllLayers
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import BOUNDS, PRIORS
 
 if TYPE_CHECKING:
-    from edge.runtime.cache import KVCache
+    from edge.runtime.engine.cache import KVCache
 
+NAME = "self"
+HELP = "what the model says with some of its layers left out, over a bundle's segments"
+TRAITS = {"serves": ("decoder",), "asked": "self[=LAYERS]", "segments": True}
 
-PART = 2**18  # bytes of each further part of the graph: thirty parts of SmolLM2 had 175 kB each beside the whole one
+PART = 2**18  # bytes of each branch of the graph: thirty of SmolLM2 had 175 kB each beside the whole one
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes that the segments' graph takes beyond the whole one, and of the rows that a trial of other layers puts
+    """Bytes that the graph of all units takes beyond the whole one, and of the rows that a trial of other layers puts
     aside."""
-    bundle, manifest = setting.bundle, setting.bundle.manifest
-    apart = policy(bundle, setting.argument)
+    policy(setting.bundle, setting.argument)  # or what is wrong with it, in a sentence
+    manifest = setting.bundle.manifest
     sizes = {file.path: file.size for file in manifest.files}
-    files = sum(sizes[manifest.segments[i].path] for group in apart.groups for i in group)
-    graph = (len(apart.groups) - 1) * PART + GRAPH * max(0, files - sizes[manifest.graph("decoder").path])
-    return graph + WINDOW * manifest.kv.bytes_per_token
+    more = max(0, sizes[manifest.graph(SKIP).path] - sizes[manifest.graph("decoder").path])
+    return (len(manifest.segments) - 1) * PART + GRAPH * more + WINDOW * manifest.kv.bytes_per_token
 
 
 def make(setting: Setting) -> SelfDraft:
@@ -61,28 +64,27 @@ def make(setting: Setting) -> SelfDraft:
             "lookup, or a larger budget."
         )
     engine, chosen = setting.engine, choice(setting.bundle, setting.argument)
-    wanted = policy(setting.bundle, setting.argument).groups
-    if not isinstance(engine, SegmentedEngine) or engine.groups != wanted:
+    if not isinstance(engine, SegmentedEngine) or not isinstance(engine.policy, AllLayers):
         raise InputError("The drafter self runs parts of the model; load the bundle with speculate='self'.")
     return SelfDraft(engine, chosen)
 
 
-def policy(bundle: Bundle, setting: str | None) -> Apart:
-    """How the bundle's segments stand apart for drafts.
+def policy(bundle: Bundle, setting: str | None) -> AllLayers:
+    """What runs where no draft leaves anything out.
 
     Raises:
         InputError: the bundle has no segments of whole layers, or the setting is not understood.
     """
     middle(bundle, parts=("layers", "attention"), what="self")
-    return Apart(bundle, choice(bundle, setting).units)
+    choice(bundle, setting)
+    return AllLayers(bundle)
 
 
-class SelfDraft:
+class SelfDraft(Drafter):
     """Drafts with the layers that `chosen` leaves."""
 
-    name = "self"
+    name = NAME
     priors = PRIORS
-    reads_logits = False
 
     def __init__(self, engine: SegmentedEngine, chosen: Choice) -> None:
         self._engine = engine
@@ -95,20 +97,15 @@ class SelfDraft:
         groups = {group.name: group.bytes for group in engine.bundle.manifest.groups}
         head = groups.get("head", max((size for name, size in groups.items() if "embedding" in name), default=0))
         body = sum(size for name, size in groups.items() if not name.endswith(("embedding", "head", "norm")))
-        left = sum(engine.weight(g) for g in parts) - sum(engine.weight(g) for g in self._left_out(1))
+        left = sum(engine.weight(u) for u in parts) - sum(engine.weight(u) for unit in chosen.left_out(1) for u in unit)
         self.cost = (head + body * left / layers) / (head + body)
-
-    def _left_out(self, tokens: int) -> set[int]:
-        """The groups that a draft leaves out."""
-        out = {i for unit in self._choice.left_out(tokens) for i in unit}
-        return {g for g, group in enumerate(self._engine.groups) if set(group) <= out}
 
     def share(self, cache: KVCache | None) -> None:
         """The next text's cache, which drafting uses as well; None where that text has ended."""
         assert cache is None or isinstance(cache, SegmentedCache)
         self._cache = cache
 
-    def begin(self, tokens: Sequence[int]) -> None:
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         self._drafted = ((), ())
         self._answer = self._tried_at = len(tokens)
 
@@ -164,6 +161,3 @@ class SelfDraft:
         finally:
             cache.put_back(start, kept)
         self._choice.tried(units, float(right.mean()))
-
-    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """Nothing is learnt from logits."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.errors import InputError
-from edge.runtime.speculate.base import NOTHING, Budget, Draft, Setting
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.speculate.base import Budget, Drafter, Setting
+
+NAME = "trigram"
+HELP = "what most often followed the last two tokens"
+TRAITS = {"serves": ("decoder", "text", "audio")}
 
 SLOTS = 2**14
 SMALLEST = 2**8
@@ -62,13 +64,11 @@ def _slots(setting: Setting) -> int:
     return slots
 
 
-class Trigram:
+class Trigram(Drafter):
     """Counts of what followed pairs of tokens, in `slots` slots, a power of two, for texts of up to `context`."""
 
-    name = "trigram"
+    name = NAME
     priors = PRIORS
-    cost = 0.0
-    reads_logits = False
 
     def __init__(self, slots: int, context: int) -> None:
         self._mask = slots - 1
@@ -78,8 +78,8 @@ class Trigram:
         self._text = array("i", bytes(TOKEN * context))
         self._length = 0
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        kept, text = 0, self._text
+    def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
+        tokens, kept, text = [*source, *tokens], 0, self._text
         for token in tokens[: self._length]:
             if text[kept] != token:
                 break
@@ -147,6 +147,3 @@ class Trigram:
             tokens.append(second)
             grades.append(SHARES * COUNTS[count] + share)
         return Draft(tokens, grades) if tokens else NOTHING
-
-    def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """Nothing is learnt from logits."""

@@ -10,20 +10,26 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.beam import BeamOptions, beam_search, never, new_cache
-from edge.runtime.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.decode.beam import BeamOptions, beam_search, never, new_cache
+from edge.runtime.decode.logits_processors import ProcessedSampler
+from edge.runtime.decode.loop import PLAIN, Drafts, decode
+from edge.runtime.decode.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.memory.process import held
+from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speech.rules import speech_rules
 
 if TYPE_CHECKING:
-    from edge.runtime.cache import KVCache
-    from edge.runtime.encoder import Cross
-    from edge.runtime.engine import Engine
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.encoder import Cross
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.speculate.speculation import Figures, Speculation
     from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and a tenth of their time less
@@ -94,9 +100,12 @@ class Decoder:
     Args:
         engine: of a bundle whose manifest has `speech`.
         text: what decodes its tokens.
+        speculation: what drafts, where anything does.
     """
 
-    def __init__(self, engine: Engine, text: Spoken, options: DecodingOptions) -> None:
+    def __init__(
+        self, engine: Engine, text: Spoken, options: DecodingOptions, speculation: Speculation | None = None
+    ) -> None:
         manifest = engine.bundle.manifest
         assert manifest.speech is not None
         if engine.exact and options.beams > 1:
@@ -111,9 +120,10 @@ class Decoder:
         }
         vocab = manifest.dims.vocab_size
         self._first = np.empty(vocab, np.float32)  # logits behind the prompt
-        self._scores = np.empty((1, vocab), np.float32)
         self._work = np.empty(vocab, np.float32)
-        self._text_so_far = np.empty((1, self._context + 1), np.int64)  # the last token is not run
+        self._speculation = speculation
+        self._said = list[int]()  # tokens of all decodings so far, the latest ones
+        self.speculated: Figures | None = None  # what drafts did, in all windows
 
     def hear(self, samples: NDArray[np.float32]) -> None:
         """Encode a window of up to `window_samples` samples [N]; what follows is about this window."""
@@ -122,6 +132,7 @@ class Decoder:
         if self._cache is None:
             self._cache = self._new_cache(self._cross)
         self._cache.reset(self._cross)
+        held()  # the peak: what the encoder made is gone when the last window was heard
 
     def _new_cache(self, cross: Cross) -> KVCache:
         if self._options.beams == 1:
@@ -143,10 +154,11 @@ class Decoder:
         decoded = None
         for temperature in self._options.temperatures:
             beams = temperature == 0 and self._options.beams > 1
-            generated = self._search(prompt) if beams else self._sample(prompt, self._choosers[temperature])
+            generated = self._search(prompt) if beams else self._sample(prompt, temperature)
             if generated is None:
                 return None
             tokens, logprob = generated
+            self._said = [*self._said, *tokens][-EARLIER:]
             text = self._text.decode([token for token in tokens if token < self._end]).strip()
             decoded = Decoded(tokens, text, logprob / (len(tokens) + 1), no_speech_prob, temperature)
             if not self._failed(decoded):
@@ -191,30 +203,30 @@ class Decoder:
         """How many tokens are generated at most; the last one need not have a position, as it is not run."""
         return min(self._context // 2, self._context - len(prompt) + 1)
 
-    def _sample(self, prompt: Sequence[int], choose: Sampler) -> tuple[list[int], float] | None:
-        """Tokens behind the prompt that was run, one by one, without the end token, and the sum of their log
-        probabilities, the end token's included; None where it was interrupted."""
-        engine, cache, interrupted = self._engine, self._heard(), self._options.interrupted
-        begin, most = len(prompt), self._most(prompt)
-        rules = speech_rules(self._speech, self._end, begin)
-        text = self._text_so_far
-        text[0, :begin] = prompt
-        cache.truncate(begin)
-        logprob, logits, scores = 0.0, self._first, self._scores[0]
-        for length in range(begin, begin + most):
-            if length > begin:
-                logits = engine.step(cache, text[0, length - 1 : length])[-1]
-            scores[:] = logits
-            for rule in rules:
-                rule(text[:, :length], self._scores)
-            token = choose(scores)
-            logprob += _log_probability(scores, token, self._work)
+    def _sample(self, prompt: Sequence[int], temperature: float) -> tuple[list[int], float] | None:
+        """Tokens behind the prompt that was run, without the end token, and the sum of their log probabilities, the end
+        token's included; None where it was interrupted."""
+        cache, most = self._heard(), self._most(prompt)
+        chosen = Scored(self._choosers[temperature], self._work)
+        sampler = ProcessedSampler(speech_rules(self._speech, self._end, len(prompt)), chosen, prompt)
+        cache.truncate(len(prompt))
+        first, tokens = sampler(self._first), list[int]()
+        drafts = self._drafts(prompt, most, temperature > 0)
+        following = decode(self._engine, cache, first, sampler, drafts, self._options.interrupted)
+        for token in islice(chain([first], following), most):
             if token == self._end:
-                return text[0, begin:length].tolist(), logprob
-            text[0, length] = token
-            if interrupted():
-                return None
-        return text[0, begin : begin + most].tolist(), logprob
+                return tokens, chosen.log_probability
+            tokens.append(token)
+        return (tokens, chosen.log_probability) if len(tokens) == most else None
+
+    def _drafts(self, prompt: Sequence[int], most: int, drawn: bool) -> Drafts:
+        """From the prompt, and from what was made of the windows so far and of this one at other temperatures."""
+        if self._speculation is None:
+            return PLAIN
+        ends, source, figures = frozenset([self._end]), self._said, self.speculated
+        drafts = self._speculation.drafts(prompt, most, ends=ends, drawn=drawn, source=source, figures=figures)
+        self.speculated = drafts.figures
+        return drafts
 
     def _search(self, prompt: Sequence[int]) -> tuple[list[int], float] | None:
         """What `_sample` gives, by beam search."""
@@ -227,6 +239,22 @@ class Decoder:
             return None
         tokens = found.token_ids
         return (tokens[:-1] if tokens[-1] == self._end else tokens), found.log_probability
+
+
+class Scored:
+    """Chooses as another sampler does, and sums the log probabilities of what it chose.
+
+    work: [V], overwritten.
+    """
+
+    def __init__(self, sampler: Sampler, work: NDArray[np.float32]) -> None:
+        self._sampler, self._work = sampler, work
+        self.log_probability = 0.0
+
+    def __call__(self, scores: NDArray[np.float32]) -> int:
+        token = self._sampler(scores)
+        self.log_probability += _log_probability(scores, token, self._work)
+        return token
 
 
 def _log_probability(scores: NDArray[np.float32], token: int, work: NDArray[np.float32]) -> float:

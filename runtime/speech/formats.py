@@ -8,27 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Protocol
 
 from edge.runtime.speech.segments import Segment
 from edge.runtime.speech.transcribe import Transcript
 
 
-class Format(Protocol):
-    """`begin`, then `segment` for each, counted from 1, then `end`, whose transcript has its segments where
-    `needs_segments` is true."""
-
-    needs_segments: bool
-
-    def begin(self) -> str: ...
-
-    def segment(self, number: int, segment: Segment) -> str: ...
-
-    def end(self, transcript: Transcript) -> str: ...
-
-
-class _Plain:
-    """One line per segment."""
+class Format:
+    """Plain text, one line per segment: `begin`, then `segment` for each, counted from 1, then `end`, whose transcript
+    has its segments where `needs_segments` is true."""
 
     needs_segments = False
 
@@ -42,14 +29,14 @@ class _Plain:
         return ""
 
 
-class _Times(_Plain):
+class _Times(Format):
     """One line per segment, with when it begins and ends."""
 
     def segment(self, number: int, segment: Segment) -> str:
         return f"[{clock(segment.start)} --> {clock(segment.end)}] {_line(segment)}\n"
 
 
-class _Srt(_Plain):
+class _Srt(Format):
     """SubRip: hours always, a comma before milliseconds."""
 
     def segment(self, number: int, segment: Segment) -> str:
@@ -57,7 +44,7 @@ class _Srt(_Plain):
         return f"{number}\n{start} --> {end}\n{_subtitle(segment)}\n\n"
 
 
-class _Vtt(_Plain):
+class _Vtt(Format):
     """WebVTT (W3C)."""
 
     def begin(self) -> str:
@@ -68,7 +55,7 @@ class _Vtt(_Plain):
         return f"{clock(segment.start)} --> {clock(segment.end)}\n{escaped}\n\n"
 
 
-class _Json:
+class _Json(Format):
     """One object: `segments` with everything known about each, then `text`, `language`, `duration`, `complete`."""
 
     needs_segments = True
@@ -91,7 +78,7 @@ class _Json:
         return f"\n], {json.dumps(rest, ensure_ascii=False)[1:]}\n"
 
 
-FORMATS: dict[str, Format] = {"text": _Plain(), "times": _Times(), "srt": _Srt(), "vtt": _Vtt(), "json": _Json()}
+FORMATS: dict[str, Format] = {"text": Format(), "times": _Times(), "srt": _Srt(), "vtt": _Vtt(), "json": _Json()}
 
 
 def clock(seconds: float, *, hours: bool = False, mark: str = ".") -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import Speech
-from edge.runtime.processors import Processor, Suppress
+from edge.runtime.decode.logits_processors import Processor, Suppress
 
 FORBIDDEN = np.float32(-np.inf)
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Speech
-from edge.runtime.engine import Engine
-from edge.runtime.loading import Background
-from edge.runtime.memory import release_freed
+from edge.runtime.background import Background
+from edge.runtime.engine.engine import Engine
+from edge.runtime.loaded import Loaded
+from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
 from edge.runtime.speech.live import Recording
@@ -71,28 +72,24 @@ class Transcript:
     complete: bool
 
 
-class Transcriber:
+class Transcriber(Loaded):
     """A speech bundle in memory. `edge.load` makes one.
 
     Args:
         bundle: the opened bundle, whose manifest has `speech`.
         engine: the engine over it, which may still be loading.
         text: what decodes its tokens.
+        speculate: what drafts tokens that are verified several in a step: ``off`` or a drafter's name.
+
+    Raises:
+        InputError: the drafter does not serve the bundle.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], text: Spoken) -> None:
-        self.bundle = bundle
+    def __init__(
+        self, bundle: Bundle, engine: Engine | Background[Engine], text: Spoken, *, speculate: str = OFF
+    ) -> None:
+        super().__init__(bundle, engine, speculate)
         self.text = text
-        self._engine = engine
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, as soon as it has loaded."""
-        engine = self._engine
-        if isinstance(engine, Background):
-            self._engine = engine = engine.result()
-            release_freed()  # what reading the vocabulary and the graphs took
-        return engine
 
     @property
     def speech(self) -> Speech:
@@ -121,6 +118,10 @@ class Transcriber:
             MissingExtraError: the file's format or rate needs a library that is not installed.
         """
         options = options or TranscribeOptions()
+        if options.beams > 1 and self._speculate != OFF:
+            raise InputError(
+                f"The drafter {self._speculate} drafts one text at a time; leave it out, or ask for one beam."
+            )
         check_speech_options(self.speech, options)
         if isinstance(sound, np.ndarray):
             sound = from_samples(sound, self.speech.sample_rate)
@@ -150,12 +151,19 @@ class Transcription(Iterator[Segment]):
                 return not recording.waiting() and ends_in_pause(held, rate)
 
         self._windows = Windows(audio.blocks, self._speech.window_samples, enough)
+        self._decoder: Decoder | None = None
         self._segments = self._run()
 
     @property
     def position(self) -> float:
         """Seconds that were heard so far."""
         return self._windows.position / self._speech.sample_rate
+
+    @property
+    def speculation(self) -> dict[str, Any] | None:
+        """What drafts did so far, as in `edge.Result`; None where there were none."""
+        figures = None if self._decoder is None else self._decoder.speculated
+        return None if figures is None else figures.summary()
 
     def __next__(self) -> Segment:
         return next(self._segments)
@@ -168,7 +176,7 @@ class Transcription(Iterator[Segment]):
 
     def _run(self) -> Iterator[Segment]:
         options, speech, windows = self._options, self._speech, self._windows
-        decoder = Decoder(self._model.engine, self._model.text, options)
+        decoder = self._decoder = Decoder(self._model.engine, self._model.text, options, self._model.speculation)
         tick = speech.sample_rate // speech.frames_per_second
         said: list[int] = []  # tokens of earlier windows, for the next one's prompt
         while not options.interrupted():

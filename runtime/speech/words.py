@@ -13,7 +13,7 @@ from edge.errors import BundleError
 
 
 class Spoken(Protocol):
-    """Turns token ids into text; special tokens have none. `edge.runtime.text.Text` is another one."""
+    """Turns token ids into text; special tokens have none. `edge.runtime.text.tokenizer.Text` is another one."""
 
     @property
     def eos(self) -> frozenset[int]: ...
@@ -41,7 +41,7 @@ def spoken(bundle: Bundle) -> Spoken:
         reason = e.strerror if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
         advice = "export or copy the bundle again"
         raise BundleError(f"{path} cannot be read as a tokenizer ({reason}); {advice}.") from None
-    from edge.runtime.text import Text
+    from edge.runtime.text.tokenizer import Text
 
     return Text(bundle)
 

@@ -1,34 +1,46 @@
-"""One file per model family, found by name.
+"""One file per model family, which says all that other rooms know of it.
 
-A family's file has `MODEL_TYPES`, the `model_type`s of transformers' configurations that it builds, and either
-`decoder(config, weights, max_context)`, which returns the family's Decoder, or `encoder_decoder(...)` of the same
-arguments, which returns its EncoderDecoder.
+A family's file has as its `NAME` (or `NAMES`) the `model_type` of transformers' configurations that it builds, and
+`FAMILY`, its facts (`base.Family`). What must be known before a file is chosen stands in its TRAITS: `gguf`, what GGUF
+files call it, and `tokenizer`, transformers' name for the tokenizer of a checkpoint that names none.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from types import ModuleType
-
 from edge.errors import ExportError
+from edge.export.graph.families.base import Family, Norms
+from edge.registry import Registry
+
+FAMILIES = Registry(__name__, "family")
 
 
 def known_families() -> list[str]:
-    """The names of all families, which are those of the files beside this one."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """The names of all families, which are those of their files."""
+    return sorted({entry.module.rpartition(".")[2] for entry in FAMILIES.values()})
 
 
-def find_family(model_type: str) -> tuple[str, ModuleType]:
-    """The family that builds models of `model_type`: its name and its file.
+def find_family(model_type: str) -> tuple[str, Family]:
+    """The family that builds models of `model_type`: its name and its facts.
 
     Raises:
         ExportError: there is none.
     """
-    for name in known_families():
-        module = importlib.import_module(f"{__name__}.{name}")
-        if model_type in module.MODEL_TYPES:
-            return name, module
-    raise ExportError(
-        f"Models of the type {model_type!r} cannot be exported; known families are: {', '.join(known_families())}."
-    )
+    if model_type not in FAMILIES:
+        raise ExportError(
+            f"Models of the type {model_type!r} cannot be exported; known families are: {', '.join(known_families())}."
+        )
+    entry = FAMILIES[model_type]
+    family: Family = entry.load().FAMILY
+    return entry.module.rpartition(".")[2], family
+
+
+def norms_of(model_type: str, reader: str) -> Norms:
+    """The norms of a decoder's layers. reader: what needs to know them, for the error's sentence.
+
+    Raises:
+        ExportError: there is no such family, or it does not say.
+    """
+    name, family = find_family(model_type)
+    if family.norms is None:
+        raise ExportError(f"{reader} needs to know which norms a layer has, and the family {name} does not say.")
+    return family.norms

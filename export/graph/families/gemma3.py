@@ -2,83 +2,74 @@
 
 from __future__ import annotations
 
-from onnxscript import OpBuilder, nn
+from typing import Any
+
 from transformers import Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from edge.errors import ExportError
-from edge.export.graph.blocks import (
-    Attention,
-    Decoder,
-    GatedMLP,
-    ResidualNorm,
-    RMSNorm,
-    Step,
-    Stream,
-    heads_of,
-    take,
-    window_of,
-)
-from edge.export.graph.linear import Embedding, Value
-from edge.export.graph.rope import rotary_table
+from edge.export.checkpoint.gguf_config import Metadata
+from edge.export.graph.blocks import Attention, GatedMLP, head_norms, heads_of, window_of
+from edge.export.graph.families.base import GGUF, Family, Norms
+from edge.export.graph.llama_like import Decoder, llama_like
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("gemma3_text",)
+NAME = "gemma3_text"
+TRAITS = {"gguf": "gemma3"}
 
-NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored less one
+NORMS = Norms(
+    gates="pre_feedforward_layernorm",
+    outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
+    offset=1.0,  # the checkpoint's norm weights are stored less one
+)
 
 
 def decoder(config: Gemma3TextConfig, weights: Weights, max_context: int) -> Decoder:
     if config.use_bidirectional_attention:
         raise ExportError("Gemma 3 with bidirectional attention is an encoder; only decoders can be exported.")
-    rotary = Gemma3RotaryEmbedding(config)
-    return Decoder(
-        weights,
-        Embedding(weights, "model.embed_tokens", scale=config.hidden_size**0.5),
-        {kind: rotary_table(weights, rotary, max_context, layer_type=kind) for kind in rotary.layer_types},
-        [Layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        residual_norm(config, weights, "model.norm"),
-        tied=config.tie_word_embeddings,
-        softcap=config.final_logit_softcapping,
-    )
+    heads = heads_of(config)
 
-
-def residual_norm(config: Gemma3TextConfig, weights: Weights, name: str) -> ResidualNorm:
-    return ResidualNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
-
-
-def output_norm(config: Gemma3TextConfig, weights: Weights, name: str) -> RMSNorm:
-    return RMSNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
-
-
-class Layer(nn.Module):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
-
-    def __init__(self, config: Gemma3TextConfig, weights: Weights, i: int):
-        super().__init__()
-        name = f"model.layers.{i}"
-        self.input_layernorm = residual_norm(config, weights, f"{name}.input_layernorm")
-        self.self_attn = Attention(
+    def attention(name: str, i: int) -> Attention:
+        return Attention(
             weights,
-            f"{name}.self_attn",
+            name,
             i,
-            heads_of(config),
+            heads,
             rope=config.layer_types[i],
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             window=window_of(config, i),
-            qk_norm=config.rms_norm_eps,
-            norm_offset=NORM_OFFSET,
+            qk_norm=head_norms(weights, heads.dim, config.rms_norm_eps, NORMS.offset),
             scale=config.query_pre_attn_scalar**-0.5,
         )
-        self.post_attention_layernorm = output_norm(config, weights, f"{name}.post_attention_layernorm")
-        self.pre_feedforward_layernorm = residual_norm(config, weights, f"{name}.pre_feedforward_layernorm")
-        self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation)
-        self.post_feedforward_layernorm = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.input_layernorm(op, stream)
-        stream = Stream(take(op, x, rows), self.post_attention_layernorm(op, self.self_attn(op, h, step, rows)))
-        step.cuts.append(stream)
-        h, x = self.pre_feedforward_layernorm(op, stream)
-        return Stream(x, self.post_feedforward_layernorm(op, self.mlp(op, h)))
+    return llama_like(
+        config,
+        weights,
+        max_context,
+        Gemma3RotaryEmbedding(config),
+        attention,
+        mlp=lambda name: GatedMLP(weights, name, config.hidden_activation),
+        norms=NORMS,
+        embedding_scale=config.hidden_size**0.5,
+        softcap=config.final_logit_softcapping,
+    )
+
+
+def gguf(m: Metadata) -> dict[str, Any]:
+    full = m.rope(default_base=1_000_000.0)
+    heads, layers = m.size("attention.head_count"), m.size("block_count")
+    return {
+        "head_dim": m.head_dim,
+        # Only the 27B model (62 layers) scales queries by hidden/heads: a constant in llama.cpp too.
+        "query_pre_attn_scalar": m.size("embedding_length") // heads if layers == 62 else m.head_dim,
+        "sliding_window": m.size("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)],
+        "rope_parameters": {
+            "full_attention": full,
+            "sliding_attention": {"rope_type": "default", "rope_theta": m.number("rope.freq_base_swa", 10_000.0)},
+        },
+    }
+
+
+FAMILY = Family(decoder, norms=NORMS, gguf=GGUF(gguf, names={"ffn_norm": "pre_feedforward_layernorm"}))

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, ResidualNorm, heads_of
-from edge.export.graph.linear import Embedding
-from edge.export.graph.rope import rotary_table
+from edge.export.checkpoint.gguf_config import Metadata
+from edge.export.graph.blocks import Attention, GatedMLP, heads_of
+from edge.export.graph.families.base import GGUF, PRE_NORM, Family
+from edge.export.graph.llama_like import Decoder, llama_like
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("llama",)
+NAME = "llama"
+TRAITS = {"gguf": "llama"}
 
 
 def decoder(config: LlamaConfig, weights: Weights, max_context: int) -> Decoder:
-    return Decoder(
-        weights,
-        Embedding(weights, "model.embed_tokens"),
-        {"rope": rotary_table(weights, LlamaRotaryEmbedding(config), max_context)},
-        [layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        ResidualNorm(weights, "model.norm", config.rms_norm_eps),
-        tied=config.tie_word_embeddings,
-    )
+    def attention(name: str, i: int) -> Attention:
+        bias = config.attention_bias
+        return Attention(weights, name, i, heads_of(config), rope="rope", bias=bias, output_bias=bias)
+
+    def mlp(name: str) -> GatedMLP:
+        return GatedMLP(weights, name, config.hidden_act, bias=config.mlp_bias)
+
+    return llama_like(config, weights, max_context, LlamaRotaryEmbedding(config), attention, mlp=mlp)
 
 
-def layer(config: LlamaConfig, weights: Weights, i: int) -> Layer:
-    name = f"model.layers.{i}"
-    return Layer(
-        ResidualNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
-        Attention(
-            weights,
-            f"{name}.self_attn",
-            i,
-            heads_of(config),
-            rope="rope",
-            bias=config.attention_bias,
-            output_bias=config.attention_bias,
-        ),
-        ResidualNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
-        GatedMLP(weights, f"{name}.mlp", config.hidden_act, bias=config.mlp_bias),
-    )
+def gguf(m: Metadata) -> dict[str, Any]:
+    return {"head_dim": m.head_dim, "rope_parameters": m.rope(), **m.biases()}
+
+
+FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(gguf, permuted=True))

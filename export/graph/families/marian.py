@@ -5,10 +5,11 @@ from __future__ import annotations
 from transformers import MarianConfig
 
 from edge.export.graph.cross import EncoderDecoder
+from edge.export.graph.families.base import Family, Languages
 from edge.export.graph.layers import sines, text_model
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("marian",)
+NAME = "marian"
 
 
 def encoder_decoder(config: MarianConfig, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -17,3 +18,6 @@ def encoder_decoder(config: MarianConfig, weights: Weights, max_context: int) ->
         source, target = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
         names = (source, target, target if config.tie_word_embeddings else "lm_head")
     return text_model(config, weights, sines(weights), pre=False, names=names)
+
+
+FAMILY = Family(encoder_decoder, languages=Languages(r">>(.+)<<", in_source=True))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from transformers import PegasusConfig
 
 from edge.export.graph.cross import EncoderDecoder
+from edge.export.graph.families.base import Family
 from edge.export.graph.layers import sines, text_model
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("pegasus",)
+NAME = "pegasus"
 
 
 def encoder_decoder(config: PegasusConfig, weights: Weights, max_context: int) -> EncoderDecoder:
     return text_model(config, weights, sines(weights), pre=True, final_norm=True)
+
+
+FAMILY = Family(encoder_decoder)

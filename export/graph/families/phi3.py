@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, ResidualNorm, heads_of
-from edge.export.graph.linear import Embedding
-from edge.export.graph.rope import rotary_table
+from edge.export.checkpoint.gguf_config import Metadata
+from edge.export.graph.blocks import Attention, GatedMLP, heads_of
+from edge.export.graph.families.base import GGUF, PRE_NORM, Family
+from edge.export.graph.llama_like import Decoder, llama_like
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("phi3",)
+NAME = "phi3"
+TRAITS = {"gguf": "phi3"}
 
 
 def decoder(config: Phi3Config, weights: Weights, max_context: int) -> Decoder:
-    return Decoder(
-        weights,
-        Embedding(weights, "model.embed_tokens"),
-        {"rope": rotary_table(weights, Phi3RotaryEmbedding(config), max_context)},
-        [layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        ResidualNorm(weights, "model.norm", config.rms_norm_eps),
-        tied=config.tie_word_embeddings,
-    )
+    def attention(name: str, i: int) -> Attention:
+        heads, window = heads_of(config), config.sliding_window
+        return Attention(weights, name, i, heads, rope="rope", projections=["qkv_proj"], window=window)
+
+    def mlp(name: str) -> GatedMLP:
+        return GatedMLP(weights, name, config.hidden_act, projections=["gate_up_proj"])
+
+    return llama_like(config, weights, max_context, Phi3RotaryEmbedding(config), attention, mlp=mlp)
 
 
-def layer(config: Phi3Config, weights: Weights, i: int) -> Layer:
-    name = f"model.layers.{i}"
-    return Layer(
-        ResidualNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
-        Attention(
-            weights,
-            f"{name}.self_attn",
-            i,
-            heads_of(config),
-            rope="rope",
-            projections=["qkv_proj"],
-            window=config.sliding_window,
-        ),
-        ResidualNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
-        GatedMLP(weights, f"{name}.mlp", config.hidden_act, projections=["gate_up_proj"]),
-    )
+def gguf(m: Metadata) -> dict[str, Any]:
+    rope = m.rope()
+    rotary = m.size("rope.dimension_count", m.head_dim)
+    window = m.size("attention.sliding_window") if m.get("attention.sliding_window", int) else None  # 0: none
+    extra: dict[str, Any] = {"sliding_window": window}
+    original = m.size("rope.scaling.original_context_length", m.size("context_length"))
+    long, short = m.vector("rope_factors_long.weight"), m.vector("rope_factors_short.weight")
+    if long.size:
+        for factors in (long, short):
+            if factors.size != rotary // 2:
+                reason = f"the file holds {factors.size} rope factors instead of {rotary // 2}"
+                raise m.wrong("rope.dimension_count", rotary, reason)
+        rope = {**rope, "rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+        rope["original_max_position_embeddings"] = original
+        extra["original_max_position_embeddings"] = original
+    return {**extra, "rope_parameters": {**rope, "partial_rotary_factor": rotary / m.head_dim}}
+
+
+FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(gguf, names={"ffn_up": "mlp.gate_up_proj"}))

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import SmolLM3Config
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
 
-from edge.export.graph.blocks import Attention, Decoder, GatedMLP, Layer, ResidualNorm, heads_of, window_of
-from edge.export.graph.linear import Embedding
-from edge.export.graph.rope import rotary_table
+from edge.export.checkpoint.gguf_config import Metadata
+from edge.export.graph.blocks import Attention, GatedMLP, heads_of, window_of
+from edge.export.graph.families.base import GGUF, PRE_NORM, Family
+from edge.export.graph.llama_like import Decoder, llama_like
 from edge.export.graph.weights import Weights
 
-MODEL_TYPES = ("smollm3",)
+NAME = "smollm3"
+TRAITS = {"gguf": "smollm3"}
 
 
 def decoder(config: SmolLM3Config, weights: Weights, max_context: int) -> Decoder:
-    return Decoder(
-        weights,
-        Embedding(weights, "model.embed_tokens"),
-        {"rope": rotary_table(weights, SmolLM3RotaryEmbedding(config), max_context)},
-        [layer(config, weights, i) for i in range(config.num_hidden_layers)],
-        ResidualNorm(weights, "model.norm", config.rms_norm_eps),
-        tied=config.tie_word_embeddings,
-    )
-
-
-def layer(config: SmolLM3Config, weights: Weights, i: int) -> Layer:
-    name = f"model.layers.{i}"
-    return Layer(
-        ResidualNorm(weights, f"{name}.input_layernorm", config.rms_norm_eps),
-        Attention(
+    def attention(name: str, i: int) -> Attention:
+        return Attention(
             weights,
-            f"{name}.self_attn",
+            name,
             i,
             heads_of(config),
             rope="rope" if config.no_rope_layers[i] else None,
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             window=window_of(config, i) if config.use_sliding_window else None,
-        ),
-        ResidualNorm(weights, f"{name}.post_attention_layernorm", config.rms_norm_eps),
-        GatedMLP(weights, f"{name}.mlp", config.hidden_act, bias=config.mlp_bias),
-    )
+        )
+
+    def mlp(name: str) -> GatedMLP:
+        return GatedMLP(weights, name, config.hidden_act, bias=config.mlp_bias)
+
+    return llama_like(config, weights, max_context, SmolLM3RotaryEmbedding(config), attention, mlp=mlp)
+
+
+def gguf(m: Metadata) -> dict[str, Any]:
+    # Every fourth layer has no rope: a constant in llama.cpp, which the file does not repeat.
+    return {"rope_parameters": m.rope(), "no_rope_layer_interval": 4, **m.biases()}
+
+
+FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(gguf, permuted=True))

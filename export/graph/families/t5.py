@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -26,13 +26,16 @@ from edge.export.graph.cross import (
     TextStart,
     arange,
 )
-from edge.export.graph.linear import Embedding, Value
+from edge.export.graph.families.base import Family
+from edge.export.graph.linear import Embedding
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
-MODEL_TYPES = ("t5", "mt5")
-NAMES = Names("q", "k", "v", "o")
+NAMES = ("t5", "mt5")
+PROJ = Names("q", "k", "v", "o")
+CROSS = r"\.EncDecAttention\.[kv]\."  # makes keys and values of the encoder's output
 SCALE = 1.0  # T5 folds the scale of its scores into its weights
 
 
@@ -69,7 +72,7 @@ def stacks(
     encoder = Encoder(
         TextStart(Embedding(weights, "shared")),
         encoder_layers,
-        CrossKeysValues(weights, readers, heads, names=NAMES, long_input=False),
+        CrossKeysValues(weights, readers, heads, names=PROJ, long_input=False),
         norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
         bias=encoder_bias,
     )
@@ -79,7 +82,7 @@ def stacks(
         decoder_layers,
         "shared.weight" if config.tie_word_embeddings else "lm_head.weight",
         norm=ResidualNorm(weights, "decoder.final_layer_norm", eps),
-        scale=config.d_model**-0.5 if scaled else None,
+        scale=config.d_model**-0.5 if scaled else 1.0,
     )
     return EncoderDecoder(
         encoder,
@@ -97,13 +100,11 @@ class EncoderLayer(nn.Module):
         super().__init__()
         name, eps = f"encoder.block.{i}", config.layer_norm_epsilon
         self.attention_norm = ResidualNorm(weights, f"{name}.layer.0.layer_norm", eps)
-        self.attention = EncoderAttention(
-            weights, f"{name}.layer.0.SelfAttention", config.num_heads, SCALE, names=NAMES
-        )
+        self.attention = EncoderAttention(weights, f"{name}.layer.0.SelfAttention", config.num_heads, SCALE, names=PROJ)
         self.mlp_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
         self.mlp = mlp(config, weights, f"{name}.layer.1.DenseReluDense", f"{ENCODER}.feed_forward")
 
-    def forward(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, bias: Value | None) -> Stream:
         h, x = self.attention_norm(op, stream)
         h, x = self.mlp_norm(op, Stream(x, self.attention(op, h, bias)))
         return Stream(x, self.mlp(op, h))
@@ -122,18 +123,18 @@ class DecoderLayer(nn.Module):
             i,
             Heads(heads, heads, config.d_kv),
             rope=None,
-            projections=(NAMES.q, NAMES.k, NAMES.v),
-            output=NAMES.out,
+            projections=(PROJ.q, PROJ.k, PROJ.v),
+            output=PROJ.out,
             scale=SCALE,
         )
         self.cross_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
         self.cross = CrossAttention(
-            weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=NAMES, long_input=False
+            weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=PROJ, long_input=False
         )
         self.mlp_norm = ResidualNorm(weights, f"{name}.layer.2.layer_norm", eps)
         self.mlp = mlp(config, weights, f"{name}.layer.2.DenseReluDense", "feed_forward")
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         h, x = self.attention_norm(op, stream)
         h = self.attention(op, h, step, rows)
         h, x = self.cross_norm(op, Stream(take(op, x, rows), h))
@@ -158,7 +159,7 @@ class EncoderBias(nn.Module):
         self.reach = config.relative_attention_max_distance
         self.table = bias_table(config, weights, "encoder", distances(self.reach), bidirectional=True)
 
-    def forward(self, op: OpBuilder, ids: Value) -> Value:
+    def forward(self, op: Lowering, ids: Value) -> Value:
         return op.Unsqueeze(op.Gather(self.table, distance_index(op, ids, self.reach), axis=1), [0])
 
 
@@ -167,7 +168,7 @@ def distances(reach: int) -> torch.Tensor:
     return torch.arange(-reach, reach + 1)
 
 
-def distance_index(op: OpBuilder, ids: Value, reach: int) -> Value:
+def distance_index(op: Lowering, ids: Value, reach: int) -> Value:
     """The place [T, T] in `distances` of each key's from each query; beyond `reach` all are one."""
     at = arange(op, ids)
     distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
@@ -186,7 +187,7 @@ class DecoderBias(nn.Module):
         super().__init__()
         self.table = bias_table(config, weights, "decoder", -torch.arange(max_context), bidirectional=False)
 
-    def forward(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value:
+    def forward(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value:
         distance = op.Sub(op.Reshape(step.position_ids, [-1, 1]), keys)  # [S, T]
         return op.Add(op.Gather(self.table, distance, axis=1), given)
 
@@ -211,3 +212,6 @@ def bias_values(
     ).numpy()
     learned = weights.read(f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight")
     return np.ascontiguousarray(learned[buckets].T)
+
+
+FAMILY = Family(encoder_decoder, cross=CROSS)

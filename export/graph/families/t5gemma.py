@@ -5,11 +5,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 from transformers import T5GemmaConfig, T5GemmaModuleConfig
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaRotaryEmbedding
 
-from edge.export.graph.blocks import Attention, GatedMLP, ResidualNorm, RMSNorm, Step, Stream, heads_of, take, window_of
+from edge.export.graph.blocks import (
+    Attention,
+    GatedMLP,
+    ResidualNorm,
+    RMSNorm,
+    Step,
+    Stream,
+    capped,
+    heads_of,
+    take,
+    window_of,
+)
 from edge.export.graph.cross import (
     ENCODER,
     CrossAttention,
@@ -20,16 +31,17 @@ from edge.export.graph.cross import (
     Names,
     TextStart,
     arange,
-    capped,
 )
-from edge.export.graph.linear import Embedding, Projections, Value, fused, linear, scalar
+from edge.export.graph.families.base import Family
+from edge.export.graph.linear import Embedding, Projections, linear
 from edge.export.graph.rope import RotaryTable, cos_sin
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Dims, EncoderDims
-from edge.runtime.engine import BLOCKED
+from edge.runtime.engine.engine import BLOCKED
 
-MODEL_TYPES = ("t5gemma",)
-NAMES = Names(out="o_proj")
+NAME = "t5gemma"
+PROJ = Names(out="o_proj")
 NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored less one
 
 
@@ -40,7 +52,7 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
     encoder = Encoder(
         start(reader, weights, "model.encoder"),
         [EncoderLayer(reader, weights, i) for i in range(reader.num_hidden_layers)],
-        CrossKeysValues(weights, readers, writer.num_key_value_heads, names=NAMES, biased=biased(writer)),
+        CrossKeysValues(weights, readers, writer.num_key_value_heads, names=PROJ, biased=biased(writer)),
         norm=residual_norm(reader, weights, "model.encoder.norm"),
         bias=EncoderPlaces(reader, weights, max_context),
     )
@@ -68,9 +80,7 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
             heads.dim,
             writer.vocab_size,
         ),
-        EncoderDims(
-            reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text"
-        ),
+        EncoderDims(reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text"),
         bias=window,
     )
 
@@ -92,7 +102,7 @@ def output_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> RMS
 
 
 def biased(config: T5GemmaModuleConfig) -> tuple[str, ...]:
-    return (NAMES.q, NAMES.k, NAMES.v, NAMES.out) if config.attention_bias else ()
+    return (PROJ.q, PROJ.k, PROJ.v, PROJ.out) if config.attention_bias else ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class EncoderPlaces(nn.Module):
         sliding = "sliding_attention" in config.layer_types
         self.window = config.sliding_window if sliding else None
 
-    def forward(self, op: OpBuilder, ids: Value) -> Places:
+    def forward(self, op: Lowering, ids: Value) -> Places:
         at = arange(op, ids)
         positions, rotations = op.Unsqueeze(at, [0]), self.rope(op)
         if self.window is None:
@@ -136,11 +146,11 @@ class EncoderAttention(nn.Module):
         self.softcap = config.attn_logit_softcapping
         group, bias = f"{ENCODER}.attention", config.attention_bias
         self.qkv_proj = Projections(
-            weights, [f"{name}.{p}" for p in (NAMES.q, NAMES.k, NAMES.v)], f"{name}.qkv_proj", group, bias=bias
+            weights, [f"{name}.{p}" for p in (PROJ.q, PROJ.k, PROJ.v)], f"{name}.qkv_proj", group, bias=bias
         )
-        self.o_proj = linear(weights, f"{name}.{NAMES.out}", group, bias=bias)
+        self.o_proj = linear(weights, f"{name}.{PROJ.out}", group, bias=bias)
 
-    def forward(self, op: OpBuilder, x: Value, places: Places) -> Value:
+    def forward(self, op: Lowering, x: Value, places: Places) -> Value:
         own, groups, dim = self.heads.key_value, self.heads.query // self.heads.key_value, self.heads.dim
         parts = self.qkv_proj(op, x)
         if len(parts) == 1:
@@ -150,7 +160,7 @@ class EncoderAttention(nn.Module):
         query = op.Transpose(op.Reshape(query, [1, -1, own, groups, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, G, T, D]
         key = op.Transpose(op.Reshape(key, [1, -1, own, 1, dim]), perm=[0, 2, 3, 4, 1])  # [1, H, 1, D, T]
         value = op.Transpose(op.Reshape(parts[2], [1, -1, own, 1, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, 1, T, D]
-        scores = fused(op).FusedMatMul(query, key, alpha=self.scale)  # [1, H, G, T, T]
+        scores = op.matmul(query, key, scale=self.scale)  # [1, H, G, T, T]
         if self.softcap is not None:
             scores = capped(op, scores, self.softcap)
         if self.sliding and places.out_of_window is not None:
@@ -158,8 +168,8 @@ class EncoderAttention(nn.Module):
         y = op.Transpose(op.MatMul(op.Softmax(scores, axis=-1), value), perm=[0, 3, 1, 2, 4])
         return self.o_proj(op, op.Reshape(y, [1, -1, self.heads.query * dim]))
 
-    def _rotate(self, op: OpBuilder, x: Value, places: Places) -> Value:
-        return fused(op).RotaryEmbedding(x, places.positions, *places.rotations)
+    def _rotate(self, op: Lowering, x: Value, places: Places) -> Value:
+        return op.rotate(x, places.positions, places.rotations)
 
 
 class EncoderLayer(nn.Module):
@@ -175,7 +185,7 @@ class EncoderLayer(nn.Module):
         self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation, group=f"{ENCODER}.feed_forward")
         self.post_mlp = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
 
-    def forward(self, op: OpBuilder, stream: Stream, places: Places) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, places: Places) -> Stream:
         h, x = self.pre_attention(op, stream)
         h = self.post_attention(op, self.attention(op, h, places))
         h, x = self.pre_mlp(op, Stream(x, h))
@@ -193,7 +203,7 @@ class DecoderWindow(nn.Module):
         self.window = config.sliding_window
         self.bias: Value | None = None  # [1, 1, S, T], of the graph that is being built
 
-    def forward(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value:
+    def forward(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value:
         distance = op.Sub(op.Transpose(step.position_ids, perm=[1, 0]), op.Unsqueeze(keys, [0]))  # [S, T]
         outside = op.GreaterOrEqual(distance, op.Constant(value_int=self.window))
         self.bias = op.Add(given, block(op, outside))
@@ -206,17 +216,17 @@ class GroupedCrossAttention(CrossAttention):
     def __init__(self, config: T5GemmaModuleConfig, weights: Weights, name: str, i: int):
         heads = heads_of(config)
         scale = config.query_pre_attn_scalar**-0.5
-        super().__init__(weights, name, i, heads.key_value, scale, names=NAMES, biased=biased(config))
+        super().__init__(weights, name, i, heads.key_value, scale, names=PROJ, biased=biased(config))
         self.groups = heads.query // heads.key_value
         self.dim = heads.dim
         self.softcap = config.attn_logit_softcapping
 
-    def forward(self, op: OpBuilder, x: Value, step: Step) -> Value:
+    def forward(self, op: Lowering, x: Value, step: Step) -> Value:
         key, value = step.cross[self.layer]
         query = op.Reshape(self.q_proj(op, x), [1, -1, self.heads, self.groups, self.dim])
         query = op.Transpose(query, perm=[0, 2, 4, 3, 1])  # [1, H, D, G, S]
         query = op.Reshape(query, [1, self.heads, self.dim, -1])
-        scores = fused(op).FusedMatMul(key, query, alpha=self.scale)  # [1, H, T, G S]
+        scores = op.matmul(key, query, scale=self.scale)  # [1, H, T, G S]
         if self.softcap is not None:
             scores = capped(op, scores, self.softcap)
         chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
@@ -232,21 +242,19 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: T5GemmaModuleConfig, weights: Weights, i: int, window: DecoderWindow | None):
         super().__init__()
         name, scale = f"model.decoder.layers.{i}", config.query_pre_attn_scalar**-0.5
-        heads, cap = heads_of(config), config.attn_logit_softcapping
         self.window = None if window_of(config, i) is None else window
         self.pre_attention = residual_norm(config, weights, f"{name}.pre_self_attn_layernorm")
         self.attention = Attention(
             weights,
             f"{name}.self_attn",
             i,
-            heads,
+            heads_of(config),
             rope="decoder",
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             scale=scale,
+            softcap=config.attn_logit_softcapping,
         )
-        if cap is not None:
-            self.attention.attributes["softcap"] = cap
         self.post_attention = output_norm(config, weights, f"{name}.post_self_attn_layernorm")
         self.pre_cross = residual_norm(config, weights, f"{name}.pre_cross_attn_layernorm")
         self.cross = GroupedCrossAttention(config, weights, f"{name}.cross_attn", i)
@@ -255,7 +263,7 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation)
         self.post_mlp = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         h, x = self.pre_attention(op, stream)
         own = step if self.window is None else dataclasses.replace(step, attention_bias=self.window.bias)
         h = self.post_attention(op, self.attention(op, h, own, rows))
@@ -266,6 +274,9 @@ class DecoderLayer(nn.Module):
         return Stream(x, self.post_mlp(op, self.mlp(op, h)))
 
 
-def block(op: OpBuilder, where: Value) -> Value:
+def block(op: Lowering, where: Value) -> Value:
     """What is added to the scores: nothing, or so much that `where` is blocked."""
     return op.Where(where, scalar(op, "blocked", float(BLOCKED)), scalar(op, "open", 0.0))
+
+
+FAMILY = Family(encoder_decoder, cross=r"\.cross_attn\.[kv]_proj\.")

@@ -6,16 +6,17 @@ import dataclasses
 
 import numpy as np
 import torch
-from onnxscript import OpBuilder, nn
+from onnxscript import nn
 from transformers import UMT5Config
 
 from edge.export.graph.blocks import Step, Stream
 from edge.export.graph.cross import EncoderDecoder
 from edge.export.graph.families import t5
-from edge.export.graph.linear import Value
+from edge.export.graph.families.base import Family
 from edge.export.graph.weights import Weights
+from edge.export.lower.base import Lowering, Value
 
-MODEL_TYPES = ("umt5",)
+NAME = "umt5"
 
 
 def encoder_decoder(config: UMT5Config, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -40,7 +41,7 @@ class Distances(nn.Module):
         super().__init__()
         self.reach = config.relative_attention_max_distance
 
-    def forward(self, op: OpBuilder, ids: Value) -> Value:
+    def forward(self, op: Lowering, ids: Value) -> Value:
         return t5.distance_index(op, ids, self.reach)
 
 
@@ -52,7 +53,7 @@ class EncoderLayer(t5.EncoderLayer):
         distances = t5.distances(config.relative_attention_max_distance)
         self.table = t5.bias_table(config, weights, "encoder", distances, bidirectional=True, layer=i)
 
-    def forward(self, op: OpBuilder, stream: Stream, bias: Value | None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, bias: Value | None) -> Stream:
         return super().forward(op, stream, op.Unsqueeze(op.Gather(self.table, bias, axis=1), [0]))
 
 
@@ -67,7 +68,7 @@ class DecoderBiases(nn.Module):
         self.table = weights.table("decoder.relative_biases", np.concatenate(values))  # [layers H, distances]
         self.layers: list[Value] = []  # each layer's, of the graph that is being built
 
-    def forward(self, op: OpBuilder, step: Step, keys: Value, given: Value) -> Value:
+    def forward(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value:
         distance = op.Sub(op.Reshape(step.position_ids, [-1, 1]), keys)  # [S, T]
         biases = op.Add(op.Gather(self.table, distance, axis=1), given)  # [1, layers H, S, T]
         count = len(step.past)
@@ -83,6 +84,9 @@ class DecoderLayer(t5.DecoderLayer):
         self.layer = i
         self.biases = biases
 
-    def forward(self, op: OpBuilder, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
+    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
         own = dataclasses.replace(step, attention_bias=self.biases[self.layer])
         return super().forward(op, stream, own, rows)
+
+
+FAMILY = Family(encoder_decoder, cross=t5.CROSS)

@@ -1,0 +1,42 @@
+"""`edge run`: answer prompts, chat, turn one text into another, or transcribe, as the kind of the bundle has it.
+
+Each kind has a module of its own, which is imported when a bundle of it was opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from edge.bundle import open_bundle
+from edge.cli.arguments import Parser
+
+NAME = "run"
+HELP = "Answer a prompt with a bundle, or chat with it."
+
+
+def add_arguments(parser: Parser) -> None:
+    from edge.cli.run.parser import add_arguments
+
+    add_arguments(parser)
+
+
+def command(args: argparse.Namespace) -> int:
+    """Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard
+    error. Without a prompt, on a terminal: a chat that remembers its turns, with /reset, /stats and /quit. Ctrl-C stops
+    the answer."""
+    from edge.cli.run.parser import SPEECH, TEXT, check_kind, kind_of
+
+    bundle = open_bundle(args.bundle)
+    kind = kind_of(bundle)
+    check_kind(kind, args)
+    if kind == SPEECH:
+        from edge.cli.run.speech import run_speech
+
+        return run_speech(args, bundle)
+    if kind == TEXT:
+        from edge.cli.run.text2text import run_text2text
+
+        return run_text2text(args, bundle)
+    from edge.cli.run.chat_model import run_decoder
+
+    return run_decoder(args, bundle)

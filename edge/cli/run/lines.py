@@ -1,0 +1,313 @@
+"""`edge run -f FILE`: the answers to a file's lines, printed, or written to a file, which a stop does not lose."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from edge.cli.progress import bar
+from edge.cli.run.parser import OF_DECODERS
+from edge.cli.run.terminal import INTERRUPTED, peak_memory
+from edge.errors import InputError
+from edge.text_file import lines_of
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.decode.answer import GenerateOptions, Result
+    from edge.runtime.model import Model
+    from edge.runtime.text2text import Text2Text, Text2TextOptions
+
+# Arguments that can change an answer, besides the options.
+SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")
+AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
+CUT = ("length", "context")  # why an answer that might go on ended
+
+
+class Answer(NamedTuple):
+    """The whole answer to one text: as it is printed, without a line end after it; its number of tokens; and whether
+    it ended because there may not be more."""
+
+    shown: str
+    tokens: int = 0
+    cut: bool = False
+
+
+BLANK = Answer("")  # of a blank line
+Answers = Generator[tuple[int, Answer], None, None]
+"""The place of each line, counted from 0, and the answer to it."""
+
+
+def run_lines(
+    model: Text2Text, lines: Sequence[str], options: Text2TextOptions, args: argparse.Namespace, at_a_time: int
+) -> int:
+    """Answer each line, so many at a time; blank ones stay blank. Returns the exit status.
+
+    Into a file the longest go first, and their answers come into their places in the end; otherwise each is printed
+    as soon as those before it are.
+
+    Raises:
+        InputError: a line that the model cannot take, before anything is done; or the output file cannot be written.
+    """
+    model.check(options)
+    lengths = _lengths(lines, args.file, lambda line: len(model.prompt_ids(line, options)))
+    order = range(len(lines)) if args.output is None else sorted(lengths, key=lambda i: -lengths[i])
+
+    def make(waiting: Sequence[int]) -> Answers:
+        made = side_by_side(lambda i: _answer(model, i, lines[i], options, args.json), waiting, at_a_time)
+        with contextlib.closing(made):
+            for place, one in made:
+                if options.interrupted():
+                    return
+                yield place, one
+
+    return _fill(Kept(args.output, identity(model.bundle, options, args), lines), order, make)
+
+
+def run_prompts(model: Model, text: str, options: GenerateOptions, args: argparse.Namespace) -> int:
+    """Answer each line of `text` as a prompt of its own into the file that `--output` names; blank ones stay blank.
+    Returns the exit status.
+
+    Raises:
+        InputError: a line that the model cannot take, before anything is answered; or the file cannot be written.
+    """
+    from edge.runtime.decode.answer import check_room
+
+    model.check_width(args.batch)
+    lines = lines_of(text)
+
+    def length(line: str) -> int:
+        tokens = len(model.prompt_ids(line, system=args.system, raw=args.raw))
+        check_room(tokens, model.engine, "shorten it")
+        return tokens
+
+    def make(waiting: Sequence[int]) -> Answers:
+        prompts = [lines[i] for i in waiting]
+        for place, result in model.answers(prompts, options, system=args.system, raw=args.raw, width=args.batch):
+            if result.finish_reason == "interrupted":
+                return
+            yield waiting[place], _answer_of(result, args.json)
+
+    order = list(_lengths(lines, args.file, length))
+    # How many are side by side changes no answer, but what a memory budget has room for.
+    also = [name for name in OF_DECODERS if name != "batch" or args.memory is not None]
+    return _fill(Kept(args.output, identity(model.bundle, options, args, *also), lines), order, make)
+
+
+def _lengths(lines: Sequence[str], file: Path, length: Callable[[str], int]) -> dict[int, int]:
+    """The number of tokens of each line that is not blank, by its place."""
+    lengths = {}
+    for i, line in enumerate(lines):
+        if line.strip():
+            try:
+                lengths[i] = length(line)
+            except InputError as e:
+                raise InputError(f"Line {i + 1} of {file}: {e}") from None
+    return lengths
+
+
+def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answers]) -> int:
+    """Keep the answers to the lines at these places, those left out that an earlier command kept; returns the exit
+    status. make: the answers, as they are done, which end early where they are interrupted."""
+    begun, made = time.monotonic(), list[Answer]()
+    with kept:
+        waiting = [i for i in order if i not in kept.answers]
+        if kept.answers:
+            print(f"{len(kept.answers)} lines were done already; going on with the others.", file=sys.stderr)
+        quiet = kept.path is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
+        shown = contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting))
+        with shown as advance, contextlib.closing(make(waiting)) as answers:
+            for place, one in answers:
+                kept.add(place, one.shown)
+                advance(1)
+                made.append(one)
+        seconds = time.monotonic() - begun
+        stopped = len(made) < len(waiting)
+        if not stopped:
+            kept.finish()
+    _report([one for one in made if one is not BLANK], seconds)
+    if stopped:
+        kept.tell_stopped()
+    return INTERRUPTED if stopped else 0
+
+
+def side_by_side(make: Callable[[int], Answer], places: Iterable[int], at_a_time: int) -> Answers:
+    """What `make` makes of each place, in their order, in so many threads."""
+    if at_a_time == 1:
+        yield from ((place, make(place)) for place in places)
+        return
+    pending = deque[tuple[int, Future[Answer]]]()
+    with ThreadPoolExecutor(at_a_time) as pool:
+        try:
+            for place in places:
+                pending.append((place, pool.submit(make, place)))
+                if len(pending) > AHEAD * at_a_time:
+                    first, future = pending.popleft()
+                    yield first, future.result()
+            for place, future in pending:
+                yield place, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ignore(step: float) -> None:
+    pass
+
+
+def _answer(model: Text2Text, place: int, line: str, options: Text2TextOptions, as_json: bool) -> Answer:
+    if not line.strip():
+        return BLANK
+    one = answer(model, line, options, as_json)
+    if options.n_best > 1 and not as_json:
+        one = one._replace(shown="\n".join(f"{place + 1}\t{each}" for each in one.shown.split("\n")))
+    return one
+
+
+def answer(model: Text2Text, text: str, options: Text2TextOptions, as_json: bool) -> Answer:
+    """Answer one text as a whole."""
+    if options.n_best <= 1:
+        return _answer_of(model.generate(text, options), as_json)
+    candidates = model.candidates(text, options)
+    if as_json:
+        shown = json.dumps([dataclasses.asdict(each) for each in candidates], ensure_ascii=False)
+    else:
+        shown = "\n".join(f"{each.score:.4f}\t{_on_one_line(each.text)}" for each in candidates)
+    best = candidates[0]
+    return Answer(shown, len(best.token_ids), best.finish_reason in CUT)
+
+
+def _answer_of(result: Result, as_json: bool) -> Answer:
+    shown = json.dumps(dataclasses.asdict(result), ensure_ascii=False) if as_json else _on_one_line(result.text)
+    return Answer(shown, result.generated_tokens, result.finish_reason in CUT)
+
+
+def _on_one_line(text: str) -> str:
+    """An answer that shares its place with others may not begin a line of its own."""
+    return " ".join(text.splitlines())
+
+
+def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: argparse.Namespace, *also: str) -> str:
+    """Equal for two commands that give the same answers: of the same bundle, options, and arguments `SHAPING` and
+    `also`. Those for speed alone, such as --threads, may differ."""
+    shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
+    given = {name: getattr(args, name) for name in (*SHAPING, *also)}
+    return hashlib.sha256(json.dumps([bundle.manifest.to_json(), shaping, given], sort_keys=True).encode()).hexdigest()
+
+
+def _report(done: Sequence[Answer], seconds: float) -> None:
+    """One line of figures on standard error."""
+    cut = sum(one.cut for one in done)
+    parts = [
+        f"{len(done):,} lines",
+        f"{sum(one.tokens for one in done):,} tokens",
+        f"{len(done) / max(seconds, 1e-6):,.1f} lines/s",
+        peak_memory(),
+        *([f"{cut:,} cut off by --max-tokens or the context"] if cut else []),
+    ]
+    print(*parts, sep=" · ", file=sys.stderr)
+
+
+class Kept:
+    """Where answers go. Without a file to standard output, in the order in which they are added.
+
+    With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE under another name
+    and renames it. A FILE.part that the same command left is taken up: `answers` has what is in it, by place.
+
+    Raises:
+        InputError: FILE cannot be written, or FILE.part is not the same command's.
+    """
+
+    def __init__(self, output: Path | None, identity: str, lines: Sequence[str]) -> None:
+        if output is not None and output.is_dir():
+            raise InputError(f"The output file {output} is a folder; name a file.")
+        self.answers: dict[int, str] = {}
+        self.path = None if output is None else output.with_name(f"{output.name}.part")
+        self._output, self._identity, self._lines = output, identity, lines
+        self._file: TextIO = sys.stdout
+
+    def __enter__(self) -> Kept:
+        if self._output is None or self.path is None:
+            return self
+        try:
+            begun = self.path.exists() and self._take_up(self.path)
+            self._file = self.path.open("a" if begun else "w", encoding="utf-8")
+            if not begun:
+                self._write(self._identity)
+        except OSError as e:
+            raise InputError(f"The output file {self._output} cannot be written: {e.strerror}.") from None
+        return self
+
+    def _take_up(self, path: Path) -> bool:
+        """Read the answers that an earlier command left, as far as the lines are still the same; False if it left
+        nothing."""
+        data = path.read_bytes()
+        data = data[: data.rfind(b"\n") + 1]  # without a record that was cut off
+        if not data:
+            return False
+        identity, *records = data.decode().splitlines()
+        if identity != json.dumps(self._identity):
+            raise InputError(
+                f"{path} holds what another command left unfinished: other options or another bundle. Remove it, or "
+                "choose another --output."
+            )
+        for record in records:
+            place, line, shown = json.loads(record)
+            if place < len(self._lines) and self._lines[place] == line:
+                self.answers[place] = shown
+        os.truncate(path, len(data))
+        return True
+
+    def add(self, place: int, shown: str) -> None:
+        """Keep the answer to the line at `place`."""
+        if self._output is None:
+            print(shown, flush=True)
+            return
+        self._write([place, self._lines[place], shown])
+        self.answers[place] = shown
+
+    def _write(self, record: object) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def finish(self) -> None:
+        """All answers are there: write them in the order of the lines."""
+        if self._output is None or self.path is None:
+            return
+        whole = self._output.with_name(f"{self._output.name}.new")
+        try:
+            with whole.open("w", encoding="utf-8") as file:
+                file.writelines(f"{self.answers.get(i, '')}\n" for i in range(len(self._lines)))
+            whole.replace(self._output)
+        except OSError as e:
+            raise InputError(
+                f"The output file {self._output} cannot be written: {e.strerror}. {self.path} keeps the answers."
+            ) from None
+        self._file.close()
+        self.path.unlink()
+
+    def tell_stopped(self) -> None:
+        """Say how far a command came that was to stop."""
+        if self.path is not None:
+            lines = sum(map(bool, map(str.strip, self._lines)))
+            print(
+                f"Stopped with {len(self.answers)} of {lines} lines done. {self.path} keeps them, and the same command "
+                "goes on from there.",
+                file=sys.stderr,
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not sys.stdout:
+            self._file.close()

@@ -1,0 +1,101 @@
+"""What `edge run` shows and hears on a terminal: answers as they come, figures, notes, a person's lines, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge.runtime.decode.answer import Piece, Timings
+
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
+
+
+class CtrlC:
+    """While entered, Ctrl-C is remembered and asks the answer to end; pressed once more it ends the program."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+
+    def __call__(self) -> bool:
+        return self._pressed
+
+    def __enter__(self) -> CtrlC:
+        self._pressed = False
+        self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = True
+
+
+def ask() -> str | None:
+    """A line from the user; None at the end of the input. Ctrl-C clears the line."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:
+        print()
+        note("/quit or Ctrl-D leaves.")
+        return ""
+
+
+def note(text: str) -> None:
+    """Say something that is not the model's, dimmed on a terminal."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
+
+
+def show(pieces: Iterable[Piece]) -> Piece:
+    """Write an answer to standard output as it comes, with a line end after it; returns the last piece."""
+    out = sys.stdout
+    for piece in pieces:
+        if piece.text:
+            out.write(piece.text)
+            out.flush()
+    out.write("\n")
+    out.flush()
+    return piece
+
+
+def show_with_figures(pieces: Iterable[Piece]) -> None:
+    """`show`, and on standard error a line of figures and what cut the answer off."""
+    last = show(pieces)
+    print(figures(last.timings), *ENDED_BY.get(last.finish_reason or "", []), sep=" · ", file=sys.stderr)
+
+
+def figures(timings: Timings) -> str:
+    """One line: prompt tokens, time to first token, tokens per second, peak memory."""
+    rate, speculation = timings.decode_tokens_per_s, timings.speculation
+    drafts = f" ({speculation.accepted} drafted)" if speculation and speculation.accepted else ""
+    return " · ".join(
+        [
+            f"{timings.prompt_tokens} prompt token{'' if timings.prompt_tokens == 1 else 's'}",
+            "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms",
+            f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s") + drafts,
+            peak_memory(),
+        ]
+    )
+
+
+def peak_memory() -> str:
+    """This process's, in words: private memory, and all that was resident."""
+    from edge.runtime.memory.process import MIB, held
+
+    found = held()
+    if found is None:
+        return "peak memory unknown"
+    return f"peak {found.peak_private / MIB:.0f} MiB private, {found.peak_rss / MIB:.0f} MiB RSS"

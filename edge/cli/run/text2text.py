@@ -1,0 +1,128 @@
+"""`edge run` with a bundle from text to text: one text, line after line, or a file of lines into a file of lines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edge.cli.run.parser import EARLY_STOPPING, OUTPUT_OF_LINES, SAMPLING, taken
+from edge.cli.run.prompt import decoded, read_prompt
+from edge.cli.run.terminal import INTERRUPTED, CtrlC, ask, note, show_with_figures
+from edge.errors import InputError
+from edge.text_file import lines_of
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.text2text import Text2Text, Text2TextOptions
+
+LOADED = ("context", "memory", "beams", "speculate", "exact", "skip", "provider")  # fields of LoadOptions
+SHAPING = (
+    *(*SAMPLING, "beams", "length_penalty", "no_repeat_ngram", "source_language"),
+    *("target_language", "diversity", "n_best", "min_tokens"),
+)  # fields of Text2TextOptions
+
+
+def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
+    """Answer what the arguments of `edge run` ask an opened bundle from text to text, and return the exit status."""
+    with CtrlC() as interrupted:
+        asked = _asked(args)
+        at_a_time = 1 if asked is None or isinstance(asked, str) else _at_a_time(args, asked)
+        model, options = _load(args, bundle, interrupted, args.threads if at_a_time == 1 else 1)
+        if isinstance(asked, str):
+            _one(model, asked, options, args)
+        elif asked is not None:
+            from edge.cli.run.lines import run_lines
+
+            return run_lines(model, asked, options, args, at_a_time)
+        elif not sys.stdin.isatty():
+            _pipe(model, options, args, interrupted)
+    if asked is None and sys.stdin.isatty():
+        _dialogue(model, options, args, interrupted)
+        return 0
+    return INTERRUPTED if interrupted() else 0
+
+
+def _asked(args: argparse.Namespace) -> str | list[str] | None:
+    """One text, the lines of a file, or None where lines come one by one from standard input."""
+    if args.file is not None:
+        text = read_prompt(args.prompt, args.file)  # refuses two prompts
+        return lines_of(text or "")
+    if args.output is not None:
+        raise InputError(OUTPUT_OF_LINES)
+    return None if args.prompt is None else read_prompt(args.prompt, None)
+
+
+def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
+    """How many of a file's lines are answered at a time, each by a thread of its own: they wait for each other far less
+    than threads that share a step's products do. Under a memory limit and with layers left out one after the other, by
+    all threads: the one has room for one line, the other decides line by line what the engine runs."""
+    from edge.runtime.providers.threads import check_threads, default_threads
+    from edge.runtime.skip import OFF
+
+    check_threads(args.threads)
+    if args.memory is not None or args.skip != OFF:
+        return 1
+    return max(1, min(args.threads or default_threads(), sum(map(bool, map(str.strip, lines)))))
+
+
+def _load(
+    args: argparse.Namespace, bundle: Bundle, interrupted: CtrlC, threads: int | None
+) -> tuple[Text2Text, Text2TextOptions]:
+    from edge.runtime.engine.variant import LoadOptions
+    from edge.runtime.load import start
+
+    loading = start(bundle, LoadOptions(**taken(args, LOADED), threads=threads))
+    from edge.runtime.text2text import Text2Text, Text2TextOptions
+
+    given = taken(args, SHAPING)
+    if args.beam_groups is not None:
+        given["groups"] = args.beam_groups
+    if args.early_stopping is not None:
+        given["early_stopping"] = EARLY_STOPPING[args.early_stopping]
+    options = Text2TextOptions(**given, interrupted=interrupted)
+    model = loading.model()
+    assert isinstance(model, Text2Text)
+    return model, options
+
+
+def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.Namespace) -> None:
+    if args.json or options.n_best > 1:
+        from edge.cli.run.lines import answer
+
+        print(answer(model, text, options, args.json).shown, flush=True)
+    else:
+        show_with_figures(model.stream(text, options))
+
+
+def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace, interrupted: CtrlC) -> None:
+    """Answer each line of standard input as it comes, on a line of its own; blank ones stay blank."""
+    from edge.cli.run.lines import answer
+
+    model.check(options)
+    for number, data in enumerate(sys.stdin.buffer, 1):
+        line = decoded(data, f"Line {number} of standard input")
+        try:
+            shown = answer(model, line, options, args.json).shown if line.strip() else ""
+        except InputError as e:
+            raise InputError(f"Line {number} of standard input: {e}") from None
+        if interrupted():
+            return
+        print(shown, flush=True)
+
+
+def _dialogue(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace, interrupted: CtrlC) -> None:
+    """Ask for a text, answer it, and again, until the end of the input; a text knows nothing of those before it."""
+    model.check(options)
+    note(f"{model.bundle.manifest.name} · a line at a time · Ctrl-C stops an answer · /quit leaves")
+    while (line := ask()) is not None:
+        if not line.strip():
+            continue
+        if line.strip() == "/quit":
+            return
+        try:
+            with interrupted:
+                _one(model, line, options, args)
+        except InputError as e:
+            note(str(e))

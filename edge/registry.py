@@ -1,0 +1,81 @@
+"""Folders whose modules are found by name, so that adding one touches no other file.
+
+A module of such a folder says at its top level, as literals: its `NAME`, or `NAMES` where it answers to several; one
+line of `HELP` for a person; and the `TRAITS` that others must know before they choose it. These are read from the
+source, and the module is imported when it is loaded, because some need Torch. Modules without a name are helpers.
+
+    POLICIES = Registry("edge.runtime.skip", "skip policy")
+    POLICIES.find("first").load().make(bundle)
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edge.errors import InputError
+
+_FACT = re.compile(r"^(NAMES?|HELP|TRAITS) = (.*\n(?:[ )\]}].*\n)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a module says of itself. module: its import name."""
+
+    name: str
+    module: str
+    help: str
+    traits: Mapping[str, Any]
+
+    def load(self) -> ModuleType:
+        """Import the module."""
+        return importlib.import_module(self.module)
+
+
+class Registry(Mapping[str, Entry]):
+    """The modules of a package that have a name, by name, in the order of their files. what: what one of them is."""
+
+    def __init__(self, package: str, what: str) -> None:
+        self.package = package
+        self.what = what
+
+    def find(self, name: str) -> Entry:
+        """The entry of this name.
+
+        Raises:
+            InputError: there is none; the sentence says which there are.
+        """
+        if name not in self:
+            raise InputError(f"There is no {self.what} {name!r}; choose one of {', '.join(self)}.")
+        return self[name]
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        entries: dict[str, Entry] = {}
+        for found in pkgutil.iter_modules(importlib.import_module(self.package).__path__, f"{self.package}."):
+            spec = importlib.util.find_spec(found.name)
+            assert spec is not None and spec.origin is not None
+            source = Path(spec.origin).read_text(encoding="utf-8")
+            facts = {fact: ast.literal_eval(value.strip()) for fact, value in _FACT.findall(source)}
+            for name in facts.get("NAMES", (facts["NAME"],) if "NAME" in facts else ()):
+                assert name not in entries, f"{found.name} and {entries[name].module} have the same name: {name}"
+                entries[name] = Entry(name, found.name, facts.get("HELP", ""), facts.get("TRAITS", {}))
+        return entries

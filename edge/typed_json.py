@@ -1,0 +1,81 @@
+"""JSON documents read as dataclasses: a field that is missing or of another type is named in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any, TypeVar
+
+from edge.errors import BundleError, EdgeError
+
+ADVICE = "export the model again"  # for what a bundle holds
+WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+T = TypeVar("T")
+
+
+def read_json(
+    text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
+) -> dict[str, Any]:
+    """The JSON object in `text`; `error`, with the advice, where it holds something else."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise error(f"{where} is not valid JSON ({e}); {advice}.") from None
+    if not isinstance(raw, dict):
+        raise error(f"{where} must hold a JSON object, not a {type(raw).__name__}; {advice}.")
+    return raw
+
+
+class _Misfit(Exception):
+    """A field is missing or of another type."""
+
+
+def typed(
+    raw: dict[str, Any], kind: type[T], where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
+) -> T:
+    """A dataclass from a JSON object; `error` names a field that is missing or of another type, with the advice."""
+    try:
+        return typing.cast(T, _value(raw, kind, ""))
+    except _Misfit as e:
+        raise error(f"{where}{e}; {advice}.") from None
+
+
+def _value(raw: Any, kind: Any, path: str) -> Any:
+    """`raw` checked against the type `kind` and turned into it; `path` is its place in the document."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(raw, dict):
+            raise _mismatch(path, "an object", raw)
+        hints = typing.get_type_hints(kind)
+        values = {}
+        for f in dataclasses.fields(kind):
+            place = f"{path}.{f.name}" if path else f.name
+            if f.name in raw:
+                values[f.name] = _value(raw[f.name], hints[f.name], place)
+            elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+                raise _Misfit(f" lacks the field {place!r}")
+        return typing.cast(Any, kind)(**values)
+    if origin is types.UnionType:  # `X | None`, or several of JSON's own types
+        if raw is None and types.NoneType in args:
+            return None
+        return _value(raw, type(raw) if type(raw) in args else args[0], path)
+    if origin is list:
+        if not isinstance(raw, list):
+            raise _mismatch(path, "a list", raw)
+        return [_value(item, args[0], f"{path}[{i}]") for i, item in enumerate(raw)]
+    if origin is dict:
+        if not isinstance(raw, dict):
+            raise _mismatch(path, "an object", raw)
+        return {key: _value(item, args[1], f"{path}.{key}") for key, item in raw.items()}
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        return float(raw)
+    if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):
+        raise _mismatch(path, WORDS[kind], raw)
+    return raw
+
+
+def _mismatch(path: str, wanted: str, raw: Any) -> _Misfit:
+    return _Misfit(f": the field {path!r} must be {wanted}, not {str(raw)[:60]!r}")

@@ -1,0 +1,54 @@
+"""Decoder graphs: a checkpoint's configuration and weights become `graphs/decoder.onnx`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge.bundle import BundleWriter
+from edge.export.graph.blocks import Attention, heads_of
+from edge.export.graph.families import find_family
+from edge.export.graph.llama_like import Decoder
+from edge.export.graph.step import DECODER, Built, ModelSource, configuration, step_graph, write_graph
+from edge.export.graph.weights import Weights
+from edge.export.graph.wide import build_wide
+from edge.export.quantize.base import Weight
+from edge.manifest import Dims, KVLayer, KVLayout
+
+
+def build_decoder(
+    checkpoint: ModelSource,
+    weights: Mapping[str, Weight],
+    writer: BundleWriter,
+    max_context: int,
+    wide: Mapping[str, Weight] | None = None,
+) -> Built:
+    """Write a decoder's tensors and its step graph into the bundle, and those of the wide form where `wide` has them.
+
+    weights: every linear's and the embedding's matrix by parameter name; norms and biases are read from the
+    checkpoint. max_context: the number of positions the graph can take.
+
+    Raises:
+        ExportError: the model's type is of no known family, or it asks for what no graph can do.
+    """
+    name, family = find_family(str(checkpoint.config.get("model_type")))
+    config = configuration(checkpoint.config)
+    store = Weights(checkpoint, weights, writer)
+    decoder: Decoder = family.build(config, store, max_context)
+    attention = [m for m in decoder.modules() if isinstance(m, Attention)]  # in the layers' order
+    kv = KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])
+    graphs = [write_graph(writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True).graph)]
+    heads = heads_of(config)
+    dims = Dims(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=heads.query,
+        num_kv_heads=heads.key_value,
+        head_dim=heads.dim,
+        vocab_size=config.vocab_size,
+    )
+    form = None
+    if wide is not None:
+        graph, form = build_wide(checkpoint, family, config, wide, store, writer, kv, max_context)
+        graphs.append(graph)
+    return Built(name, dims, kv, store.groups(), graphs, form)

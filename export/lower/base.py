@@ -1,0 +1,131 @@
+"""The seam between a model's mathematics and a target's operators.
+
+Modules say `op.rms_norm(x, weight, eps)` or `op.product(x, matrix)`, and a target says which operators that is. One
+file or folder next to this one is one target; no other names fused operators or quantized products.
+
+B is the number of sequences, S of new tokens, T of keys, H the hidden size. All values are float32.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript import GraphBuilder, OpBuilder, nn
+
+if TYPE_CHECKING:
+    from edge.export.graph.blocks import Heads, Step
+    from edge.export.graph.linear import Embedding, Linear
+
+Value = ir.Value
+
+
+def scalar(op: OpBuilder, name: str, value: float) -> Value:
+    """A float32 constant."""
+    return op.initializer(ir.tensor(np.float32(value), name=name))
+
+
+class Lowering(OpBuilder, ABC):
+    """The `op` that modules are given. ONNX's own operators are its attributes, as of any OpBuilder."""
+
+    domains: ClassVar[Mapping[str, int]]  # of operators that are not ONNX's own, with their versions
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        super().__init__(builder, "", builder.graph.opset_imports[""])
+
+    # Norms over the last axis
+
+    @abstractmethod
+    def rms_norm(self, x: Value, weight: nn.Parameter, eps: float) -> Value:
+        """x by its root mean square, times the weight."""
+
+    @abstractmethod
+    def add_rms_norm(self, x: Value, added: Value, weight: nn.Parameter, eps: float) -> tuple[Value, Value]:
+        """The norm of x + added, and the sum."""
+
+    @abstractmethod
+    def layer_norm(self, x: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float) -> Value:
+        """x, centred and scaled, times the weight, plus the bias."""
+
+    @abstractmethod
+    def add_layer_norm(
+        self, x: Value, added: Value, weight: nn.Parameter, bias: nn.Parameter, eps: float, *, many_rows: bool
+    ) -> tuple[Value, Value]:
+        """The layer norm of x + added, and the sum. many_rows: of an encoder's long input, not of a step."""
+
+    # Products
+
+    @abstractmethod
+    def matmul(self, a: Value, b: Value, *, scale: float = 1.0, transposed: bool = False) -> Value:
+        """a @ b, or a @ b^T where `transposed`, times the scale."""
+
+    @abstractmethod
+    def product(self, x: Any, matrix: Linear) -> Value:
+        """x W^T + b of a stored matrix W [N, K]: [B, S, K], or what `shared` made of it, to [B, S, N]."""
+
+    @abstractmethod
+    def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
+        """x as all of these products read it, where they can share what is made of it; else x itself."""
+
+    @abstractmethod
+    def rows(self, ids: Value, matrix: Embedding) -> Value:
+        """The rows [B, S, H] of a stored embedding."""
+
+    # Attention
+
+    @abstractmethod
+    def attention(
+        self,
+        parts: Sequence[Value],
+        step: Step,
+        layer: int,
+        *,
+        heads: Heads,
+        scale: float,
+        rope: tuple[Value, Value] | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> tuple[Value, Value, Value]:
+        """Causal self-attention over a layer's cache, which grows in place: the result, and the cache's key and value.
+
+        parts: query, key and value, each [B, S, heads * dim], or one value with all three side by side. rope: tables
+        of cosines and sines by which queries and keys are rotated; None: they are not. window: how many tokens, itself
+        included, a token attends to. softcap: bounds the scores.
+        """
+
+    @abstractmethod
+    def full_attention(
+        self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
+    ) -> Value:
+        """Attention of all queries [1, S, heads * dim] to all keys and values, which are of the same form, or
+        [1, heads, T, dim]. bias: [1, heads, S, T], added to the scores."""
+
+    @abstractmethod
+    def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
+        """The heads of x [1, T, heads * dim] rotated by their positions [1, T]."""
+
+    # Activations
+
+    @abstractmethod
+    def silu(self, x: Value) -> Value: ...
+
+    @abstractmethod
+    def gelu(self, x: Value) -> Value: ...
+
+    @abstractmethod
+    def gelu_tanh(self, x: Value) -> Value:
+        """GELU by its approximation with tanh."""
+
+    # Results
+
+    @abstractmethod
+    def likeliest(self, logits: Value, vocab_size: int) -> Value:
+        """The token with the largest logit of each row, the first of equals: [B, R, V] to [B, R]."""
+
+    @staticmethod
+    @abstractmethod
+    def keeps_scores(node: ir.Node) -> bool:
+        """Whether a node is attention that has all its scores in memory at a time."""

@@ -1,0 +1,187 @@
+"""The step graph over a KV cache in 8 bits: a quarter of the memory, and of what a token behind a long text reads.
+
+It is a file beside the whole graph, over the same weights, that a host loads in its place. A key or value is stored as
+a signed byte, with one scale for each head and channel of a layer, found on the calibration text. Rotary positions turn
+pairs of channels into each other, so that both of a pair have the scale of the longest pair: it holds at all positions.
+
+Attention has two branches, because onnxruntime's attention over bytes takes each new token by itself. That is fast for
+one token and takes four times as long for 256; so steps of more than `KV8_STEP` tokens make floats of the rows that are
+there, attend to those, and write the new rows as bytes. Both write in place, into the buffers that the host bound. A
+branch costs 2 us (onnxruntime 1.31).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike, NDArray
+
+from edge.bundle import BundleWriter
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, write_graph
+from edge.manifest import KV8, KV8_STEP, Graph
+from edge.runtime.check.perplexity import pieces
+from edge.runtime.engine.engine import Engine
+
+PATH = "graphs/kv8.onnx"
+OPSET, IR_VERSION = 24, 11  # that TensorScatter came with
+INT8 = ir.DataType.INT8
+MARGIN = 1.2  # of the largest values that the calibration text had: others may have larger ones
+QUIET = 0.01  # of a layer's largest value, that no channel's is taken for less
+PAST, COSINES, SCALES = 3, 7, 12  # inputs of GroupQueryAttention: key and value; the rotary table; their scales
+
+Largest = tuple[NDArray[np.float32], NDArray[np.float32]]  # of a layer's keys and values, each [heads, head_dim]
+
+
+def write_kv8(writer: BundleWriter, engine: Engine, windows: Iterable[NDArray[np.int64]]) -> Graph:
+    """Write the graph beside the decoder's, which was written before.
+
+    engine: over the decoder's graph. windows: texts [S] that its keys and values are measured on.
+    """
+    graph = ir.load(writer.staging / DECODER).graph
+    for_one_sequence(graph)  # it counts tokens, and writes them behind one number of rows
+    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+    largest = _largest(engine, windows, [_rotated(node) for node in nodes])
+    shared = _Shared(graph)
+    for layer, (node, found) in enumerate(zip(nodes, largest, strict=True)):
+        _replace(graph, node, layer, found, shared)
+    graph.opset_imports[""] = OPSET
+    return write_graph(writer, KV8, PATH, graph, ir_version=IR_VERSION)
+
+
+def _rotated(node: ir.Node) -> int:
+    """How many channels of a head an attention node turns by position: pairs of one from each half of them."""
+    table = node.inputs[COSINES] if len(node.inputs) > COSINES else None
+    if table is None or table.shape is None:
+        return 0
+    half = table.shape[-1]
+    assert isinstance(half, int)
+    return 2 * half
+
+
+def _largest(engine: Engine, windows: Iterable[NDArray[np.int64]], rotated: Sequence[int]) -> list[Largest]:
+    """The largest absolute keys and values of each layer, head and channel; of channels that are turned, the length of
+    the longest pair."""
+    layers = engine.bundle.manifest.kv.layers
+    found = [(np.zeros((n.heads, n.head_dim), np.float32), np.zeros((n.heads, n.head_dim), np.float32)) for n in layers]
+    cache = engine.new_cache()
+    for tokens in windows:
+        cache.reset()
+        for piece in pieces(tokens[: cache.room]):
+            engine.step(cache, piece)
+        for (key, value), largest, turned in zip(cache.buffers, found, rotated, strict=True):
+            rows = np.abs(key[0, :, : cache.length])
+            pairs = np.hypot(rows[..., : turned // 2], rows[..., turned // 2 : turned])
+            rows[..., :turned] = np.concatenate([pairs, pairs], -1)
+            np.maximum(largest[0], rows.max(1), out=largest[0])
+            np.maximum(largest[1], np.abs(value[0, :, : cache.length]).max(1), out=largest[1])
+    return found
+
+
+class _Shared:
+    """What the branches of all layers read: how many rows there are, and whether the step is a large one."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        inputs = {value.name: value for value in graph.inputs}
+        self._graph = graph
+        self.start, self.axis = self.constant("start", [0]), self.constant("axis", [2])
+        self.one, self.end = self.constant("one", [1]), self.constant("end", [2**62])
+        self.unit, self.zero = self.constant("unit", 1, np.float32), self.constant("zero", 0, np.int8)
+        size = ir.node("Size", [inputs["input_ids"]])
+        large = ir.node("Greater", [size.outputs[0], self.constant("most", KV8_STEP)])
+        total = ir.node("Cast", [inputs["total_sequence_length"]], {"to": INT64})
+        past = ir.node("Sub", [total.outputs[0], size.outputs[0]])
+        rows = ir.node("Reshape", [past.outputs[0], self.one])
+        graph.insert_before(graph[0], _named("kv8.step", [size, large, total, past, rows]))
+        self.large, self.rows = large.outputs[0], rows.outputs[0]
+
+    def constant(self, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
+        """An initializer of the whole graph, which its branches see."""
+        return add_constant(self._graph, f"kv8.{name}", values, dtype)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, shared: _Shared) -> None:
+    """Put both branches of one layer in the place of its attention."""
+    scales = []
+    for part, values in zip(("key", "value"), largest, strict=True):
+        scale = np.maximum(values, max(QUIET * float(values.max()), 1e-6)) * (MARGIN / 127)
+        scales.append(shared.constant(f"{layer}.{part}", scale.reshape(-1), np.float32))
+        for value in (*graph.inputs, *graph.outputs):
+            if value.name in (f"past.{layer}.{part}", f"present.{layer}.{part}"):
+                value.type = ir.TensorType(INT8)
+    shape = shared.constant(f"{layer}.shape", [1, largest[0].shape[0], 1, largest[0].shape[1]])
+    name = f"kv8.{layer}"
+    branches = {
+        "then_branch": _large_step(graph, node, f"{name}.large", scales, shape, shared),
+        "else_branch": _small_step(graph, node, f"{name}.small", scales),
+    }
+    chosen = ir.Node(
+        "",
+        "If",
+        [shared.large],
+        [ir.AttrGraph(branch, body) for branch, body in branches.items()],
+        num_outputs=3,
+        name=name,
+    )
+    old = list(node.outputs)
+    for value, new in zip(old, chosen.outputs, strict=True):
+        new.name, new.type, new.shape = value.name, value.type, value.shape
+    graph.insert_before(node, chosen)
+    old[0].replace_all_uses_with(chosen.outputs[0])
+    for i, value in enumerate(graph.outputs):
+        if value in old:
+            graph.outputs[i] = chosen.outputs[old.index(value)]
+    graph.remove(node, safe=True)
+
+
+def _small_step(graph: ir.Graph, node: ir.Node, name: str, scales: Sequence[ir.Value]) -> ir.Graph:
+    """Attention over bytes, which writes the new rows too."""
+    inputs = [*node.inputs, *[None] * (SCALES - len(node.inputs)), *scales]
+    kinds = [ir.AttrString(f"{part}_quant_type", "PER_CHANNEL") for part in ("k", "v")]
+    attend = _attention(node, inputs, [*kinds, ir.AttrInt64("kv_cache_bit_width", 8)])
+    return _branch(graph, name, [attend], attend.outputs)
+
+
+def _large_step(
+    graph: ir.Graph, node: ir.Node, name: str, scales: Sequence[ir.Value], shape: ir.Value, shared: _Shared
+) -> ir.Graph:
+    """Attention over floats made of the rows that are there, and of the new ones, which are then written as bytes."""
+    nodes, inputs, by_channel = list[ir.Node](), list(node.inputs), list[ir.Value]()
+
+    def add(operator: str, given: Sequence[ir.Value | None], **attributes: int) -> ir.Value:
+        nodes.append(ir.node(operator, given, attributes))
+        return nodes[-1].outputs[0]
+
+    for part, scale in enumerate(scales):
+        by_channel.append(add("Reshape", [scale, shape]))
+        rows = add("Slice", [node.inputs[PAST + part], shared.start, shared.rows, shared.axis])
+        inputs[PAST + part] = add("Mul", [add("Cast", [rows], to=int(FLOAT)), by_channel[part]])
+    attend = _attention(node, inputs, [])
+    nodes.append(attend)
+    made = [attend.outputs[0]]
+    for part, present in enumerate(attend.outputs[1:]):
+        rows = add("Slice", [present, shared.rows, shared.end, shared.axis])
+        steps = add("QuantizeLinear", [add("Div", [rows, by_channel[part]]), shared.unit, shared.zero])
+        made.append(add("TensorScatter", [node.inputs[PAST + part], steps, shared.rows], axis=-2))
+    return _branch(graph, name, nodes, made)
+
+
+def _attention(node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Sequence[ir.Attr]) -> ir.Node:
+    """An attention node like `node`, that reads these inputs and has further attributes."""
+    own = [ir.Attr(attribute.name, attribute.type, attribute.value) for attribute in node.attributes.values()]
+    return ir.Node(node.domain, node.op_type, inputs, [*own, *attributes], num_outputs=3)
+
+
+def _branch(graph: ir.Graph, name: str, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> ir.Graph:
+    """A branch of these nodes, which reads the values of the graph around it."""
+    return ir.Graph([], outputs, nodes=_named(name, nodes), opset_imports=graph.opset_imports, name=name)
+
+
+def _named(name: str, nodes: Sequence[ir.Node]) -> Sequence[ir.Node]:
+    """The nodes, with names of their own and of what they make."""
+    for i, node in enumerate(nodes):
+        node.name = f"{name}.{i}"
+        for j, value in enumerate(node.outputs):
+            value.name = f"{node.name}.{j}"
+    return nodes

@@ -1,0 +1,19 @@
+"""Weights that stay in 32-bit floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+NAME = "fp32"
+HELP = "32-bit floating point"
+TRAITS = {"blocks": False, "most_kl": 1e-3, "least_top1": 0.99}
+
+
+def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+    return LazyWeights(matrices(checkpoint), lambda name: FloatTensor(checkpoint.read(name)))

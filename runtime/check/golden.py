@@ -1,0 +1,369 @@
+"""Golden answers: recorded at export, replayed by any host to prove that it computes what the exporter computed.
+
+A replay is forced along the recorded tokens: after every step the recorded token is fed, whatever the host itself
+would have chosen. Where each step's best token is the recorded one, free greedy decoding gives the same answer too;
+and where one is not, the steps behind it are still comparable.
+
+Two right hosts need not agree in the last bits of a logit: another instruction set adds in another order, and
+rounding activations to 8 bits amplifies that, from layer to layer and from token to token. So the recorder answers a
+second time with its other kernels (for steps of two rows, from the prompt on) and writes a multiple of how far the two
+part down as the tolerance: by how much the distance between two of the best logits may differ. (A shift common to all
+logits changes no probability.) Some kernels round alike for one row and two, and an encoder has one kernel: so the
+keys and values of the prompt and of the input are changed, too, by as much as rounding activations to 8 bits does,
+where products do that. A token
+that is not the recorded one but whose logit is no farther above it than the tolerance is a near-tie, not damage.
+Near-ties are rare by nature, so that many of them are damage again.
+
+A run may take other graphs than the decoder's (`roles`). Trees and the graph that skips compute the same, and replay
+the same answers. The int8 prefill graph (`wide`) and the one over a KV cache in int8 round otherwise: the recorder
+writes down what they say along the same answers. Their tolerance is the distance of their logits from the decoder's:
+two hosts that round alike, but for some last bits, differ by less than two ways of rounding do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import GOLDEN, Bundle
+from edge.errors import BundleError
+from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import BLOCKED, Engine, Tree
+from edge.runtime.engine.variant import DECODER, TREE, WIDE, Variant
+from edge.runtime.load import make_engine
+from edge.runtime.providers import AUTO
+from edge.runtime.providers.base import Provider
+from edge.typed_json import read_json, typed
+
+TOP = 5
+MARGIN = 2.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
+LEAST_TOLERANCE = 1e-3
+ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and values, in multiples of their size (RMS)
+MOST_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
+MOST_OTHERS = 1 / 4  # of the tokens of a graph that rounds otherwise, where nothing was recorded of the graph itself
+
+ROUNDED = (WIDE, KV8)  # what rounds otherwise than the decoder, and has answers of its own
+
+
+@dataclass(frozen=True)
+class TopLogits:
+    """The best tokens of one step, best first, and their logits."""
+
+    ids: list[int]
+    logits: list[float]
+
+
+@dataclass(frozen=True)
+class FormCase:
+    """What a graph says along a recorded answer: its own best token of each step, and the logits of two."""
+
+    ids: list[int]
+    first: TopLogits
+    last: TopLogits
+
+    def at(self, step: int) -> TopLogits | None:
+        """The logits that were recorded of a step; None of most."""
+        return {0: self.first, len(self.ids) - 1: self.last}.get(step)
+
+    def fits(self, tokens: int, vocab: int) -> bool:
+        """Whether it is a record of so many tokens, at least one, of a vocabulary."""
+        tops = self.first, self.last
+        return (
+            len(self.ids) == tokens > 0
+            and all(top.ids and len(top.ids) == len(top.logits) for top in tops)
+            and all(0 <= token < vocab for token in (*self.ids, *self.first.ids, *self.last.ids))
+        )
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token.
+
+    An encoder-decoder's prompt is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)`
+    where it reads audio.
+    """
+
+    prompt_ids: list[int]
+    greedy_ids: list[int]
+    first: TopLogits
+    last: TopLogits
+    source_ids: list[int] = field(default_factory=list)
+    source_seed: int | None = None
+
+    @property
+    def own(self) -> FormCase:
+        """What the decoder's own graph says."""
+        return FormCase(self.greedy_ids, self.first, self.last)
+
+
+@dataclass(frozen=True)
+class GoldenForm:
+    """What a graph that rounds otherwise says along the answers of all cases."""
+
+    role: str
+    tolerance: float
+    cases: list[FormCase]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The content of `golden.json`."""
+
+    recorder: str
+    tolerance: float  # by how much the distance between two of a step's best logits may differ
+    cases: list[GoldenCase]
+    forms: list[GoldenForm] = field(default_factory=list)  # none in bundles that were exported earlier
+
+    def form(self, role: str) -> GoldenForm:
+        """What the graph with this role should say: what was recorded of it or of the decoder, with any tolerance where
+        the graph rounds otherwise and nothing was recorded of it."""
+        tolerance = math.inf if role in ROUNDED else self.tolerance
+        others = GoldenForm(role, tolerance, [case.own for case in self.cases])
+        return next((form for form in self.forms if form.role == role), others)
+
+
+@dataclass
+class GoldenReport:
+    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong.
+
+    tolerance: infinite where nothing was recorded of the graph, so that all tokens but the decoder's are near-ties.
+    """
+
+    tolerance: float
+    prompts: int = 0
+    tokens: int = 0
+    largest_difference: float = 0.0
+    near_ties: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+
+@dataclass(frozen=True)
+class GoldenInput:
+    """What a golden answer is recorded for; see `GoldenCase`."""
+
+    prompt_ids: list[int]
+    source_ids: list[int] = field(default_factory=list)
+    source_seed: int | None = None
+
+
+def roles(manifest: Manifest) -> list[str]:
+    """The graphs that a run could take to answer with, the decoder's own first."""
+    there = {graph.role for graph in manifest.graphs}
+    if manifest.wide is not None and not manifest.wide.known:
+        there.remove(WIDE)
+    return [DECODER, *(role for role in (WIDE, KV8, TREE, SKIP) if role in there)]
+
+
+def open_role(
+    bundle: Bundle,
+    role: str,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    provider: str | Provider = AUTO,
+) -> Engine:
+    """An engine for the graph with this role.
+
+    Raises:
+        BundleError: the graph cannot be loaded.
+    """
+    policy = None
+    if role == SKIP:
+        from edge.runtime.skip.all_layers import AllLayers
+
+        policy = AllLayers(bundle)
+    kv, graph = INT8 if role == KV8 else FLOAT32, DECODER if role == WIDE else role
+    return make_engine(bundle, Variant(graph, kv, role == WIDE, policy, context=context), provider, threads)
+
+
+def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> Golden:
+    """For each input its greedy answer of `tokens` tokens, past any end token, and the top logits of the first and last
+    step. A prompt and its answer must fit in the engine's context.
+    """
+    import onnxruntime
+
+    cases: list[GoldenCase] = []
+    apart = 0.0
+    for given in inputs:
+        prompt = given.prompt_ids
+        cache = _new_cache(engine, given, len(prompt) + tokens + 1)
+        tops = [_top(engine.step(cache, np.array(prompt, np.int64))[0])]
+        while len(tops) < tokens:
+            tops.append(_top(engine.step(cache, np.array(tops[-1].ids[:1], np.int64))[0]))
+        answer = [top.ids[0] for top in tops]
+        apart = max(apart, _apart(engine, given, tops))
+        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
+    tolerance = float(f"{max(LEAST_TOLERANCE, MARGIN * apart):.2g}")
+    return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
+
+
+def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
+    """What the graph with this role, one of `ROUNDED`, says along the recorded answers."""
+    cases, apart = [], golden.tolerance
+    for case in golden.cases:
+        ids: list[int] = []
+        tops: list[TopLogits] = []
+        for i, logits in enumerate(_forced(engine, case, role)):
+            ids.append(int(logits.argmax()))
+            if recorded := case.own.at(i):
+                tops.append(_top(logits))
+                apart = max(apart, _distance(logits, recorded))
+        cases.append(FormCase(ids, tops[0], tops[-1]))
+    return GoldenForm(role, float(f"{apart:.2g}"), cases)
+
+
+def read_golden(bundle: Bundle) -> Golden:
+    """The bundle's golden answers.
+
+    Raises:
+        BundleError: the file cannot be read, or does not hold what `record_golden` writes.
+    """
+    path = bundle.path(GOLDEN)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
+    golden = typed(read_json(text, str(path)), Golden, str(path))
+    vocab = bundle.manifest.dims.vocab_size
+    for i, case in enumerate(golden.cases):
+        known = all(0 <= token < vocab for token in (*case.prompt_ids, *case.source_ids))
+        if not case.prompt_ids or not known or not case.own.fits(len(case.greedy_ids), vocab):
+            raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
+    if not golden.cases:
+        raise BundleError(f"{path} holds no recorded answers; export the model again.")
+    for form in golden.forms:
+        sizes = [len(case.greedy_ids) for case in golden.cases]
+        if len(form.cases) != len(sizes) or not all(map(FormCase.fits, form.cases, sizes, repeat(vocab))):
+            where = f"{path}: forms {form.role!r}"
+            raise BundleError(f"{where} is no record of this model's answers; export the model again.")
+    return golden
+
+
+def replay_golden(
+    engine: Engine, golden: Golden, progress: Callable[[int], object] = lambda tokens: None, *, role: str = DECODER
+) -> GoldenReport:
+    """Run every recorded answer on this host, in the graph with this role. `progress` is told how many tokens were just
+    checked."""
+    form = golden.form(role)
+    report = GoldenReport(form.tolerance)
+    for number, (case, own) in enumerate(zip(golden.cases, form.cases, strict=True), 1):
+        report.prompts += 1
+        for i, logits in enumerate(_forced(engine, case, role)):
+            place = f"prompt {number}, token {i + 1}"
+            _check_token(report, place, logits, own.ids[i])
+            if top := own.at(i):
+                _check_logits(report, place, logits, top)
+            report.tokens += 1
+            progress(1)
+    ties = len(report.near_ties)
+    most, what = (MOST_NEAR_TIES, "near-ties") if form.tolerance < math.inf else (MOST_OTHERS, "not the decoder's")
+    if ties > most * report.tokens:
+        report.faults.append(f"{ties} of {report.tokens} tokens are {what}, of which there should be a few")
+    return report
+
+
+def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[NDArray[np.float32]]:
+    """The logits [V] that choose each token of the answer, each given the recorded tokens before it: token by token, or
+    all at once in the int8 prefill graph, which is there for steps of many."""
+    cache = _new_cache(engine, case, len(case.prompt_ids) + len(case.greedy_ids))
+    prompt, answer = np.array(case.prompt_ids, np.int64), np.array(case.greedy_ids[:-1], np.int64)
+    if role == WIDE:
+        assert engine.wide is not None
+        yield engine.wide.step(cache, prompt)[0]
+        if len(answer):
+            yield from engine.wide.step(cache, answer, np.arange(len(answer)))
+        return
+    yield engine.step(cache, prompt)[0]
+    for token in answer:
+        yield _branched(engine, cache, token) if role == TREE else engine.step(cache, token[None])[0]
+
+
+def _branched(engine: Engine, cache: KVCache, token: np.int64) -> NDArray[np.float32]:
+    """The logits [V] after `token`, which stands in a tree next to itself; the tree's other branch is dropped."""
+    length = cache.length
+    bias = np.zeros((2, length + 2), np.float32)
+    bias[[0, 1], [length + 1, length]] = BLOCKED  # neither sees the other
+    tree = Tree(np.array([length, length]), bias)
+    logits: NDArray[np.float32] = engine.step(cache, np.array([token, token]), np.array([0]), tree=tree)[0]
+    cache.truncate(length + 1)
+    return logits
+
+
+def _new_cache(engine: Engine, given: GoldenInput | GoldenCase, capacity: int) -> KVCache:
+    if engine.encoder is None:
+        return engine.new_cache(capacity)
+    if given.source_seed is None:
+        return engine.new_cache(capacity, engine.encoder.encode_text(np.array(given.source_ids, np.int64)))
+    return engine.new_cache(capacity, engine.encoder.encode_audio(noise(given.source_seed)))
+
+
+def noise(seed: int, samples: int = 32_000) -> NDArray[np.float32]:
+    """Audio that any host can make alike: a linear congruential generator's upper half words (Numerical Recipes'
+    constants, modulo 2**32), as samples from -0.1 to 0.1."""
+    state, words = seed, np.empty(samples, np.float32)
+    for i in range(samples):
+        state = (1664525 * state + 1013904223) % 2**32
+        words[i] = state >> 16
+    return (words - 32768) * np.float32(0.1 / 32768)
+
+
+def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: int) -> None:
+    best = int(logits.argmax())
+    if best == recorded:
+        return
+    gap = float(logits[best] - logits[recorded])
+    if gap <= report.tolerance:
+        report.near_ties.append(f"{place}: {best} in place of {recorded}, whose logit is only {gap:.2g} lower")
+    else:
+        report.faults.append(f"{place}: {best} in place of the recorded {recorded}, whose logit is {gap:.3g} lower")
+
+
+def _check_logits(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: TopLogits) -> None:
+    difference = _distance(logits, recorded)
+    report.largest_difference = max(report.largest_difference, difference)
+    if not difference <= report.tolerance:  # so that NaN is a fault
+        report.faults.append(f"{place}: two logits are {difference:.3g} farther apart or closer than recorded")
+
+
+def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:
+    """By how much the distance between two of the best logits differs from the recorded one, at most."""
+    return float(np.ptp(logits[recorded.ids] - np.array(recorded.logits, np.float32)))
+
+
+def _top(logits: NDArray[np.float32]) -> TopLogits:
+    ids = np.argsort(-logits, kind="stable")[:TOP]
+    return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
+
+
+def _apart(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
+    """How far the logits of an answer, of which each step's best are given, part from those of steps of two rows."""
+    answer = [top.ids[0] for top in tops]
+    cache = _new_cache(engine, given, len(given.prompt_ids) + len(answer) + 1)
+    cache.exact = True
+    groups, random = engine.bundle.manifest.groups, np.random.default_rng(0)
+    if cache.cross is not None and any(group.method.startswith("rows") for group in groups):
+        _round(cache.cross.buffers, random)
+    apart = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
+    if any(group.block_size and not group.method.startswith("rows") for group in groups):
+        _round([(key[:, :, : cache.length], value[:, :, : cache.length]) for key, value in cache.buffers], random)
+    for token, top in zip(answer, tops[1:], strict=False):
+        apart = max(apart, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
+    return apart
+
+
+def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:
+    """Change keys and values, in place, by as much as rounding activations to 8 bits does."""
+    for part in (part for pair in pairs for part in pair):
+        size = ROUNDING * float(np.sqrt(np.square(part).mean()))
+        part += size * random.standard_normal(part.shape, np.float32)

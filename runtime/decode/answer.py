@@ -1,0 +1,285 @@
+"""One answer as it streams: tokens become pieces of text until something ends it, and the clock runs along."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from edge.errors import InputError
+from edge.runtime.decode.loop import PLAIN, Drafts, generate
+from edge.runtime.decode.sampling import SamplingOptions, make_sampler
+from edge.runtime.memory.process import MIB, held
+from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.speculate.speculation import Figures, Speculation
+
+FinishReason = Literal["stop", "length", "context", "interrupted"]
+"""``stop``: an end token or a stop string; ``length``: max_tokens; ``context``: the KV cache is full;
+``interrupted``: the caller asked to end it."""
+
+
+def never() -> bool:
+    """For answers that nobody interrupts."""
+    return False
+
+
+@dataclass(frozen=True)
+class GenerateOptions(SamplingOptions):
+    """What shapes one answer: how tokens are chosen (`SamplingOptions`) and what ends it.
+
+    Args:
+        max_tokens: most tokens to generate.
+        stop: strings that end the answer and are left out of it.
+        interrupted: asked before every step; the answer ends once it says True.
+
+    Raises:
+        InputError: a value out of its range.
+    """
+
+    max_tokens: int = 512
+    stop: Sequence[str] = ()
+    interrupted: Callable[[], bool] = never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_tokens < 1:
+            raise InputError(f"The most tokens to generate must be 1 or more, not {self.max_tokens}.")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        StopStrings(self.stop)
+
+
+@dataclass
+class Timings:
+    """The clock of one answer. One object for all of its pieces, brought up to date with each."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0  # of the prompt: those that an earlier turn left in the KV cache
+    generated_tokens: int = 0
+    ttft_ms: float | None = None  # from asking to the first token
+    prefill_s: float = 0.0
+    decode_s: float = 0.0  # after the first token
+    speculation: Figures | None = None  # where drafts were verified
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens run per second, those from the cache not counted; None before the first token."""
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first one; None where there was no second."""
+        return (self.generated_tokens - 1) / self.decode_s if self.decode_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token added to an answer.
+
+    `text` is empty while a character or a possible stop string is not complete. `token_id` is None where no token
+    belongs to it: the last piece of an answer that was interrupted. `finish_reason` is set on the last piece alone.
+    """
+
+    text: str
+    token_id: int | None
+    finish_reason: FinishReason | None
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole answer. `token_ids` are all tokens sampled, an end token and those of a stop string included."""
+
+    text: str
+    token_ids: list[int] = field(repr=False)
+    prompt_tokens: int
+    generated_tokens: int
+    ttft_ms: float | None
+    decode_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None
+    peak_private_mb: float | None  # MiB, of the process so far: see `edge.runtime.memory.process.held`
+    peak_rss_mb: float | None
+    finish_reason: FinishReason
+    speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
+
+
+def own(options: GenerateOptions | None) -> GenerateOptions:
+    """The options of a decoder's answer, by default none.
+
+    Raises:
+        InputError: they are those of another kind of model, half of which would mean nothing.
+    """
+    if options is None:
+        return GenerateOptions()
+    if not isinstance(options, GenerateOptions):
+        raise InputError(f"Answers of a decoder are shaped by GenerateOptions, not by {type(options).__name__}.")
+    return options
+
+
+def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
+    """Raise InputError where a prompt does not fit into the engine's context."""
+    if prompt_tokens > engine.context:
+        what = "raise the context" if engine.plan is None else "raise the memory or the context"
+        raise InputError(
+            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} (the bundle allows up to "
+            f"{engine.bundle.manifest.context}); {advice} or {what}."
+        )
+
+
+def answer(
+    engine: Engine,
+    text: Text,
+    cache: KVCache,
+    prompt: list[int],
+    options: GenerateOptions,
+    *,
+    chunk: int,
+    started_ns: int,
+    speculation: Speculation | None = None,
+) -> Iterator[Piece]:
+    """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
+
+    Args:
+        chunk: most prompt tokens to run in one step.
+        started_ns: `time.perf_counter_ns()` when the answer was asked for.
+        speculation: what drafts, where anything does.
+    """
+    timings = Timings(len(prompt), cache.length)
+    sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+    # What is drawn anew every time has no text to keep to.
+    cache.exact = engine.exact and (options.temperature == 0 or options.seed is not None)
+    ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)  # the last token is never run
+    drafts = drafts_of(speculation, prompt, ends, text, options, timings)
+    new = np.asarray(prompt[cache.length :], np.int64)
+    tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
+    return pieces(tokens, text, timings, ends, started_ns=started_ns)
+
+
+def drafts_of(
+    speculation: Speculation | None,
+    prompt: Sequence[int],
+    ends: Ends,
+    text: Text,
+    options: SamplingOptions,
+    timings: Timings,
+    source: Sequence[int] = (),
+) -> Drafts:
+    """The drafts of an answer to `prompt`, whose figures go with the `timings`. source: see `AnswerDrafts`."""
+    if speculation is None:
+        return PLAIN
+    most, drawn = min(ends.max_tokens, ends.room), options.temperature > 0
+    drafts = speculation.drafts(prompt, most, ends=text.eos, drawn=drawn, source=source)
+    timings.speculation = drafts.figures
+    return drafts
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What ends an answer besides an end token: stop strings, and the counts of tokens asked for and of those that the
+    context has room for."""
+
+    stop: Sequence[str]
+    max_tokens: int
+    room: int
+
+    def reached(self, tokens: int) -> FinishReason | None:
+        """What ends an answer that has so many tokens; None: it may go on."""
+        if tokens == self.max_tokens:
+            return "length"
+        return "context" if tokens == self.room else None
+
+
+def pieces(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Iterator[Piece]:
+    """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
+    somebody interrupted it."""
+    detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)
+    finish: FinishReason | None
+    resumed = time.perf_counter_ns()
+    for token in tokens:
+        _clock(timings, started_ns, resumed)
+        shown, found = stops.push(detokenizer.push(token))
+        finish = "stop" if found or token in text.eos else ends.reached(timings.generated_tokens)
+        if finish is not None:
+            held()  # the peak, while the KV cache is there
+            yield Piece(shown if found else shown + _rest(detokenizer, stops), token, finish, timings)
+            return
+        yield Piece(shown, token, None, timings)
+        resumed = time.perf_counter_ns()
+    yield Piece(_rest(detokenizer, stops), None, "interrupted", timings)
+
+
+def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
+    """Count a token that just came, after the loop went on at `resumed_ns`: the caller's own time is left out."""
+    now = time.perf_counter_ns()
+    if timings.generated_tokens == 0:
+        timings.ttft_ms = (now - started_ns) / 1e6
+        timings.prefill_s = (now - resumed_ns) / 1e9
+    else:
+        timings.decode_s += (now - resumed_ns) / 1e9
+    timings.generated_tokens += 1
+
+
+def _rest(detokenizer: Detokenizer, stops: StopStrings) -> str:
+    """What was held back, now that nothing follows."""
+    shown, found = stops.push(detokenizer.flush())
+    return shown if found else shown + stops.flush()
+
+
+def collect(pieces: Iterable[Piece]) -> Result:
+    """Run an answer to its end and return it whole."""
+    text: list[str] = []
+    ids: list[int] = []
+    for piece in pieces:
+        text.append(piece.text)
+        if piece.token_id is not None:
+            ids.append(piece.token_id)
+    assert piece.finish_reason is not None
+    return result("".join(text), ids, piece.finish_reason, piece.timings)
+
+
+def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Result:
+    """What `collect` makes of `pieces`, for who waits for all of it: the text is decoded once, not with every token,
+    which was a fifth of the time of a small translator's sentences."""
+    if ends.stop:
+        return collect(pieces(tokens, text, timings, ends, started_ns=started_ns))
+    ids: list[int] = []
+    finish: FinishReason | None = None
+    eos = text.eos
+    resumed = time.perf_counter_ns()
+    for token in tokens:
+        if not ids:
+            _clock(timings, started_ns, resumed)
+            resumed = time.perf_counter_ns()
+        ids.append(token)
+        finish = "stop" if token in eos else ends.reached(len(ids))
+        if finish is not None:
+            break
+    if ids:
+        timings.generated_tokens = len(ids)
+        timings.decode_s = (time.perf_counter_ns() - resumed) / 1e9
+    return result(text.decode(ids), ids, finish or "interrupted", timings)
+
+
+def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
+    """A whole answer."""
+    memory = held()
+    return Result(
+        text=text,
+        token_ids=ids,
+        prompt_tokens=timings.prompt_tokens,
+        generated_tokens=timings.generated_tokens,
+        ttft_ms=timings.ttft_ms,
+        decode_tokens_per_s=timings.decode_tokens_per_s,
+        prefill_tokens_per_s=timings.prefill_tokens_per_s,
+        peak_private_mb=None if memory is None else memory.peak_private / MIB,
+        peak_rss_mb=None if memory is None else memory.peak_rss / MIB,
+        finish_reason=finish,
+        speculation=None if timings.speculation is None else timings.speculation.summary(),
+    )

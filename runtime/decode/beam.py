@@ -1,0 +1,363 @@
+"""Beam search as a tree in one KV cache: the beams are the rows of one step, and what they share is kept once.
+
+The rules are those of transformers 5 (`GenerationMixin._beam_search`), so that the same model gives the same texts.
+Diverse beam search (Vijayakumar et al. 2016) follows transformers 4, whose code moved to the hub with 5, as
+`transformers-community/group-beam-search`; a group's search ends by rules that differ in two places, see `_Group`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.runtime.decode.branches import Branches
+from edge.runtime.decode.logits_processors import Processor
+from edge.runtime.engine.cache import KVCache
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.encoder import Cross
+    from edge.runtime.engine.engine import Engine
+
+EarlyStopping = Literal["never"] | bool
+Reason = Literal["stop", "length", "context", "interrupted"]
+PREFILL_CHUNK = 128  # tokens of the prompt run in one step
+STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
+LOWEST = np.finfo(np.float32).min
+
+
+def never() -> bool:
+    """For searches that nobody interrupts."""
+    return False
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """How beams are searched.
+
+    Args:
+        beams: texts that are pursued at a time.
+        groups: of as many beams each, which are kept apart by `diversity`; 1: no groups.
+        diversity: taken from the score of a token for each beam of an earlier group that has it at the same place.
+        length_penalty: a text's log probability is divided by its length to this power; above 0 favours longer texts.
+        early_stopping: True ends the search when there are as many whole texts as beams; False also goes on while the
+            best unfinished text, at its present length, is ahead of the worst of them; "never" while it may get ahead.
+        n_best: whole texts to return, up to `beams`.
+        max_tokens: most tokens of a text.
+        interrupted: asked before every step; the search ends once it says True.
+
+    Raises:
+        InputError: a value out of its range, or values that do not go together.
+    """
+
+    beams: int = 4
+    groups: int = 1
+    diversity: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    n_best: int = 1
+    max_tokens: int = 512
+    interrupted: Callable[[], bool] = never
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("number of beams", self.beams),
+            ("number of beam groups", self.groups),
+            ("number of best texts", self.n_best),
+            ("most tokens to generate", self.max_tokens),
+        ):
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+                raise InputError(f"The {name} must be 1 or more, not {value!r}.")
+        if self.n_best > self.beams:
+            raise InputError(f"{self.beams} beams cannot give {self.n_best} texts; ask for as many beams.")
+        if self.beams % self.groups:
+            raise InputError(f"{self.beams} beams cannot be split into {self.groups} groups of one size.")
+        if not math.isfinite(self.length_penalty):
+            raise InputError(f"The length penalty must be a number, not {self.length_penalty}.")
+        if not (math.isfinite(self.diversity) and self.diversity >= 0):
+            raise InputError(f"The diversity must be a number of 0 or more, not {self.diversity}.")
+        if (self.diversity > 0) != (self.groups > 1):
+            raise InputError(
+                "Beam groups need a diversity above 0, or they would all find the same; "
+                f"there are {self.groups} groups with a diversity of {self.diversity:g}."
+                if self.groups > 1
+                else "A diversity needs beam groups, which it keeps apart; give 2 or more."
+            )
+        if self.early_stopping not in (True, False, "never"):
+            raise InputError(f"Early stopping must be true, false or never, not {self.early_stopping!r}.")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A text that a search found.
+
+    token_ids are those behind the prompt, with the end token. score is what texts are ranked by: the log probability,
+    after what `diversity` and processors changed in it, divided by the length to the power of the length penalty.
+    finish_reason: ``stop``: an end token; ``length``: max_tokens; ``context``: the cache is full; ``interrupted``.
+    """
+
+    token_ids: list[int]
+    score: float
+    log_probability: float
+    finish_reason: Reason
+
+
+def beam_search(
+    engine: Engine,
+    cache: KVCache,
+    prompt: Sequence[int] | NDArray[np.int64],
+    options: BeamOptions,
+    *,
+    eos: Collection[int],
+    processors: Sequence[Processor] = (),
+    forced: int = 0,
+) -> list[Hypothesis]:
+    """Find the `options.n_best` most likely texts behind `prompt`, the best first; see `search`."""
+    found = search(engine, cache, prompt, options, eos=eos, processors=processors, forced=forced)
+    while True:
+        try:
+            next(found)
+        except StopIteration as end:
+            hypotheses: list[Hypothesis] = end.value
+            return hypotheses
+
+
+def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: Cross | None = None) -> KVCache:
+    """A cache in which no search for texts behind such a prompt runs out of room.
+
+    It may have more rows than the engine's context, which limits positions: branches side by side share those.
+
+    Raises:
+        InputError: more beams than there is memory for.
+    """
+    if engine.plan is not None and options.beams > engine.plan.demand.branches:
+        raise InputError(
+            f"Memory was planned for {engine.plan.demand.branches} beams, not for {options.beams}; name them when the "
+            "bundle is loaded, or take fewer."
+        )
+    return engine.make_cache(prompt_tokens + options.beams * options.max_tokens, cross)
+
+
+def search(
+    engine: Engine,
+    cache: KVCache,
+    prompt: Sequence[int] | NDArray[np.int64],
+    options: BeamOptions,
+    *,
+    eos: Collection[int],
+    processors: Sequence[Processor] = (),
+    forced: int = 0,
+) -> Generator[list[int], None, list[Hypothesis]]:
+    """Search step by step: yields the tokens that became certain, because whatever is still possible goes on with them,
+    and returns what `beam_search` does. The best hypothesis begins with what was yielded.
+
+    Args:
+        cache: `new_cache` makes one; what it already holds stands before the prompt.
+        prompt: [P], P >= 1: what the decoder begins with.
+        eos: tokens that end a text.
+        processors: change the log probabilities, in this order.
+        forced: how many of the last prompt tokens count as part of the text where its length does: those that
+            transformers generates by force (`forced_bos_token_id`) and that are given to the decoder at once here.
+    """
+    if not engine.takes_trees:
+        raise InputError("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
+    prompt = np.asarray(prompt, np.int64)
+    cache.prompt = cache.length + len(prompt)
+    cache.ends = min(cache.capacity, cache.prompt + options.max_tokens)
+    for start in range(0, len(prompt), PREFILL_CHUNK):
+        logits = engine.step(cache, prompt[start : start + PREFILL_CHUNK])
+    branches = Branches(engine, cache, options.beams)
+    groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
+    spare = np.empty((options.beams, logits.shape[1]), np.float32)
+    certain = 0
+    reason: Reason = "length"
+    while True:
+        if options.interrupted():
+            reason = "interrupted"
+            break
+        _log_softmax(logits, spare)
+        _extend(groups, logits, processors, options.diversity)
+        growing = [group for group in groups if not group.done]
+        if not growing:
+            break
+        new = _certain(growing, certain)
+        certain += len(new)
+        yield new
+        stepped = branches.step(*_join(growing))
+        if stepped is None:
+            reason = "context"
+            break
+        logits = stepped
+    for group in groups:
+        if not group.done:
+            group.cut(reason)
+    found = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
+    return found[: options.n_best]
+
+
+def _extend(
+    groups: Sequence[_Group], scores: NDArray[np.float32], processors: Sequence[Processor], diversity: float
+) -> None:
+    """Let every group choose by the log probabilities [S, V], as processors and earlier groups change them."""
+    taken: list[int] = []  # by earlier groups, at this place
+    for group in groups:
+        if group.done:
+            continue
+        own = scores if len(groups) == 1 else scores[group.leaves]  # [n, V]
+        if processors:
+            texts = np.array(group.texts, np.int64)
+            for process in processors:
+                process(texts, own)
+        for token in taken:
+            own[:, token] -= np.float32(diversity)
+        group.extend(own)
+        taken += group.tokens
+
+
+class _Group:
+    """The beams of one group: their texts so far, prompt included, and the best of those that ended.
+
+    `leaves` are the rows of the last step's logits that belong to its n beams; `parents` and `tokens` say which of
+    those rows are continued with which tokens.
+
+    Two rules differ between one search and several groups, as they do between transformers 5 and its group search.
+    At the limit of tokens, texts that go on compete with those that end there, or come after them. And what may yet be
+    reached is judged by the best beam that goes on, or by the best candidate, whether it goes on or not.
+
+    Beams are few: lists of them take a third of the time of small arrays.
+    """
+
+    def __init__(self, prompt: list[int], options: BeamOptions, eos: frozenset[int], forced: int) -> None:
+        self._options = options
+        self._grouped = options.groups > 1
+        self._width = options.beams // options.groups
+        self._candidates = max(2, 1 + len(eos)) * self._width  # so that enough of them do not end
+        self._eos = eos
+        self.start = self.length = len(prompt)
+        self._uncounted = len(prompt) - forced
+        self._limit = len(prompt) + options.max_tokens
+        self.texts = [prompt]
+        self.scores = [0.0]  # log probabilities of the texts
+        self.leaves = [0]
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
+        self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
+        self.done = False
+
+    def extend(self, scores: NDArray[np.float32]) -> None:
+        """Choose what follows each text by the scores of all tokens [n, V], which are overwritten."""
+        scores += np.array(self.scores, np.float32)[:, None]
+        found = _largest(scores, self._candidates)
+        if not found:  # every token is forbidden
+            self.cut("length")
+            return
+        last = self.length + 1 == self._limit
+        chosen: list[tuple[float, int, int]] = []
+        for rank, (value, beam, token) in enumerate(found):
+            ends = token in self._eos
+            if not ends and (self._grouped or not last):
+                if len(chosen) < self._width:
+                    chosen.append((value, beam, token))
+            elif rank < self._width:
+                self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
+        self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
+        self.tokens = [token for _, _, token in chosen]
+        self.parents = [self.leaves[beam] for _, beam, _ in chosen]
+        self.scores = [value for value, _, _ in chosen]
+        self.length += 1
+        self.done = not chosen or self._cannot_improve(found[0][0] if self._grouped else self.scores[0])
+        if last and not self.done:
+            self.cut("length")
+
+    def _cannot_improve(self, best: float) -> bool:
+        options = self._options
+        if len(self.ended) < self._width:
+            return False
+        if options.early_stopping is True:
+            return True
+        far = options.early_stopping == "never" and options.length_penalty > 0
+        return self._score(best, self._limit if far else self.length) <= self.ended[-1].score
+
+    def cut(self, reason: Reason) -> None:
+        """Let the texts that go on end where they are."""
+        for text, score in zip(self.texts, self.scores, strict=True):
+            self._add(text[self.start :], score, reason)
+        self.done = True
+
+    def _add(self, tokens: list[int], value: float, reason: Reason) -> None:
+        score = self._score(value, self.start + max(1, len(tokens)))
+        self.ended.append(Hypothesis(tokens, score, value, reason))
+        self.ended.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.ended[self._width :]
+
+    def _score(self, log_probability: float, length: int) -> float:
+        score: float = log_probability / float(length - self._uncounted) ** self._options.length_penalty
+        return score
+
+
+def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Which rows of the last step are continued with which tokens; groups that found the same text share a row."""
+    if len(groups) == 1:
+        (group,) = groups
+        group.leaves = list(range(len(group.tokens)))
+        return np.array(group.parents, np.intp), np.array(group.tokens, np.int64)
+    rows: dict[tuple[int, int], int] = {}
+    for group in groups:
+        pairs = zip(group.parents, group.tokens, strict=True)
+        group.leaves = [rows.setdefault(pair, len(rows)) for pair in pairs]
+    parents, tokens = zip(*rows, strict=True)
+    return np.array(parents, np.intp), np.array(tokens, np.int64)
+
+
+def _certain(groups: Sequence[_Group], known: int) -> list[int]:
+    """What all texts that may still be the best begin with, after `known` tokens behind the prompt."""
+    texts = [text[group.start + known :] for group in groups for text in group.texts]
+    certain = texts[0][: _same(texts)]
+    if ended := [group.ended[0] for group in groups if group.ended]:
+        best = max(ended, key=lambda text: text.score).token_ids[known:]
+        certain = certain[: _same([certain, best])]
+    return certain
+
+
+def _same(texts: Sequence[list[int]]) -> int:
+    """How many tokens all the texts begin with."""
+    count = 0
+    for tokens in zip(*texts, strict=False):
+        if tokens.count(tokens[0]) < len(tokens):
+            break
+        count += 1
+    return count
+
+
+def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
+    """Turn logits [S, V] into log probabilities in place."""
+    logits -= logits.max(axis=1, keepdims=True)
+    weights = np.exp(logits, out=spare[: len(logits)])
+    logits -= np.log(weights.sum(axis=1, keepdims=True))
+
+
+def _largest(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
+    """The `count` largest of the scores [n, V] above -inf, in order: value, row and column.
+
+    The scores are laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
+    least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
+    """
+    flat = scores.reshape(-1)
+    columns = len(flat) // STRIDE
+    least = LOWEST
+    if columns >= count:
+        maxima = flat[: columns * STRIDE].reshape(STRIDE, columns).max(axis=0)
+        maxima.partition(columns - count)
+        least = max(least, maxima[columns - count])
+    places = (flat >= least).nonzero()[0]
+    values = flat[places]
+    order = (-values).argsort(kind="stable")[:count]
+    vocab = scores.shape[1]
+    found = zip(values[order].tolist(), places[order].tolist(), strict=True)
+    return [(value, place // vocab, place % vocab) for value, place in found]

@@ -1,0 +1,166 @@
+"""The decode loop: a prompt goes into the KV cache chunk by chunk, then tokens come out, several of a step where drafts
+are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.manifest import LONGER
+from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
+from edge.runtime.decode.sampling import Sampler, greedy
+from edge.runtime.engine.binding import all_rows
+
+# Tokens of a prompt from which on it is read in the wide form, where the bundle has one. The same number on every
+# device and at every call: what was measured, or asked before, must not decide what an answer says.
+WIDE_FROM = 256
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
+
+Step = Callable[..., NDArray[Any]]
+"""`Engine.step`, or `Engine.choose`."""
+Choose = Callable[[Any], int]
+"""Makes a token of a row that a step gives."""
+
+
+class Drafts:
+    """The drafts of one answer: none, for plain decoding. `edge.runtime.speculate.speculation` has others."""
+
+    def over(
+        self, engine: Engine, cache: KVCache, sampler: Sampler, last: int
+    ) -> AbstractContextManager[tuple[Step, Choose]]:
+        """Draft for the text whose `last` token alone is not in the cache; gives what runs its steps, and what chooses
+        its tokens."""
+        return nullcontext(reader(engine, sampler))
+
+    def propose(self) -> Draft:
+        """The tokens that may come next, as many as pay."""
+        return NOTHING
+
+    def accept(self, tokens: NDArray[np.int64], rows: NDArray[Any], sampled: Sequence[int]) -> None:
+        """A step ran `tokens` [S] and gave `rows` [S]; the text goes on with `sampled`."""
+
+
+PLAIN = Drafts()
+
+
+def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[Step, Choose]:
+    """What runs a step of an answer, and what makes a token of each row that it gives.
+
+    Where nobody but a greedy sampler reads logits, they stay inside the graph, if it can be asked for tokens. logits:
+    whether somebody else wants them.
+    """
+    if sampler is greedy and engine.chooses and not logits:
+        return engine.choose, int
+    return engine.step, sampler
+
+
+def prefill(
+    engine: Engine, cache: KVCache, prompt: NDArray[np.int64], *, chunk: int, interrupted: Callable[[], bool]
+) -> NDArray[np.float32] | None:
+    """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens; logits [1, V] of what follows, or
+    None where it was interrupted."""
+    cache.prompt = cache.length + prompt.shape[0]
+    step: Callable[[KVCache, NDArray[np.int64]], NDArray[np.float32]] = engine.step
+    total = prompt.shape[0]
+    if engine.wide is not None and total >= WIDE_FROM:
+        step, chunk = engine.wide.step, LONGER * chunk
+    for start in range(0, total, chunk):
+        if interrupted():
+            return None
+        logits = step(cache, prompt[start : start + chunk])
+    return logits
+
+
+def generate(
+    engine: Engine,
+    cache: KVCache,
+    prompt: NDArray[np.int64],
+    sampler: Sampler,
+    *,
+    chunk: int,
+    interrupted: Callable[[], bool],
+    drafts: Drafts = PLAIN,
+) -> Iterator[int]:
+    """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens, then yield what `decode` does."""
+    last = int(prompt[-1])
+    if cache.length + prompt.shape[0] == 1:  # an encoder-decoder's start: its first step may have a draft
+        cache.prompt = 1
+    else:
+        logits = prefill(engine, cache, prompt, chunk=chunk, interrupted=interrupted)
+        if logits is None or interrupted():
+            return
+        last = sampler(logits[-1])
+        yield last
+    yield from decode(engine, cache, last, sampler, drafts, interrupted)
+
+
+def decode(
+    engine: Engine, cache: KVCache, last: int, sampler: Sampler, drafts: Drafts, interrupted: Callable[[], bool]
+) -> Iterator[int]:
+    """Speculative decoding (Leviathan et al. 2023, algorithm 1) of what follows a text whose `last` token alone is not
+    in the cache, until the cache is full or somebody interrupts.
+
+    Here the approximation model is certain of each guess, q(x) = 1: drawing t from p and comparing accepts x with
+    probability p(x), as the paper does, and what is drawn elsewhere has p's distribution without x. Without a drafter
+    gamma is 0, and this is plain decoding.
+
+    The last token yielded is never in the cache, whenever the loop is left. Which token ends an answer is the caller's
+    business.
+    """
+    t = np.array([last], np.int64)
+    with drafts.over(engine, cache, sampler, last) as (step, choose):
+        while cache.length < cache.capacity:
+            start = cache.length
+            x = drafts.propose()  # x_1 to x_gamma, cut to what pays
+            if not x.tokens:
+                p = step(cache, t)
+                if interrupted():
+                    return
+                token = choose(p[-1])
+                drafts.accept(t, p, [token])
+                t[0] = token
+                yield token
+                continue
+            tokens = np.array([t[0], *x.tokens], np.int64)
+            p = step(cache, tokens, all_rows(tokens.shape[0]), tree=tree_step(x, start))  # p_1 to p_gamma+1, in one run
+            if interrupted():
+                cache.truncate(start + 1)
+                return
+            sampled, path = accept(p, x, choose)
+            keep(cache, start, x, path)
+            drafts.accept(tokens, p, sampled)
+            t[0] = sampled[-1]
+            for n, token in enumerate(sampled, 1):
+                cache.length = start + n
+                yield token
+
+
+def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[int]]:
+    """Draw tokens until one was not drafted.
+
+    Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
+    the sampler keeps (random numbers, tokens that were said) goes the same way, and so does the answer.
+
+    Args:
+        p: of what follows the text, then each of the draft's N tokens: logits [1 + N, V], or what else is chosen from,
+            [1 + N].
+
+    Returns:
+        The tokens drawn, of which all but the last were drafted, and the indices in the draft of those.
+    """
+    rows = p.tolist() if choose is int else p
+    sampled, path, at = [choose(rows[0])], list[int](), -1
+    parents = range(-1, len(x.tokens) - 1) if x.parents is None else x.parents
+    for node, (parent, drafted) in enumerate(zip(parents, x.tokens, strict=True)):  # children stand behind their parent
+        if parent == at and drafted == sampled[-1]:
+            at = node
+            path.append(node)
+            sampled.append(choose(rows[node + 1]))
+    return sampled, path

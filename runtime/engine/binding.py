@@ -1,0 +1,199 @@
+"""The buffers of the steps on one cache, bound once: running a step again allocates nothing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.engine.cache import KVCache
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.encoder import Cross
+    from edge.runtime.engine.engine import Tree
+    from edge.runtime.providers.base import Buffer, Provider, Session
+
+KEPT_STEP = 16  # steps up to this size are kept for the next of their size; larger ones (prompt chunks) are not
+
+
+@lru_cache(KEPT_STEP)
+def all_rows(size: int) -> NDArray[np.int64]:
+    """The indices [S] of all rows of a step, which nobody can change."""
+    return _fixed(np.arange(size, dtype=np.int64))
+
+
+def _fixed(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    rows.flags.writeable = False
+    return rows
+
+
+LAST_ROW = _fixed(np.array([-1], np.int64))
+
+
+def paired(
+    tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`tokens` [S] of a step and the `rows` [R] of them that are wanted, in even numbers: the last one twice where it
+    would be odd. Kernels take rows by twos and a last one alone, which differs in its last bits.
+
+    room: tokens that the graph has positions for; where there is none for one more, the tokens are left as they are.
+    """
+    size = tokens.shape[0]
+    if rows.shape[0] % 2:
+        rows = np.append(rows, rows[-1])
+    if size % 2 and size < room:
+        rows = np.where(rows < 0, rows + size, rows)
+        tokens = np.append(tokens, tokens[-1])
+    return tokens, rows
+
+
+class StepBuffers:
+    """What the host writes and reads of a step of S tokens, whatever runs it.
+
+    A step pushes what Python and numpy need out of the processor's caches, so that every call between two steps takes
+    four times what it takes in a loop of its own: few are made.
+
+    made: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
+    """
+
+    def __init__(self, provider: Provider, size: int, made: Buffer) -> None:
+        self.inputs = {
+            "input_ids": provider.allocate((1, size), np.int64),
+            "position_ids": provider.allocate((1, size), np.int64),
+            "logit_rows": provider.allocate((made.array.shape[1],), np.int64),
+        }
+        # What is not bound stays in the arena, among the step's activations.
+        self.outputs = {"logits" if made.array.dtype == np.float32 else "tokens": made}
+        self.made: NDArray[Any] = made.array
+        self.size = size
+        self._offsets = all_rows(size)
+        self._tokens, self.positions = self.inputs["input_ids"].array[0], self.inputs["position_ids"].array[0]
+        self._rows = self.inputs["logit_rows"].array
+        self._asked: NDArray[np.int64] | None = None  # the rows that are set, where nobody can change those
+
+    def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
+        """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
+        are wanted."""
+        size = self.size
+        self._tokens[:] = tokens
+        if tree is not None:
+            self.positions[:] = tree.positions
+        elif size == 1:
+            self.positions[0] = start
+        else:
+            np.add(self._offsets, start, out=self.positions)
+        if rows is not self._asked:
+            np.remainder(rows, size, out=self._rows)  # -1 is the last one
+            self._asked = None if rows.flags.writeable else rows
+
+
+class CacheBinding:
+    """A graph bound to one cache: what every step shares once, and what differs from step to step when another step
+    takes its turn."""
+
+    def __init__(self, session: Session) -> None:
+        self.names = session.inputs
+        self._bound = session.bind()
+        self._inputs: dict[str, Buffer] | None = None  # those of the step whose turn it is
+        self._cross: Cross | None = None
+
+    def share(self, buffers: dict[str, Buffer]) -> None:
+        """Read what all steps share, as far as the graph has an input for it."""
+        for name, buffer in buffers.items():
+            if name in self.names:
+                self._bound.input(name, buffer)
+
+    def keep(self, cache: KVCache) -> None:
+        """Read and write the cache's keys and values in place."""
+        for i, pair in enumerate(cache.memory):
+            for part, buffer in zip(("key", "value"), pair, strict=True):
+                if f"past.{i}.{part}" in self.names:  # not those of a layer that never runs
+                    self._bound.input(f"past.{i}.{part}", buffer)
+                    self._bound.output(f"present.{i}.{part}", buffer)
+
+    def take(self, inputs: dict[str, Buffer], outputs: dict[str, Buffer]) -> None:
+        """It is the turn of the step with these."""
+        if inputs is self._inputs:
+            return
+        self._inputs = None  # should it be interrupted on the way
+        for name, buffer in inputs.items():
+            self._bound.input(name, buffer)
+        for name, buffer in outputs.items():
+            self._bound.output(name, buffer)
+        self._inputs = inputs
+
+    def read(self, cross: Cross | None) -> None:
+        """Take what the encoder made of the input, where that is not bound yet."""
+        if cross is self._cross:
+            return
+        assert cross is not None, "a cache is given another input's keys and values, never none"
+        self._cross = None
+        self.share(cross.named)
+        self._cross = cross
+
+
+class WholeBinding(CacheBinding):
+    """A graph over all layers, bound to one cache: keys and values once, which takes a third of a millisecond for
+    thirty layers, and what differs from step to step when another step takes its turn.
+
+    maximum: tokens of its largest step.
+    """
+
+    def __init__(self, session: Session, cache: KVCache, maximum: int) -> None:
+        super().__init__(session)
+        provider = cache.provider
+        # What each token attends to, [1, 1, S, C]; None where the graph takes no trees. Steps of all sizes share rows.
+        trees = "attention_bias" in self.names
+        self.bias = provider.allocate((1, 1, maximum, cache.rows), np.float32) if trees else None
+        self._masked = 0, 0  # tokens and rows for which a bias was written
+        last, total = provider.allocate((1,), np.int32), provider.allocate((), np.int32)
+        self._last, self._total = last.array, total.array
+        self.share({"seqlens_k": last, "total_sequence_length": total})
+        if "key_positions" in self.names:
+            self.share({"key_positions": provider.adopt(cache.positions)})
+        self.keep(cache)
+
+    def attend(self, tree: Tree | None, size: int, length: int) -> None:
+        """Set what each of `size` tokens attends to of the `length` rows there will be: all before it where there is no
+        tree."""
+        if tree is not None:
+            assert self.bias is not None, "this graph takes no trees"
+            self.bias.array[0, 0, :size, :length] = tree.bias
+            tokens, rows = self._masked
+            self._masked = max(tokens, size), max(rows, length)
+        elif self.bias is not None and self._masked[0]:
+            tokens, rows = self._masked
+            self.bias.array[0, 0, :tokens, :rows] = 0
+            self._masked = 0, 0
+
+    def run(self, length: int) -> None:
+        """Run the step whose turn it is, after which the cache has so many rows."""
+        self._last[0] = length - 1
+        self._total[...] = length
+        self._bound.run()
+
+
+class Step(StepBuffers):
+    """A step of one graph over all layers: one of those that share what is `bound`, all with the same output."""
+
+    def __init__(self, bound: WholeBinding, cache: KVCache, size: int, made: Buffer) -> None:
+        super().__init__(cache.provider, size, made)
+        self._shared = bound
+        if bound.bias is not None:
+            self.inputs["attention_bias"] = cache.provider.part(bound.bias, (1, 1, size, cache.rows))
+
+    def run(self, cache: KVCache, tree: Tree | None) -> None:
+        """Run what was filled in, after the cache's rows, and append its tokens to them."""
+        shared, start = self._shared, cache.length
+        end = start + self.size
+        shared.take(self.inputs, self.outputs)
+        shared.read(cache.cross)
+        shared.attend(tree, self.size, end)
+        if tree is not None:
+            cache.straight = False
+        if not cache.straight:
+            cache.positions[start:end] = self.positions
+        cache.length = end
+        shared.run(end)

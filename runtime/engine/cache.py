@@ -1,0 +1,108 @@
+"""The KV cache: buffers of fixed capacity that the graph reads and writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import InputError
+from edge.manifest import KVLayout
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.encoder import Cross
+    from edge.runtime.providers.base import Provider
+
+
+class KVCache:
+    """Keys and values of one conversation.
+
+    `memory` holds, per layer, key and value, each [1, heads, rows, head_dim], where the provider's sessions read and
+    write them in place; `buffers` is the host's view. The system hands them out page by page, so that a large capacity
+    costs nothing until rows are written. Rows below `length` are valid; rolling back is moving `length`. `positions`
+    [rows] holds the position in the text of each row: in a tree of tokens several rows share one. `cross` is what an
+    encoder made of the input. After the capacity, buffers have `spare` rows, which a step may write that are dropped at
+    once. `exact` says whether steps on this cache run even numbers of tokens (see `Engine`); it may change between two
+    answers.
+
+    Raises:
+        InputError: the capacity is not positive, or the buffers do not fit in memory.
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        layout: KVLayout,
+        capacity: int,
+        cross: Cross | None = None,
+        spare: int = 0,
+        exact: bool = False,
+    ) -> None:
+        if capacity < 1:
+            raise InputError(f"A KV cache needs room for at least one token, not {capacity}.")
+        self.provider = provider
+        self.capacity = capacity
+        self.rows = rows = capacity + spare
+        self.cross = cross
+        self.exact = exact
+        self.length = 0
+        self.prompt = 0
+        self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
+        self.straight = True  # whether row i has position i, for all i
+        dtype = np.dtype(layout.dtype)
+        try:
+            self.memory = [
+                (provider.allocate(shape, dtype), provider.allocate(shape, dtype))
+                for shape in ((1, layer.heads, rows, layer.head_dim) for layer in layout.layers)
+            ]
+            self.positions = np.arange(rows, dtype=np.int64)
+        except MemoryError:
+            raise InputError(
+                f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
+            ) from None
+
+    @property
+    def buffers(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Keys and values of each layer as the host sees them."""
+        return [(key.array, value.array) for key, value in self.memory]
+
+    @property
+    def reusable(self) -> int:
+        """The first tokens that need not be run again when they are part of the next prompt."""
+        return self.length
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit."""
+        return self.capacity - self.length
+
+    def truncate(self, length: int) -> None:
+        """Drop every row from `length` on; rows are overwritten by the next step."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
+        self.length = length
+
+    def compact(self, rows: Sequence[int] | NDArray[np.intp]) -> None:
+        """Keep only `rows`, in their order, and drop all others: what is left of a tree when its branches die."""
+        keep = np.asarray(rows, np.intp)
+        start = int(np.argmin(np.append(keep == np.arange(len(keep)), False)))  # rows before this one stay in place
+        moved = keep[start:]
+        for pair in self.memory:
+            for buffer in pair:
+                self.provider.copy_rows(buffer, moved, start)
+        self.positions[start : len(keep)] = self.positions[moved]
+        self.straight = False
+        self.length = len(keep)
+
+    def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
+        """Forget everything; `cross`, of the next input, takes the place of the last one."""
+        self.length = 0
+        self.ends = self.capacity
+        self.cross = cross or self.cross
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers at full capacity."""
+        return sum(key.nbytes + value.nbytes for key, value in self.buffers)

@@ -1,0 +1,222 @@
+"""The engine: one ONNX Runtime session over a bundle's decoder graph, and one primitive, `Engine.step`."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.home import curves_dir
+from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, paired
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.variant import PLAIN, Variant
+from edge.runtime.engine.wide import Wide
+from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers.base import Buffer, Provider, Session
+
+if TYPE_CHECKING:
+    from edge.runtime.profile.curve import CostCurve
+
+DEFAULT_CONTEXT = 4096
+PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
+BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Tokens of one step that do not follow each other: beams, or the branches of a draft.
+
+    positions [S]: each token's position in its text; siblings share one. bias [S, T], T the cache's length after the
+    step: 0 where a token attends to a row, `BLOCKED` where it does not. A token never attends to one behind it.
+    """
+
+    positions: NDArray[np.int64]
+    bias: NDArray[np.float32]
+
+
+class Engine:
+    """A loaded decoder, with its encoder where it has one. Conversations live in `KVCache` objects, so that one engine
+    serves several.
+
+    Args:
+        bundle: an opened bundle whose files were checked.
+        variant: which of its graphs are opened, and how steps are run; see `edge.runtime.engine.variant.choose`.
+        provider: what runs them; default: the best that this machine has.
+
+    Raises:
+        InputError: the variant's context is not within the bundle's.
+        BundleError: the bundle has no such graph, or it cannot be loaded.
+    """
+
+    chooses: bool  # whether the graph can be asked for the likeliest tokens alone: `choose`
+    takes_trees: bool  # whether `step` can be given a `Tree`
+
+    def __init__(self, bundle: Bundle, variant: Variant = PLAIN, provider: Provider | None = None) -> None:
+        limit = bundle.manifest.context
+        self.bundle, self.variant, self.plan, self.exact = bundle, variant, variant.plan, variant.exact
+        self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
+        context = variant.context if variant.plan is None else variant.plan.demand.context
+        self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
+        if not 1 <= self.context <= limit:
+            raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
+        self.provider = provider or open_provider(AUTO, manifest=bundle.manifest)
+        self.threads = self.provider.threads
+        source = None if variant.plan is None else variant.plan.demand.source
+        encoded = bundle.manifest.encoder is not None
+        self.encoder = Encoder(bundle, self.provider, source) if encoded else None
+        self.session = self._open()
+        self.wide = Wide(bundle, self.provider) if variant.wide else None  # what long prompts are read with
+        self.chooses = "tokens" in self.session.outputs
+        self.takes_trees = any(name.startswith("attention_bias") for name in self.session.inputs)
+        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
+        self._logits: WeakKeyDictionary[KVCache, Buffer] = WeakKeyDictionary()
+
+    def _open(self) -> Session:
+        """Load the decoder."""
+        return self.provider.open(self.bundle, self.variant.role)
+
+    def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
+        """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
+
+        cross: what the encoder made of the input, where the model has an encoder.
+        """
+        capacity = self.context if capacity is None else capacity
+        if capacity > self.context:
+            raise InputError(f"A cache of {capacity} tokens is more than the engine's context of {self.context}.")
+        return self.make_cache(capacity, cross)
+
+    def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
+        """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
+        spare = int(self.exact or self.wide is not None)
+        return KVCache(self.provider, self.kv, rows, cross, spare, self.exact)
+
+    @cached_property
+    def costs(self) -> CostCurve | None:
+        """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
+        where what it left cannot be used, which is logged."""
+        if not curves_dir().is_dir():  # importing what reads them takes 13 ms
+            return None
+        from edge.runtime.profile.curve import load
+
+        say = logging.getLogger(__name__).warning
+        return load(self.bundle, provider=self.provider.name, threads=self.threads, say=say, kv=self.kv.dtype)
+
+    def steady(self, cache: KVCache) -> int:
+        """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
+        far as steps of any size do."""
+        last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `paired`
+        return max(1, min(cache.room, last - cache.length)) if cache.exact else cache.room
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
+        return self.bundle.manifest.graph(self.variant.role).batch
+
+    def choose(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+    ) -> NDArray[np.int64]:
+        """As `step`, with the token that has the largest logit [R], the first of equals, in the place of logits, which
+        stay inside the graph. Older bundles have no such output (`chooses`)."""
+        return self._step(cache, tokens, rows, tree, logits=False)
+
+    def step(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+    ) -> NDArray[np.float32]:
+        """Run `tokens` [S] at the positions that follow the cache's rows, append them to it, and return logits
+        [R, V] of `rows` [R], indices into the S tokens; default: the last one. `tree` says what each token attends to,
+        where they do not follow each other; while a cache holds more than one branch, every step needs one.
+
+        The result is overwritten by the next step of the same shape on the same cache, and where there are several
+        rows of logits, by the next such step of any shape.
+        """
+        return self._step(cache, tokens, rows, tree, logits=True)
+
+    def _step(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None,
+        tree: Tree | None,
+        *,
+        logits: bool,
+    ) -> NDArray[Any]:
+        size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
+        if not 1 <= size <= cache.room:
+            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        if not cache.exact:
+            return self._run(cache, tokens, wanted, tree, logits)
+        assert tree is None, "steps over trees are not exact"
+        count = wanted.shape[0]
+        tokens, wanted = paired(tokens, wanted, self.bundle.manifest.context - cache.length)
+        made = self._run(cache, tokens, wanted, None, logits)
+        cache.length -= tokens.shape[0] - size
+        return made[:count]
+
+    def _run(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        tree: Tree | None,
+        logits: bool,
+    ) -> NDArray[Any]:
+        """A step, as it is asked for: its logits or its likeliest tokens."""
+        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0], logits)
+        steps = self._steps.get(cache)
+        if steps is None:
+            steps = self._steps[cache] = {}
+        step = steps.get(shape)
+        if step is None:
+            made = self._logits_for(cache, shape[1]) if logits else self.provider.allocate((1, shape[1]), np.int64)
+            step = self._make_step(cache, size, made)
+            if size <= KEPT_STEP:
+                steps[shape] = step
+        step.fill(tokens, cache.length, wanted, tree)
+        self._compute(cache, step, tree)
+        rows: NDArray[Any] = step.made[0]
+        return rows
+
+    def _make_step(self, cache: KVCache, size: int, made: Buffer) -> StepBuffers:
+        if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
+            return Step(WholeBinding(self.session, cache, size), cache, size, made)
+        outputs = self._bound.setdefault(cache, {})
+        bound: WholeBinding | None = outputs.get(made.array.dtype.char)
+        if bound is None:
+            bound = outputs[made.array.dtype.char] = WholeBinding(self.session, cache, KEPT_STEP)
+        return Step(bound, cache, size, made)
+
+    def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
+        """Run a step that was filled, and take its tokens into the cache."""
+        assert isinstance(step, Step)
+        step.run(cache, tree)
+
+    def _logits_for(self, cache: KVCache, rows: int) -> Buffer:
+        """A buffer [1, R, V] for logits. That of several rows is shared by all such steps on the cache, so that drafts
+        of many lengths take no more memory than the longest."""
+        vocab, provider = self.bundle.manifest.dims.vocab_size, self.provider
+        if rows == 1 or rows > KEPT_STEP:
+            return provider.allocate((1, rows, vocab), np.float32)
+        shared = self._logits.get(cache)
+        if shared is None:
+            shared = self._logits[cache] = provider.allocate((KEPT_STEP, vocab), np.float32)
+        return provider.part(shared, (1, rows, vocab))

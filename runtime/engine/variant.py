@@ -1,0 +1,226 @@
+"""Which of a bundle's graphs an engine opens, and everything that this choice hangs on.
+
+What goes with what is a table in docs/reference/variants.md; each refusal and each trade-off of it stands here, so that
+an engine asks no further questions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from edge.errors import InputError
+from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, SKIP, WIDE_VERSION
+from edge.runtime.providers import check_provider
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.memory.plan import Plan
+    from edge.runtime.providers.base import Provider
+    from edge.runtime.skip.base import SkipPolicy
+
+AUTO, OFF = "auto", "off"
+DECODER, TREE, WIDE = "decoder", "tree", "wide"  # roles of graphs
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a bundle is loaded.
+
+    Args:
+        context: maximum tokens of prompt and answer together; default: the bundle's, up to 4,096.
+        threads: threads to compute with, shared by all models of this process: the first one decides, and another
+            number afterwards is not used, which a warning of the log says once. Default: one per core, up to 8.
+        prefill_chunk: maximum prompt tokens of a decoder to run in one step; smaller ones need less memory. Default:
+            128.
+        memory: maximum bytes that this process may hold, as a number or like ``300MB``: what fits is chosen before
+            anything is loaded, the context too where none is given. What the program holds already counts.
+        beams: maximum beams of a search that there must be memory for, or of a decoder's prompts answered side by side;
+            default: as many as the bundle sets.
+        speculate: what drafts tokens of an answer that are verified several in a step: ``auto``, which drafts for
+            decoders alone, ``off`` or a drafter's name; see docs/guide/speculation.md.
+        exact: whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before,
+            alone or among other prompts. Default: yes where anything may draft. False is faster: drafts then change
+            the last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams.
+        skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
+            docs/guide/skipping.md.
+        kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
+            ``auto``: float32, or int8 where `memory` has room for no other. At long contexts int8 is the faster one
+            for plain decoding; see docs/guide/kv-cache.md.
+        provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the best here.
+    """
+
+    context: int | None = None
+    threads: int | None = None
+    prefill_chunk: int | None = None
+    memory: int | str | None = None
+    beams: int | None = None
+    speculate: str = AUTO
+    exact: bool | None = None
+    skip: str = OFF
+    kv: str = AUTO
+    provider: str | Provider = AUTO
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `LoadOptions`, for type checkers."""
+
+    context: int | None
+    threads: int | None
+    prefill_chunk: int | None
+    memory: int | str | None
+    beams: int | None
+    speculate: str
+    exact: bool | None
+    skip: str
+    kv: str
+    provider: str | Provider
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What an engine opens, and how it runs steps.
+
+    Args:
+        role: of the decoder's graph.
+        kv: what the KV cache is kept in: float32 or int8.
+        wide: whether long prompts are read by the int8 prefill graph.
+        policy: which segments run, where the engine is one over segments, whose graph has the role `skip`.
+        exact: run an even number of tokens in every step, and of rows of logits, the last one twice where it would be
+            odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer does not
+            depend on how many tokens its steps had.
+        context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
+        speculate: what drafts.
+        plan: what a memory budget has room for, instead of `context`.
+    """
+
+    role: str = DECODER
+    kv: str = FLOAT32
+    wide: bool = False
+    policy: SkipPolicy | None = None
+    exact: bool = False
+    context: int | None = None
+    speculate: str = OFF
+    plan: Plan | None = None
+
+
+PLAIN = Variant()
+
+
+def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant:
+    """The variant of a bundle for these options, the best that their memory has room for.
+
+    present: bytes that this process holds already, which count where memory is limited.
+
+    Raises:
+        InputError: an option out of its range or unknown, options that do not go together, or that the bundle cannot
+            have; or too little memory.
+        BundleError: a file that an option names cannot be read.
+    """
+    from edge.runtime.speculate.base import branches, check_argument
+
+    manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
+    check_provider(options.provider)
+    if options.prefill_chunk is not None and not decoder:
+        raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
+    if options.beams is not None and options.beams < 1:
+        raise InputError(f"The number of beams must be 1 or more, not {options.beams}.")
+    speculate = check_argument(options.speculate, bundle)
+    if not decoder and speculate != OFF and (options.beams or 1) > 1:
+        raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
+    policy = segments_policy(bundle, options.skip, speculate)
+    kv = kv_dtypes(bundle, options.kv, whole=policy is None)
+    exact = (decoder or speculate != OFF) if options.exact is None else options.exact
+    plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
+    if plan is not None:
+        kv = [plan.demand.kv]
+        if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
+            speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
+    role = SKIP if policy is not None else DECODER if kv[0] == FLOAT32 else KV8
+    if policy is None and not exact and kv[0] == FLOAT32 and branches(speculate, bundle):
+        role = TREE
+    wide = policy is None and kv[0] == FLOAT32 and _wide(bundle, plan)
+    return Variant(role, kv[0], wide, policy, exact, options.context, speculate, plan)
+
+
+def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str]:
+    """What the KV cache may be kept in, the best first, where `kv` is asked for: float32, int8, or auto.
+
+    whole: whether the decoder runs as one graph.
+
+    Raises:
+        InputError: it is unknown, or the bundle cannot have it.
+    """
+    if kv not in (AUTO, *KV_DTYPES):
+        raise InputError(f"There is no KV cache in {kv!r}; choose {AUTO}, {' or '.join(KV_DTYPES)}.")
+    available = any(graph.role == KV8 for graph in bundle.manifest.graphs)
+    if kv == INT8 and bundle.manifest.encoder is not None:
+        raise InputError(f"{bundle.manifest.name} is an encoder-decoder, which keeps {FLOAT32}; omit --kv.")
+    if kv == INT8 and not available:
+        raise InputError(f"{bundle.manifest.name} has no graph over a KV cache in {INT8}; export the model again.")
+    if kv == INT8 and not whole:
+        raise InputError(f"A KV cache in {INT8} needs all layers in one graph; omit --kv, or what skips layers.")
+    if kv == AUTO:
+        return [FLOAT32, INT8] if available and whole else [FLOAT32]
+    return [kv]
+
+
+def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:
+    """How segments run, where the engine is one over segments; None where the whole graph runs.
+
+    Raises:
+        InputError: there is no such policy or drafter, the bundle cannot have it, or not both together.
+    """
+    from edge.runtime.skip import make_policy
+    from edge.runtime.speculate.base import parts_of_model
+
+    skipping, drafting = make_policy(skip, bundle), parts_of_model(speculate, bundle)
+    if skipping is not None and drafting is not None:
+        raise InputError(
+            f"The drafter {speculate} skips layers that the whole model checks, which --skip {skip} does not run; "
+            "choose one of the two."
+        )
+    return skipping or drafting
+
+
+def _plan(
+    bundle: Bundle, options: LoadOptions, present: int, exact: bool, speculate: str, kv: list[str], whole: bool
+) -> Plan:
+    from edge.runtime.memory.plan import make_exact_plan, make_plan
+
+    make = make_exact_plan if exact and bundle.manifest.encoder is None else make_plan
+    return make(
+        bundle,
+        options.memory,
+        context=options.context,
+        chunk=options.prefill_chunk,
+        branches=options.beams,
+        present=present,
+        wide=whole,  # segments have no int8 prefill graph
+        kv=kv,
+        speculate=speculate,
+    )
+
+
+def _wide(bundle: Bundle, plan: Plan | None) -> bool:
+    """Whether the bundle has an int8 prefill graph that can be used; why not is logged."""
+    form, name = bundle.manifest.wide, bundle.manifest.name
+    if form is None:
+        return False
+    if not form.known:
+        _log.warning(
+            f"The int8 prefill graph of {name} is {form.weights} of version {form.version}, and this edge reads int8 "
+            f"of version {WIDE_VERSION}: prompts are read without it, more slowly; upgrade edge, or export the model "
+            "again."
+        )
+        return False
+    if plan is not None and not plan.demand.wide:
+        _log.warning(
+            f"The memory limit has no room for the int8 prefill graph of {name}: prompts are read without it, more "
+            "slowly."
+        )
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""What a `Model`, a `Text2Text` and a `Transcriber` have in common: a bundle, its engine, and what drafts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from edge.home import curves_dir
+from edge.runtime.background import Background
+from edge.runtime.memory.process import release_freed
+from edge.runtime.speculate.base import OFF, chosen, find
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.speculate.speculation import Speculation
+
+
+class Loaded:
+    """A bundle in memory.
+
+    Args:
+        bundle: the opened bundle.
+        engine: the engine over it, which may still be loading.
+        speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
+            `edge.runtime.speculate.base.DRAFTERS`.
+
+    Raises:
+        InputError: there is no such drafter, or it does not serve the bundle.
+    """
+
+    def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], speculate: str) -> None:
+        self.bundle = bundle
+        self._engine = engine
+        self._speculate = chosen(speculate, bundle)
+        if self._speculate != OFF:  # imported while the weights load
+            import edge.runtime.speculate.speculation
+
+            find(self._speculate)
+            if curves_dir().is_dir():
+                import edge.runtime.profile.curve  # noqa: F401
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, as soon as it has loaded."""
+        engine = self._engine
+        if isinstance(engine, Background):
+            self._engine = engine = engine.result()
+            release_freed()  # what reading the tokenizer took: 48 MiB of one with 128,000 tokens
+        return engine
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """What drafts, and what it has learnt; None where nothing does."""
+        if self._speculate == OFF:
+            return None
+        from edge.runtime.speculate.speculation import make_speculation
+
+        return make_speculation(self._speculate, self.engine)

@@ -1,0 +1,293 @@
+"""The memory model: the private memory that a bundle takes, in bytes by kind, computed from its manifest before
+anything is allocated.
+
+Memory peaks twice, and the higher peak counts. While a model loads, reading the tokenizer leaves garbage next to the
+packed weights. While it runs, the KV cache and the activations of the largest step are there. Pages of files, which are
+code and mapped weights, do not count: the system takes them back when it needs room.
+
+Sizes of tensors follow from the manifest. What the libraries add to them was measured: private memory from
+/proc/self/status around each phase (Linux 6.18, x86-64, Python 3.11, numpy 2.4, onnxruntime 1.31.1, two threads) over
+SmolLM2-135M in 4 bits, a small T5 and random models, Whisper base's shape among them. docs/lab/memory.md shows how far
+predictions and measurements lie apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from edge.bundle import TOKENIZER, Bundle
+from edge.errors import BundleError
+from edge.manifest import FLOAT32, KV8, LONGER, SKIP, TensorGroup
+from edge.runtime.providers import instructions
+
+MIB = 2**20
+FLOAT = 4  # bytes
+LATER = ("wide", "tree", KV8, SKIP)  # graphs that are opened when they pay, or in the place of another one
+ROWS = "rows"  # what the methods of groups begin with whose rows have a scale each
+
+IMPORTED = 25 * MIB  # after importing what `edge.load` needs
+SLACK = 4 * MIB  # by which programs differ that do little else
+TO_LOAD = 2 * MIB  # more while sessions are made
+TO_RUN = MIB  # more that steps take, and a chat template
+
+# The tokenizers library, and what it makes of a tokenizer.json: 230 to 345 bytes for a token of BPE, by how full its
+# tables are, and 6 times the file more while it reads; of a Unigram model a tree. Bundles from text to text read one
+# without the library.
+TOKENIZERS = MIB
+BPE, BPE_READING = 270, 6
+PIECE = 1400
+OWN_PIECE, OWN_PIECE_READING = 300, 380
+
+# A session's own objects: 24 times the size of the graph's file, 32 times where it has branches, and 0.75 MiB.
+SESSION = 3 * MIB // 4
+GRAPH, BRANCHED = 24, 32
+
+# A kernel packs a float matrix as it is and blocks of integers with the sums of each block, a float, added (MLAS).
+BLOCK_SUM = 4
+
+# What onnxruntime's arena holds for a step, in floats per token: multiples of the widths of the first feed-forward
+# product and of query, key and value, less what fits into memory that loading left. For steps of 16 to 256 tokens of
+# seven models 192 to 2048 wide that was off by -2 to +6 MiB: the arena's gaps come and go with sizes.
+STEP_FEED_FORWARD, STEP_ATTENTION, LEFT = 3.5, 2, 2 * MIB
+CROSS_SCORES = 4  # copies of the scores over the encoder's rows: product, transposed, softmax, transposed back
+# Copies of one layer's keys, or values, where the KV cache has bytes: both as they are made, and with the new rows.
+UNPACKED = 5
+# An encoder runs all its rows at once: more of them fit into each other's place. Feed-forward blocks with a gate hold
+# the two halves of their first product beside it.
+ENCODE_FEED_FORWARD, ENCODE_GATED = 2, 3
+ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 1
+ENCODE_CROSS = 2  # copies of one decoder layer's keys and values
+# Copies of the scores [heads, T, T], where the encoder's attention keeps them, and of their bias. Feed-forward blocks
+# find a place where scores were. 3.0 to 3.5 were measured from 700 to 8,189 tokens, up and down with the arena's gaps.
+SCORES = 3.15
+# One of sound, in floats per frame and width: in attention queries, keys and values twice, the stream and what comes
+# out; in feed-forward blocks the stream and three copies of what their first product makes. Gaps come on top: measured
+# over windows of 30 s with random weights of Whisper base's shape.
+SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.75
+WINDOWS = 4  # float copies of a window of sound, and its features
+# A table of a transcription's tokens, and what reading it from tokenizer.json takes, in times the file's size.
+WORDS, WORDS_READING = MIB, 12
+SAMPLING = 3  # rows of logits that choosing a token works on, for each row
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run is asked to hold.
+
+    Args:
+        context: tokens of prompt and answer.
+        chunk: most prompt tokens of one step.
+        width: most tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
+        branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
+        source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
+        drafts: bytes of the tables that drafts are made from.
+        wide: whether prompts are read in the wide form, in steps that are twice as long.
+        kv: what the KV cache is kept in.
+    """
+
+    context: int
+    chunk: int
+    width: int = 1
+    branches: int = 1
+    source: int = 0
+    wide: bool = False
+    drafts: int = 0
+    kv: str = FLOAT32
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Private bytes by kind while loading and while running, each with the same kinds."""
+
+    loading: dict[str, int]
+    running: dict[str, int]
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Bytes by kind at the peak."""
+        return max(self.loading, self.running, key=lambda kinds: sum(kinds.values()))
+
+    @property
+    def peak(self) -> int:
+        """Private bytes at the peak."""
+        return sum(self.kinds.values())
+
+
+class MemoryModel:
+    """The memory of one bundle under any `Demand`.
+
+    Args:
+        bundle: an opened bundle, whose manifest is read.
+        present: private bytes of this process so far. Where they are clearly more than the libraries', a program of its
+            own stands around the model, and counts as well.
+
+    Raises:
+        BundleError: a file of the bundle cannot be read.
+    """
+
+    def __init__(self, bundle: Bundle, present: int = 0) -> None:
+        manifest = bundle.manifest
+        self.manifest = manifest
+        self._program = present if present > IMPORTED + SLACK else IMPORTED
+        sizes = {file.path: file.size for file in manifest.files}
+        self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
+        roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
+        self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # in the place of the decoder's
+        self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
+        if manifest.text is not None and _unigram(bundle):
+            pieces = manifest.dims.vocab_size
+            self._tokenizer, self._reading = OWN_PIECE * pieces, OWN_PIECE_READING * pieces
+        if manifest.speech is not None:
+            self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
+        groups = {group.name: group for group in manifest.groups}
+        looked = [group for name, group in groups.items() if name.endswith("embedding")]
+        head = [groups["head"]] if "head" in groups else looked[:1]
+        read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
+        self._packed = sum(map(_packed, read))
+        self._wide = 0
+        if manifest.wide is not None:  # the second session packs the head too, and holds the rotation twice
+            packed = [*manifest.wide.groups, *head]
+            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, packed))
+            self._wide += 2 * manifest.dims.hidden_size**2 * FLOAT
+        dims = manifest.dims
+        self._feed_forward = _width(
+            groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
+        )
+        if manifest.encoder is not None:
+            own = manifest.encoder
+            self._encoder_feed_forward = _width(
+                groups.get("encoder.feed_forward"), own.num_layers, own.hidden_size, dims.intermediate_size
+            )
+            self._encoder = manifest.graph("encoder")
+            if self._encoder.precise_layers and "encoder.cross_attention" in groups:
+                self._packed += _packed(groups["encoder.cross_attention"])
+                layers = _packed(groups["encoder.attention"]) + _packed(groups["encoder.feed_forward"])
+                self._packed += layers * self._encoder.precise_layers // own.num_layers
+
+    def footprint(self, demand: Demand) -> Footprint:
+        """Bytes by kind for what is asked."""
+        tokens = demand.context + (demand.branches - 1) * self._own(demand)  # that are in the cache
+        graphs = self._graphs + (self._kv8 if demand.kv != FLOAT32 else 0)
+        always = {"graphs": graphs, "packed weights": self._packed}
+        loading = always | {"program": self._program + TO_LOAD, "tokenizer": self._reading}
+        running = {
+            "program": self._program + TO_RUN,
+            "tokenizer": self._tokenizer,
+            **always,
+            "tables": self._tables(demand),
+            "KV cache": tokens * dataclasses.replace(self.manifest.kv, dtype=demand.kv).bytes_per_token,
+            "activations": self._activations(demand),
+            "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
+        }
+        if demand.drafts:
+            running["draft tables"] = demand.drafts
+        if demand.wide:
+            running["wide form"] = self._wide
+        if self.manifest.encoder is not None:
+            running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
+            # Both halves take theirs from one arena one after the other, but what the decoder asks for is so different
+            # in size that it finds no place in the encoder's: the sum was what transcribing took.
+            running["encoder activations"] = self._encoding(self._rows(demand))
+        return Footprint({kind: loading.get(kind, 0) for kind in running}, running)
+
+    def _own(self, demand: Demand) -> int:
+        """Tokens that a branch does not share with others: all but a transcription's prompt, which takes half."""
+        return demand.context if self.manifest.speech is None else demand.context // 2
+
+    def _tables(self, demand: Demand) -> int:
+        """Rows of the tables of positions: cosines and sines for each base that there is, or one row of the width."""
+        dims, encoder = self.manifest.dims, self.manifest.encoder
+        if encoder is None:
+            return demand.context * dims.head_dim * FLOAT * len({layer.window for layer in self.manifest.kv.layers})
+        return (demand.context * dims.hidden_size + self._rows(demand) * encoder.hidden_size) * FLOAT
+
+    def _rows(self, demand: Demand) -> int:
+        """Rows that the encoder hands to the decoder."""
+        encoder = self.manifest.encoder
+        assert encoder is not None
+        return encoder.max_length if encoder.input == "audio" else demand.source
+
+    @property
+    def _cross_bytes(self) -> int:
+        """Bytes of keys and values for one of the encoder's rows."""
+        return 0 if self.manifest.cross is None else self.manifest.cross.bytes_per_token
+
+    def _activations(self, demand: Demand) -> int:
+        """What the largest step of the decoder holds."""
+        chunk = LONGER * demand.chunk if demand.wide else demand.chunk
+        dims, tokens = self.manifest.dims, max(min(chunk, demand.context), demand.width)
+        attention = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
+        floats = STEP_FEED_FORWARD * self._feed_forward + STEP_ATTENTION * attention
+        if self.manifest.encoder is not None:
+            floats += CROSS_SCORES * dims.num_heads * self._rows(demand)
+        elif instructions.ARM:  # see the CPU's provider
+            floats += dims.num_heads * demand.context
+        if self.manifest.encoder is not None:
+            # The bias of the host, and what the graph takes of it.
+            floats += 2 * (demand.context + (demand.branches - 1) * self._own(demand))
+        return max(0, round(tokens * floats + self._unpacked_rows(demand)) * FLOAT - LEFT)
+
+    def _unpacked_rows(self, demand: Demand) -> int:
+        """Floats that a step of many tokens makes of one layer's rows, where the KV cache has bytes."""
+        if demand.kv == FLOAT32:
+            return 0
+        return UNPACKED * demand.context * max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
+
+    def _encoding(self, rows: int) -> int:
+        """What the encoder holds for so many rows; for sound, with what the host holds of a window."""
+        encoder, cross, speech = self.manifest.encoder, self.manifest.cross, self.manifest.speech
+        assert encoder is not None and cross is not None
+        if speech is not None:
+            widest = max(
+                SOUND_ATTENTION * encoder.hidden_size,
+                encoder.hidden_size + SOUND_FEED_FORWARD * self._encoder_feed_forward // self._encoder.parts,
+            )
+            return FLOAT * (round(rows * widest * SOUND_GAPS) + WINDOWS * speech.window_samples)
+        attention = 3 * encoder.num_heads * cross.layers[0].head_dim
+        gated = self._encoder_feed_forward > self.manifest.dims.intermediate_size
+        feed_forward = rows * (ENCODE_GATED if gated else ENCODE_FEED_FORWARD) * self._encoder_feed_forward
+        attending = rows * ENCODE_ATTENTION * attention
+        if self._encoder.scores:
+            floats = max(feed_forward, attending + round(rows**2 * SCORES * encoder.num_heads))
+        else:
+            floats = feed_forward + attending
+        floats += rows * ENCODE_RESIDUAL * encoder.hidden_size
+        return rows * ENCODE_CROSS * self._cross_bytes // len(cross.layers) + floats * FLOAT
+
+
+def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> int:
+    """Values for each token of what a feed-forward block's first products make: gate and up, or one where there is no
+    gate; the last product reads `inner`."""
+    return inner if group is None else max(inner, group.parameters // (layers * hidden) - inner)
+
+
+def _packed(group: TensorGroup) -> int:
+    """Bytes of a group's matrices as the kernels keep them. Zero points are counted, which they take up in the sums."""
+    if not group.block_size:
+        return group.parameters * FLOAT
+    if group.method.startswith(ROWS):
+        return group.bytes
+    return group.bytes + group.parameters // group.block_size * BLOCK_SUM
+
+
+def _tokenizer(unigram: bool, size: int, vocab: int) -> tuple[int, int]:
+    """Bytes of a tokenizer, and while it is read from a file of `size` bytes."""
+    if unigram:
+        return (TOKENIZERS + PIECE * vocab,) * 2
+    return TOKENIZERS + BPE * vocab, TOKENIZERS + BPE * vocab + BPE_READING * size
+
+
+def _unigram(bundle: Bundle) -> bool:
+    """Whether the tokenizer is a Unigram model, found without taking its file into memory."""
+    word, end = b'"Unigram"', b""
+    path = bundle.path(TOKENIZER)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(MIB):
+                if word in end + block:
+                    return True
+                end = block[-len(word) :]
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    return False

@@ -1,0 +1,302 @@
+"""Choosing how much private memory a run may hold, so that it stays inside a budget.
+
+What is given up, in the order of least loss:
+
+1. **The wide form** of a bundle that has one: prompts are read in the narrow form, in half the speed.
+2. **Step width** down to `KV8_STEP`: a narrower step verifies fewer drafted tokens; the answer is the same.
+3. **Bits of the KV cache**, of a bundle with a graph for that: in int8 it takes a quarter. Plain decoding is then 3%
+   slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower.
+4. **Narrower steps and a smaller prompt chunk**, in turns, by `WIDTH_LOSS` and `CHUNK_LOSS`: a prompt that runs in
+   steps of 32 tokens instead of 128 is the same prompt, read more slowly. With steps of one token nothing is drafted,
+   and the tables that drafts are made from are not there. Those that a bundle brings are given up before steps of less
+   than `OWN_TABLES` tokens: a few percent of speed for a few hundred kilobytes.
+5. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
+   given up. Without one, all of the above goes first where less than `GOAL` tokens would be left; above that, speed is
+   worth more than a few percent of context that nobody asked for.
+
+Beams are never given up: with fewer of them a model says something else. A further thing to save on is a field of
+`Demand`, and a step of `_Choices.ladder` before the context.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.manifest import FLOAT32, INT8, KV8_STEP
+from edge.runtime.engine.engine import DEFAULT_CONTEXT, PREFILL_CHUNK
+from edge.runtime.memory.footprint import SLACK, Demand, Footprint, MemoryModel
+from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
+
+GOAL = 1024  # tokens of context
+LEAST_CONTEXT = 128  # a question and a short answer
+LEAST_CHUNK = 16
+RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
+TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
+# What answers lose by steps of at most so many tokens in the place of twice as many (Spec-Bench's questions,
+# SmolLM2-135M), and prompts by chunks of so many in the place of twice as many (SmolLM2-135M, and a model 2048 wide;
+# two cores).
+WIDTH_LOSS = {8: 0.02, 4: 0.04, 2: 0.08, 1: 0.12}
+CHUNK_LOSS = {64: 0.05, 32: 0.10, 16: 0.15}
+SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
+OWN_TABLES = 8  # tokens of a step from which on the tables that a bundle brings for drafts are kept
+SHOWN = 10**6  # bytes, to which a list of budgets is rounded up
+WIDEST = 64  # tokens of a step that `Plan.widest` looks for
+
+UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmg]i?)?b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may hold, and the bytes that it takes then.
+
+    budget: in bytes; None where there is none. widest: the widest step that the budget has room for besides, up to 64
+    tokens; that of `demand` where there is no budget.
+    """
+
+    demand: Demand
+    footprint: Footprint
+    budget: int | None
+    widest: int
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes.
+
+    Raises:
+        InputError: something else, or nothing.
+    """
+    found = SIZE.fullmatch(text)
+    size = int(Decimal(found[1]) * UNITS[(found[2] or "").lower()]) if found else 0
+    if size < 1:
+        raise InputError(f"{text!r} is no amount of memory; write it like 300MB, 1.5GB or 512MiB.")
+    return size
+
+
+def make_plan(
+    bundle: Bundle,
+    budget: int | str | None = None,
+    *,
+    context: int | None = None,
+    chunk: int | None = None,
+    branches: int | None = None,
+    present: int = 0,
+    speculate: str = OFF,
+    wide: bool = True,
+    kv: Sequence[str] = (FLOAT32,),
+    like: Demand | None = None,
+) -> Plan:
+    """Choose the largest context, prompt chunk and step width that fit.
+
+    Args:
+        bundle: an opened bundle.
+        budget: most private bytes that the process may hold, as a number or like ``300MB``; None: no limit.
+        context: tokens of prompt and answer that must fit, and of an encoder's text; default: what the budget has room
+            for, up to the bundle's; without a budget up to 4,096.
+        chunk: most prompt tokens of a step; default: 128.
+        branches: texts that grow side by side (beams); default: as many as the bundle sets.
+        speculate: what drafts: ``auto``, ``off`` or a drafter's name.
+        wide: whether the run uses the wide form of a bundle that has one.
+        kv: what the KV cache may be kept in, as `edge.runtime.engine.variant.kv_dtypes` says, rather the first.
+        present: private bytes that this process holds already; see `MemoryModel`.
+        like: a demand whose context, prompt chunk, form and KV cache are kept; default: all are chosen.
+
+    Raises:
+        InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
+            named.
+        BundleError: a file of the bundle cannot be read.
+    """
+    budget = parse_size(budget) if isinstance(budget, str) else budget
+    model = MemoryModel(bundle, present)
+    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, like)
+    if budget is None:
+        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
+        return Plan(demand, model.footprint(demand), None, demand.width)
+
+    def fits(demand: Demand) -> bool:
+        return needed(model.footprint(demand)) <= budget
+
+    def fitting(sizes: range, rung: _Rung) -> int:
+        """How many of these sizes of the context fit: the first ones."""
+        return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, rung)))
+
+    sizes, count = range(choices.least, choices.most + 1), 0
+    for rung in choices.ladder():
+        count = fitting(sizes, rung)
+        if count and sizes[count - 1] >= choices.goal:
+            break
+    if not count:
+        smallest = needed(model.footprint(choices.demand(choices.least, rung)))
+        what = "" if bundle.manifest.speech else f" with {choices.least} tokens of context"
+        shorter = 0 if context is None else fitting(range(1, context), rung)
+        raise InputError(
+            f"{bundle.manifest.name}{what} does not fit into {show_size(budget, math.floor)}; the smallest budget that "
+            f"would do is {show_size(smallest)}" + (f", and {shorter} tokens would fit." if shorter else ".")
+        )
+    demand = choices.demand(sizes[count - 1], rung)
+    wider = (dataclasses.replace(demand, width=n) for n in range(WIDEST, demand.width, -1))
+    widest = next((each.width for each in wider if fits(each)), demand.width)
+    return Plan(demand, model.footprint(demand), budget, widest)
+
+
+def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculate: str = OFF, **given: Any) -> Plan:
+    """As `make_plan`, for a decoder whose answers are exact: what they are made of (context, prompt chunk, form and KV
+    cache) is what ``auto`` leaves, whatever drafts, and where nothing does."""
+    common = make_plan(bundle, budget, speculate=AUTO, **given)
+    if speculate == AUTO:
+        return common
+    return make_plan(bundle, budget, speculate=speculate, like=common.demand, **given)
+
+
+def budgets(
+    bundle: Bundle,
+    *,
+    context: int | None = None,
+    branches: int | None = None,
+    speculate: str = OFF,
+    wide: bool = True,
+    kv: Sequence[str] = (FLOAT32,),
+) -> list[int]:
+    """The budgets from which on less is given up, rising, in bytes: the smallest that would do, one for each thing of
+    the list above that there is room for from there on, and one that holds the whole context besides.
+
+    Arguments and errors are those of `make_plan`, which makes the plan of each.
+    """
+    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, wide, kv)
+    rungs = list(choices.ladder())
+    demands = [choices.demand(choices.most, rungs[0])]
+    demands += [choices.demand(choices.goal, rung) for rung in rungs]
+    demands += [choices.demand(choices.least, rungs[-1])]
+    found: list[int] = []
+    for demand in demands:  # what is chosen rather comes first: whatever needs more than it is never chosen
+        budget = math.ceil(needed(model.footprint(demand)) / SHOWN) * SHOWN
+        if not found or budget < found[-1]:
+            found.append(budget)
+    return found[::-1]
+
+
+def needed(footprint: Footprint) -> int:
+    """The smallest budget for a run that is predicted to take this much."""
+    return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """Fields of `Demand` that are chosen together."""
+
+    width: int
+    chunk: int
+    wide: bool = False
+    kv: str = FLOAT32
+
+
+class _Choices:
+    """The demands that can be made of one bundle, and which of them are rather made."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        context: int | None,
+        chunk: int | None,
+        branches: int | None,
+        speculate: str,
+        wide: bool,
+        kv: Sequence[str],
+        like: Demand | None = None,
+    ) -> None:
+        manifest = bundle.manifest
+        self._like = like
+        context = context if like is None else like.context
+        self._bundle, self._speculate = bundle, chosen(speculate, bundle)
+        self._kv = kv
+        self._wide = wide and manifest.wide is not None and manifest.wide.known and FLOAT32 in kv
+        limit = manifest.context
+        if context is not None and not 1 <= context <= limit:
+            raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {context}.")
+        if chunk is not None and chunk < 1:
+            raise InputError(f"The prefill chunk must be 1 token or more, not {chunk}.")
+        if branches is not None and branches < 1:
+            raise InputError(f"The number of beams must be 1 or more, not {branches}.")
+        self._manifest, self._chunk = manifest, PREFILL_CHUNK if chunk is None else chunk
+        self._branches = branches or (1 if manifest.generation is None else manifest.generation.num_beams)
+        if manifest.encoder is not None and self._speculate != OFF:
+            self._branches = branches or 1  # drafts are for one text at a time
+        if manifest.speech is not None:
+            if context not in (None, limit):
+                raise InputError(f"{manifest.name} transcribes sound, a window at a time; leave out the context.")
+            self._branches = branches or 1  # whatever the checkpoint's own settings say, transcriptions are greedy
+            context = limit  # of its window's text
+        elif manifest.encoder is not None and context is None:
+            limit = max(limit, manifest.encoder.max_length)
+        self.most = limit if context is None else context
+        self.least = min(LEAST_CONTEXT, limit) if context is None else context
+        self.goal = min(GOAL, limit) if context is None else context
+
+    def ladder(self) -> Iterator[_Rung]:
+        """Step widths, prompt chunks, forms and KV caches, the best first."""
+        widths = [self._branches] if self._manifest.text is not None else [1]
+        if self._speculate != OFF:
+            most = widest_draft(self._manifest.dims.vocab_size)
+            widths = [most, *(width for width in WIDTHS if width < most), 1]
+        chunks = [self._chunk]
+        if self._manifest.encoder is not None:
+            chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
+        while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
+            chunks.append(chunks[-1] // 2)
+        if (like := self._like) is not None:
+            most = KV8_STEP if like.kv == INT8 else widths[0]
+            yield from (_Rung(width, like.chunk, like.wide, like.kv) for width in widths if width <= most)
+            return
+        pairs = list(_narrowing(widths, chunks))
+        both = FLOAT32 in self._kv and INT8 in self._kv
+        early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
+        if self._wide:
+            yield _Rung(widths[0], chunks[0], wide=True)
+        if FLOAT32 in self._kv:
+            yield from (_Rung(*pair) for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
+        if INT8 in self._kv:
+            yield from (_Rung(*pair, kv=INT8) for pair in pairs if pair[0] <= KV8_STEP)
+
+    def demand(self, size: int, rung: _Rung) -> Demand:
+        """The demand for `size` tokens of context and, of an encoder, of text."""
+        encoder = self._manifest.encoder
+        source = min(size, encoder.max_length) if encoder is not None and encoder.input == "text" else 0
+        context = min(size, self._manifest.context)
+        drafts = 0
+        if self._speculate != OFF and rung.width > 1:
+            drafts = table_bytes(self._speculate, self._bundle, context, source, files=rung.width >= OWN_TABLES)
+        return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
+
+
+def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
+    moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
+    moves += [(_loss(chunk), 0, chunk) for chunk in chunks[1:]]
+    width, chunk = widths[0], chunks[0]
+    yield width, chunk
+    for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
+        width, chunk = narrower or width, smaller or chunk
+        yield width, chunk
+
+
+def _loss(chunk: int) -> float:
+    """What prompts lose by a chunk of this size; of one that was not measured, what the next larger one costs."""
+    return next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
+
+
+def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:
+    """A number of bytes in a unit that `parse_size` reads, rounded up or as `whole` does it."""
+    if size >= 10**9:
+        return f"{whole(size / 10**7) / 100:.2f} GB"
+    if size >= 10**6:
+        return f"{whole(size / 10**6)} MB"
+    return f"{size} bytes"

@@ -1,0 +1,173 @@
+"""What every execution provider offers: everything outside this folder is the same for a CPU, an NPU and a GPU.
+
+A provider is a module of this folder with a `NAME`, a one-line `HELP` and a function `make`, which gives a `Provider`.
+Sessions are onnxruntime's on every device; what differs is how they are made, where memory is, and what may be computed
+in it without a session.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import DTypeLike, NDArray
+
+from edge.bundle import Bundle
+from edge.errors import BundleError, on_one_line
+from edge.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that a provider can use. kind: ``cpu``, ``gpu`` or ``npu``."""
+
+    provider: str
+    kind: str
+    name: str
+
+
+class Buffer:
+    """Memory that sessions read and write in place: `array` as the host sees it, `value` as sessions do. Its content
+    may change between two runs, its shape and its place never do."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, array: NDArray[Any], value: ort.OrtValue) -> None:
+        self.array = array  # which `value` shares the memory of and does not keep alive
+        self.value = value
+
+
+class Binding:
+    """A session whose inputs and outputs are bound once and run many times. An input that is bound again takes the
+    place of the last one."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._bound = session.io_binding()
+        self.run: Callable[[], None] = partial(session.run_with_iobinding, self._bound)
+
+    def input(self, name: str, buffer: Buffer) -> None:
+        """Read an input from this memory."""
+        self._bound.bind_ortvalue_input(name, buffer.value)
+
+    def output(self, name: str, buffer: Buffer) -> None:
+        """Write an output to this memory."""
+        self._bound.bind_ortvalue_output(name, buffer.value)
+
+    def own_output(self, name: str) -> None:
+        """Let each run allocate this output."""
+        self._bound.bind_output(name)
+
+
+class Session:
+    """A graph that a provider has opened. inputs, outputs: their names."""
+
+    def __init__(self, inference: ort.InferenceSession) -> None:
+        self.inference = inference
+        self.inputs = frozenset(value.name for value in inference.get_inputs())
+        self.outputs = frozenset(value.name for value in inference.get_outputs())
+
+    def bind(self) -> Binding:
+        """A binding of its own, to which nothing is bound yet."""
+        return Binding(self.inference)
+
+    def run(self, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """All outputs, each in memory of its own."""
+        made: list[NDArray[Any]] = self.inference.run(None, inputs)
+        return made
+
+
+class Provider(Protocol):
+    """One execution provider at work for one engine. threads: of the host's pool, which all sessions share."""
+
+    name: str
+    threads: int
+
+    def devices(self) -> list[Device]:
+        """What this machine has for it."""
+
+    def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
+        """A session over the graph with this role.
+
+        profile: what the file's name begins with that onnxruntime's profiler writes; default: none is written.
+
+        Raises:
+            BundleError: the bundle has no such graph, or it cannot be opened here; nothing is tried elsewhere.
+        """
+
+    def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
+        """A session over a model: a file, or the bytes of one. name: for errors. folder: where its external weights
+        are; weights: how many bytes of them it reads, at most.
+
+        Raises:
+            BundleError: as `open`.
+        """
+
+    def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
+        """Zeroed memory; what is large is taken from the system as it is written.
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+
+    def adopt(self, array: NDArray[Any]) -> Buffer:
+        """The host's own array as memory that sessions read."""
+
+    def part(self, buffer: Buffer, shape: tuple[int, ...], start: int = 0) -> Buffer:
+        """A part of a buffer, which shares its memory: from its element `start` on, with a shape of its own."""
+
+    def copy_rows(self, buffer: Buffer, rows: NDArray[np.intp], start: int) -> None:
+        """Copy `rows` [N] of keys or values [1, heads, rows, head_dim] to the rows from `start` on."""
+
+    def choose(self, logits: Buffer) -> NDArray[np.int64]:
+        """The token of the largest logit of each row [R], the first of equals, computed where the logits [1, R, V]
+        are."""
+
+    def placement(self, session: Session) -> dict[str, int]:
+        """How many nodes of a session each execution provider runs, by onnxruntime's names."""
+
+    def cost_key(self) -> list[str]:
+        """What a measured cost curve is valid for: the device, its driver and their versions."""
+
+
+class ProviderModule(Protocol):
+    """What each module of a provider has."""
+
+    NAME: str
+    HELP: str
+
+    def make(self, threads: int | None, manifest: Manifest | None) -> Provider:
+        """The provider, for the graphs of a manifest or for any."""
+
+
+def open_session(
+    model: Path | bytes, name: str, options: ort.SessionOptions, providers: list[str], profile: Path | None = None
+) -> Session:
+    """A session on exactly these providers: onnxruntime would catch a provider's failure and run on the CPU.
+
+    Raises:
+        BundleError: onnxruntime refuses it.
+    """
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if profile is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    try:
+        return Session(ort.InferenceSession(model, options, providers=providers, enable_fallback=False))
+    except Exception as e:  # onnxruntime raises a dozen types without a common base
+        raise BundleError(
+            f"{name} could not be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); export or copy the "
+            "bundle again."
+        ) from e
+
+
+def nodes_by_provider(session: Session) -> dict[str, int]:
+    """How many of a session's nodes each execution provider runs, as onnxruntime recorded it."""
+    counts: Counter[str] = Counter()
+    for part in session.inference.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return dict(counts)

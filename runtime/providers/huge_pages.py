@@ -1,0 +1,100 @@
+"""Memory in pages of 2 MiB for a session's weights.
+
+A step reads all weights once. In pages of 4 KiB these are more addresses than a processor keeps at hand, so that it
+looks up where a page is again and again while it waits for memory. onnxruntime takes each packed matrix from the C
+library, whose blocks the kernel does not put into large pages by itself: they are added to a mapping one by one, and
+each is written before the 2 MiB around it are there. So these are made ready beforehand.
+
+That sets the C library's thresholds for the whole process, which is its owner's to decide: `EDGE_HUGE_PAGES=1` in the
+environment asks for it, and the command `edge` does so in its own process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+ASKED = "EDGE_HUGE_PAGES"
+PAGE = 2**21
+LEAST = 2**24  # bytes of weights below which 4 KiB pages do: processors keep the addresses of some 3,000 at hand
+# glibc gives each thread heaps of 64 MiB: two blocks and a stop fill one, and the next block begins the next.
+BLOCK = 30 * 2**20
+BLOCKS = 2
+STOP = 2**16  # bytes behind blocks that are given back, which keep the heap from being given back with them
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+LARGEST = 2**25  # bytes of a block that comes from a heap
+NEVER = -1  # what is free at a heap's end is given back
+# Bytes that may be free there afterwards. With the 64 MiB that glibc comes to by itself for blocks this large, a
+# thread's heap keeps what a session that is gone had held: 55 MiB of SmolLM2-135M.
+KEPT = 2**22
+OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
+TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
+
+
+@contextmanager
+def huge_pages(size: int) -> Iterator[None]:
+    """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
+    process asked for it and the kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere
+    nothing happens."""
+    if os.environ.get(ASKED) != "1" or size < LEAST or not _can():
+        yield
+        return
+    _libc().mallopt(M_MMAP_THRESHOLD, LARGEST)
+    _libc().mallopt(M_TRIM_THRESHOLD, NEVER)
+    stops = _make_ready(size)
+    try:
+        yield
+    finally:
+        for stop in stops:
+            _libc().free(stop)
+        _libc().mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def _make_ready(size: int) -> list[int]:
+    libc, blocks, stops = _libc(), list[int](), list[int]()
+    while len(blocks) * BLOCK < size:
+        taken = [block for _ in range(BLOCKS) if (block := libc.malloc(BLOCK))]
+        blocks += taken
+        if len(taken) < BLOCKS:  # addresses are limited, too
+            break
+        stops.append(libc.malloc(STOP))
+    for start, end in _joined(blocks):
+        first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
+        libc.madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    for block in blocks:
+        libc.free(block)
+    return stops
+
+
+def _joined(blocks: list[int]) -> list[tuple[int, int]]:
+    """Where blocks begin and end, those that stand side by side as one."""
+    found: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        if found and block - found[-1][1] < mmap.PAGESIZE:
+            found[-1] = found[-1][0], block + BLOCK
+        else:
+            found.append((block, block + BLOCK))
+    return found
+
+
+@cache
+def _can() -> bool:
+    """Whether there is a glibc that nobody has set otherwise."""
+    own = any(name.startswith(OWN_SETTINGS) for name in os.environ) or OF_MALLOC in os.environ.get(TUNABLES, "")
+    if sys.platform != "linux" or own:
+        return False
+    return hasattr(_libc(), "gnu_get_libc_version") and hasattr(mmap, "MADV_HUGEPAGE")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return libc

@@ -1,0 +1,203 @@
+"""A drafter and its planner at work: the drafts of one answer after the other, timed and counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import perf_counter as clock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.manifest import FLOAT32, KV8_STEP
+from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.decode.loop import Choose, Drafts, Step, reader
+from edge.runtime.decode.sampling import Sampler
+from edge.runtime.speculate.base import (
+    AUTO,
+    OFF,
+    WIDTHS,
+    Drafter,
+    Setting,
+    find,
+    source_tokens,
+    widest_draft,
+)
+from edge.runtime.speculate.planner import Planner, StepCosts
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Figures:
+    """What speculation did in one answer: steps after the prompt, tokens drafted and run, those of them that were
+    accepted, and the seconds that drafting and the steps with drafts took."""
+
+    drafter: str
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """These figures and `accepted_per_step`: drafted tokens accepted, per step; None before the first step."""
+        return {**asdict(self), "accepted_per_step": self.accepted / self.steps if self.steps else None}
+
+
+class Speculation:
+    """A drafter and its planner at work for one model, answer after answer.
+
+    Args:
+        drafter: what guesses.
+        planner: what says how much of a guess is run.
+    """
+
+    def __init__(self, drafter: Drafter, planner: Planner) -> None:
+        self.drafter = drafter
+        self.planner = planner
+        self.taken = threading.Lock()  # while an answer has the drafter: others at the same time have no drafts
+
+    @property
+    def drafts(self) -> partial[AnswerDrafts]:
+        """Makes the drafts of one answer."""
+        return partial(AnswerDrafts, self)
+
+
+class AnswerDrafts(Drafts):
+    """The drafts of one answer. Times its steps, by which the planner goes.
+
+    Args:
+        prompt: tokens that the answer follows.
+        most: tokens of the answer after which nobody asks for more.
+        ends: tokens after which nobody does either.
+        drawn: whether tokens are drawn at random.
+        source: other tokens that the answer may repeat: what an encoder read, or what was said before the prompt.
+        figures: what is added to.
+    """
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        prompt: Sequence[int],
+        most: int,
+        *,
+        ends: frozenset[int] = frozenset(),
+        drawn: bool = False,
+        source: Sequence[int] = (),
+        figures: Figures | None = None,
+    ) -> None:
+        self.figures = figures or Figures(speculation.drafter.name)
+        self._speculation, self._planner = speculation, speculation.planner
+        self._prompt, self._source, self._ends, self._drawn = prompt, source, ends, drawn
+        self._enough = len(prompt) + most
+        self._drafter: Drafter | None = None
+        self._proposed = NOTHING
+        self._stepped = 0.0  # seconds of the last step
+
+    @contextmanager
+    def over(self, engine: Engine, cache: KVCache, sampler: Sampler, last: int) -> Iterator[tuple[Step, Choose]]:
+        if not self._speculation.taken.acquire(blocking=False):
+            yield reader(engine, sampler)
+            return
+        drafter = self._drafter = self._speculation.drafter
+        try:
+            began = clock()
+            self._engine, self._cache = engine, cache
+            self._run, choose = reader(engine, sampler, logits=drafter.reads_logits)
+            drafter.share(cache)
+            drafter.begin(self._prompt, self._source)
+            self._text = [*self._prompt]
+            if cache.length == len(self._prompt):  # the first token was chosen from the prompt's logits
+                self._text.append(last)
+                drafter.accept([last])
+            self._planner.begin(self._drawn, cache.exact)
+            self.figures.draft_s += clock() - began
+            yield self._step, choose
+        finally:
+            drafter.share(None)
+            self._speculation.taken.release()
+
+    def propose(self) -> Draft:
+        self._proposed = draft = NOTHING
+        if self._drafter is None:
+            return draft
+        began, text, planner = clock(), self._text, self._planner
+        most = min(self._engine.steady(self._cache), self._enough - len(text))  # tokens that the next step may bring
+        budget = planner.budget(most - 1, self._cache.length)
+        if budget.tokens > 0:
+            self._proposed = self._drafter.propose(text, budget)
+            planner.drafted(len(self._proposed.tokens), clock() - began)
+            draft = planner.cut(_before_an_end(self._proposed, self._ends))
+        self.figures.draft_s += clock() - began
+        return draft
+
+    def _step(self, *given: Any, **more: Any) -> NDArray[Any]:
+        started = clock()
+        made = self._run(*given, **more)
+        self._stepped = clock() - started
+        return made
+
+    def accept(self, tokens: NDArray[np.int64], rows: NDArray[Any], sampled: Sequence[int]) -> None:
+        figures, drafter, size = self.figures, self._drafter, tokens.shape[0]
+        figures.steps += 1
+        if drafter is None:
+            return
+        began = clock()
+        if size > 1:
+            figures.verify_s += self._stepped
+            figures.drafted += size - 1
+            figures.accepted += len(sampled) - 1
+        self._text.extend(sampled)
+        self._planner.costs.took(size, self._stepped)
+        self._planner.observe(self._proposed, sampled)
+        if drafter.reads_logits:
+            drafter.verified(tokens, rows)
+        drafter.accept(sampled)
+        figures.draft_s += clock() - began
+
+
+def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
+    """A chain up to a token that ends the answer, which the row before it brings anyway: nobody is asked for more."""
+    if draft.parents is None and not ends.isdisjoint(draft.tokens):
+        length = next(i for i, token in enumerate(draft.tokens) if token in ends)
+        return Draft(draft.tokens[:length], draft.grades[:length])
+    return draft
+
+
+def make_speculation(name: str, engine: Engine) -> Speculation | None:
+    """What ``auto`` or a drafter's name stands for; None where nothing drafts, or where a memory budget has no room for
+    steps of two tokens, which is logged where a drafter was named.
+
+    Raises:
+        InputError: there is no such drafter, or it cannot be made.
+    """
+    if name == OFF:
+        return None
+    plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder
+    width = widest_draft(manifest.dims.vocab_size) if plan is None else min(WIDTHS[0], plan.demand.width)
+    if engine.kv.dtype != FLOAT32:
+        width = min(width, KV8_STEP)  # all of its steps attend in the same way
+    if width < 2:
+        if name != AUTO:
+            _log.warning(
+                f"The memory limit has no room for the drafter {name}: {manifest.name} answers without "
+                "it, more slowly."
+            )
+        return None
+    module, argument = find(name)
+    limit = None if plan is None else plan.demand.drafts
+    context = engine.context + source_tokens(manifest, 0 if encoder is None else encoder.max_length)
+    drafter = module.make(Setting(engine.bundle, context, argument, limit, engine.threads, engine))
+    trees = engine.takes_trees and encoder is None and not engine.exact  # an encoder-decoder's trees are beams
+    costs, even = (StepCosts(lambda: engine.costs, width, multiple) for multiple in (1, 2))
+    return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost, even=even))

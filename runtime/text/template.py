@@ -1,0 +1,110 @@
+"""Chat templates: the jinja2 text of a bundle, rendered as transformers renders it (`apply_chat_template`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+
+from edge.errors import BundleError, InputError
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from edge.manifest import Manifest
+    from edge.runtime.text.tokenizer import Text
+
+
+class Message(TypedDict):
+    """One turn of a conversation; roles are those that the model's template knows: system, user, assistant."""
+
+    role: str
+    content: str
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InputError where a conversation is malformed or its last message, the one to answer, is empty."""
+    for i, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise InputError(f"Message {i} of the conversation needs a text under {key!r}.")
+    if not messages or not messages[-1]["content"].strip():
+        raise InputError("The prompt is empty; give the model something to answer.")
+
+
+class ChatTemplate:
+    """A compiled template. jinja2 is imported here and not before: loading it would cost every start 40 ms.
+
+    Args:
+        source: the template.
+        special: special tokens by the names that templates use (`bos_token`, `eos_token`, `pad_token`).
+
+    Raises:
+        BundleError: the template cannot be compiled.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._special = dict(special)
+        self._template = _compile(source)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt for the assistant's next turn.
+
+        Raises:
+            InputError: the template refuses the conversation.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
+            )
+        except Exception as e:  # a template is a program of the model's: it may raise anything
+            raise InputError(f"The model's chat template refuses this conversation: {str(e).rstrip('.')}.") from None
+
+
+def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
+    """The chat template of a bundle; None where it has none."""
+    if manifest.chat_template is None:
+        return None
+    special = {name: token for name, i in manifest.tokens.named.items() if (token := text.token(i)) is not None}
+    return ChatTemplate(manifest.chat_template, special)
+
+
+def _compile(source: str) -> jinja2.Template:
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension, LoopControlExtension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for training; here it only stands around them."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = _now
+    try:
+        return environment.from_string(source)
+    except TemplateError as e:
+        raise BundleError(f"The bundle's chat template is not valid jinja2 ({e}); use --raw.") from None
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """jinja2's own `tojson` escapes characters for HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _now(layout: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(layout)

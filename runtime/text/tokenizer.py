@@ -1,0 +1,235 @@
+"""Text to token ids and back: the bundle's tokenizer, a detokenizer for streams, and stop strings."""
+
+from __future__ import annotations
+
+import binascii
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.bundle import TOKENIZER, Bundle
+from edge.errors import BundleError, InputError, on_one_line
+
+if TYPE_CHECKING:
+    from edge.runtime.text.unigram import Tokenizer
+
+REPLACEMENT = "\ufffd"
+INCOMPLETE = 3  # most replacement characters that a tail which may still become one character decodes to
+LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
+SHORT_WINDOW = 8
+_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/]{8})[^"]*"')  # SentencePiece's, in base64
+
+
+class Text:
+    """The bundle's tokenizer, with the special tokens its manifest names.
+
+    Raises:
+        BundleError: `tokenizer.json` cannot be read.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        path = bundle.path(TOKENIZER)
+        # Encoder-decoders alone: of their vocabularies most are Unigram, and reading others takes time for nothing.
+        self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
+        tokens = bundle.manifest.tokens
+        self._led = tokens.led
+        self.eos = frozenset(tokens.eos)
+        self.special = self._tokenizer.special
+        # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
+        self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised, none is added.
+
+        Raises:
+            InputError: `text` holds half of a surrogate pair, which no encoding has.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError("The text is not valid Unicode; give it in UTF-8.") from None
+        return self._tokenizer.encode(text)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it."""
+        return self._led(self.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD."""
+        return self._tokenizer.decode(ids)
+
+    def token(self, token_id: int | None) -> str | None:
+        """A token as the vocabulary writes it."""
+        return None if token_id is None else self._tokenizer.token(token_id)
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one answer."""
+        return Detokenizer(self.decode, self._silent)
+
+
+class _Library:
+    """Any `tokenizer.json`, read by the tokenizers library.
+
+    Raises:
+        BundleError: it cannot be read; while it is used, a part of it that is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer  # 3 MB that a transcription and most translations do without
+
+        self._path = path
+        try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                check_character_maps(content)
+            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+            added = self._tokenizer.get_added_tokens_decoder()
+        except BaseException as e:
+            raise self._refused(e) from None
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        self.size: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except BaseException as e:
+            raise self._refused(e) from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        try:
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
+        except BaseException as e:
+            raise self._refused(e) from None
+
+    def token(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
+
+    def _refused(self, error: BaseException) -> BaseException:
+        """A sentence in place of what the library raises: bare Exceptions, and Rust's panics, which are none."""
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return error
+        return BundleError(
+            f"{self._path} cannot be read as a tokenizer ({on_one_line(error)}); export or copy the bundle again."
+        )
+
+
+def _unigram(path: Path) -> Tokenizer:
+    """A Unigram tokenizer without the library, where the file holds one that is known; else the library's."""
+    from edge.runtime.text.unigram import read_unigram
+
+    try:
+        found = read_unigram(path, lambda: _Library(path))
+    except (OSError, ValueError, RecursionError):
+        found = None  # the library says what is wrong
+    return found or _Library(path)
+
+
+def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
+    """Compare the size that a character map begins with, in the text of a `tokenizer.json`, with the map's own.
+
+    The library takes as much memory as a damaged one says, and ends the process where there is not so much.
+
+    Raises:
+        ValueError: a map says that it is larger than it is.
+    """
+    for found in _MAP.finditer(tokenizer):
+        size = int.from_bytes(binascii.a2b_base64(found[1])[:4], "little")
+        if size > found.end() - found.start():
+            raise ValueError(f"its character map says that it has {size:,} bytes and is shorter")
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text as soon as characters are whole.
+
+    The pieces add up to what decoding all the tokens at once gives. Each token costs decoding a few tokens: those
+    whose text is not complete, after the last ones that were, because a token's leading space depends on what
+    stands before it.
+
+    Args:
+        decode: gives the text of token ids.
+        silent: ids that have no text.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int]) -> None:
+        self._decode = decode
+        self._silent = silent
+        self._before: list[int] = []  # tokens given out last
+        self._before_text = ""
+        self._pending: list[int] = []
+        self._given = 0  # characters of the pending text that were given out
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token; often empty while a character spans tokens."""
+        if token in self._silent:
+            return ""
+        self._pending.append(token)
+        text = self._pending_text()
+        certain = max(len(text.rstrip(REPLACEMENT)), len(text) - INCOMPLETE)
+        piece = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if certain == len(text):
+            self._before, self._before_text = self._pending, self._decode(self._pending)
+            self._pending, self._given = [], 0
+        elif len(self._pending) > LONG_WINDOW:
+            self._shorten(held=len(text) - certain)
+        return piece
+
+    def flush(self) -> str:
+        """What is left when no token follows: an unfinished character as U+FFFD."""
+        piece = self._pending_text()[self._given :]
+        self._before, self._before_text, self._pending, self._given = [], "", [], 0
+        return piece
+
+    def _pending_text(self) -> str:
+        whole = self._decode(self._before + self._pending)
+        if whole.startswith(self._before_text):
+            return whole[len(self._before_text) :]
+        return self._decode(self._pending)  # an invalid byte spoils a whole run in a byte-fallback vocabulary
+
+    def _shorten(self, held: int) -> None:
+        self._before, self._before_text = [], ""
+        self._pending = self._pending[-SHORT_WINDOW:]
+        self._given = max(0, len(self._decode(self._pending)) - held)
+
+
+class StopStrings:
+    """Finds the first of some strings in streamed text, also where it spans pieces.
+
+    Raises:
+        InputError: a stop string is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise InputError("A stop string is empty; give at least one character, or no stop string at all.")
+        self._stops = tuple(stops)
+        self._held = ""  # an end of the text so far that may be the start of a stop string
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Text that can be shown, and whether a stop string was found: then it and what follows are left out."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        found = [at for at in map(text.find, self._stops) if at >= 0]
+        if found:
+            self._held = ""
+            return text[: min(found)], True
+        held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+    def flush(self) -> str:
+        """The text held back, when nothing follows."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that starts `stop` without completing it."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

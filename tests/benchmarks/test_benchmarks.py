@@ -1,0 +1,202 @@
+"""The benchmarks' own arithmetic, command line and processes; no peer is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from places import BENCHMARKS
+
+from edge.bundle import Bundle
+
+FOLDER = BENCHMARKS
+import convert  # noqa: E402
+import decoder_vs_peers as bench  # noqa: E402
+import drafted  # noqa: E402
+import report  # noqa: E402
+from engines import ENGINES, engine_file  # noqa: E402
+from engines.decoding_engine import Models  # noqa: E402
+from processes import Worker, WorkerFailed, first_byte  # noqa: E402
+from prompts import Prompts  # noqa: E402
+
+DECODE = {"edge": [300.0, 150.0, 330.0], "onnxruntime-genai": [200.0, 120.0, 210.0], "llama.cpp": [180.0, 140.0, 190.0]}
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    found = report.ratio({"edge": [100.0, 20.0, 90.0], "p": [50.0, 40.0, 30.0]}, "p")
+    assert (found.value, found.low, found.high) == (2.0, 0.5, 3.0)  # the medians' ratio would be 2.25
+
+
+def test_the_best_peer_is_the_fastest_or_the_smallest() -> None:
+    assert report.best_peer(report.Metric("decode @ 16", "tokens/s", True, DECODE)) == "onnxruntime-genai"
+    assert report.best_peer(report.Metric("peak private", "MiB", False, DECODE)) == "llama.cpp"
+    assert report.best_peer(report.Metric("decode @ 16", "tokens/s", True, {"edge": [1.0]})) is None
+
+
+def test_goals_are_checked_in_the_direction_of_each_metric() -> None:
+    size = {"edge": [100.0], "onnxruntime-genai": [100.0], "llama.cpp": [99.0]}
+    start = {"edge": [81.0], "onnxruntime-genai": [100.0]}
+    found = report.goals(
+        [
+            report.Metric("decode @ 16", "tokens/s", True, DECODE),
+            report.Metric("peak private", "MiB", False, size),
+            report.Metric("first token", "ms", False, start),
+        ]
+    )
+    assert [(goal.text, goal.met) for goal in found] == [
+        ("decode @ 16 / onnxruntime-genai", True),
+        ("peak private / onnxruntime-genai", True),
+        ("peak private / llama.cpp", False),
+        ("first token / onnxruntime-genai", False),
+    ]
+
+
+def test_a_peer_without_a_figure_is_a_dash_and_no_ratio() -> None:
+    metric = report.Metric("decode @ 16", "tokens/s", True, DECODE)
+    names = ["edge", "onnxruntime-genai", "llama.cpp", "openvino-genai"]
+    assert report.figures_table([metric], names).splitlines()[2].endswith(" - |")
+    row = report.ratios_table([metric], names).splitlines()[2]
+    assert "1.50 (1.25-1.57) onnxruntime-genai" in row
+    assert row.endswith(" - |")
+
+
+def test_a_picture_has_bars_for_any_number_of_engines(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [f"engine {i}" for i in range(len(report.COLOURS) + 2)]
+    metric = report.Metric("decode @ 16", "tokens/s", True, {name: [1.0, 2.0] for name in names})
+    report.plot([report.Panel("Decode", {"16": metric})], names, "title", tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 1000
+
+
+def test_a_picture_has_no_diagram_of_what_was_not_measured(tmp_path: Path) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    empty = report.Panel("With drafts", {})
+    full = report.Panel("Decode", {"16": report.Metric("decode @ 16", "tokens/s", True, {"edge": [1.0, 2.0]})})
+    report.plot([full, empty, full], ["edge"], "title", tmp_path / "with.png")
+    report.plot([full, full], ["edge"], "title", tmp_path / "without.png")
+    pictures = [pyplot.imread(tmp_path / f"{name}.png") for name in ("with", "without")]
+    assert pictures[0].shape == pictures[1].shape and (pictures[0] == pictures[1]).all()
+
+
+def test_engines_are_compared_in_one_order_with_ours_first() -> None:
+    args = bench.parse(["--bundle", "x.edge", "--engines", "llama.cpp,edge", "--variant", "llama.cpp=flash attention"])
+    assert args.engines == ["edge", "llama.cpp"]
+    assert args.variant == {"llama.cpp": "flash attention"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--engines", "edge,vllm"], "there is no 'vllm'; there is: edge, onnxruntime-genai"),
+        (["--variant", "llama.cpp=fastest"], "llama.cpp has no variant 'fastest'; it has: flash attention"),
+        (["--threads", "0"], "--threads must be 1 or more, not 0"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.parse(["--bundle", "x.edge", *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+def test_engine_files_import_their_packages_only_when_they_load() -> None:
+    code = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); from engines import *; import engines\n"
+    code += "for n in ENGINES: engines.engine_file(n)\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {m for name in ENGINES for m in engine_file(name).MODULES} & set(loaded)
+
+
+def test_an_absent_peer_is_skipped_with_a_line(
+    paper_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine_file("llama.cpp"), "MODULES", ("no_such_module",))
+    models = Models(paper_bundle.root, tmp_path / "no.gguf", tmp_path, (sys.executable,))
+    run = bench.Bench(models, bench.QUICK, 1, StringIO(), None)  # type: ignore[arg-type]
+    run.enter("llama.cpp", None)
+    assert run.contenders == {}
+    assert capsys.readouterr().out == "llama.cpp is SKIPPED: llama-cpp-python is not installed\n"
+
+
+def test_a_folder_gets_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), convert.folder(tmp_path / "model") as part:
+        (part / "half").touch()
+        raise RuntimeError
+    assert not (tmp_path / "model").exists()
+    with convert.folder(tmp_path / "model") as part:
+        (part / "whole").touch()
+    assert [p.name for p in (tmp_path / "model").iterdir()] == ["whole"]
+
+
+def test_prompts_have_their_length_and_differ(tiny_bundle: Bundle) -> None:
+    prompts = Prompts(tiny_bundle.root / "tokenizer.json")
+    taken = [prompts.take(16) for _ in range(20)]
+    assert {len(ids) for ids in taken} == {16}
+    assert len({tuple(ids) for ids in taken}) == 20
+
+
+def test_the_clock_stops_at_the_first_byte() -> None:
+    start = time.perf_counter()
+    elapsed, text = first_byte(
+        [sys.executable, "-c", "import time; print('a', flush=True); time.sleep(1); print('b')"], sys.stderr
+    )
+    assert time.perf_counter() - start - elapsed > 0.9
+    assert text == "a\nb\n"
+
+
+def test_a_process_that_writes_nothing_has_failed() -> None:
+    with pytest.raises(WorkerFailed, match="wrote nothing and ended with status 3"):
+        first_byte([sys.executable, "-c", "import sys; sys.exit(3)"], sys.stderr)
+
+
+def test_the_worker_gives_the_runtimes_own_greedy_tokens(tiny_bundle: Bundle) -> None:
+    import edge
+
+    model = edge.load(tiny_bundle.root)
+    prompt = "The moon changes its shape"
+    ids = model.prompt_ids(prompt, raw=True)
+    request = {"model": str(tiny_bundle.root), "threads": 2, "capacity": 64, "settings": {}}
+    worker = Worker(sys.executable, "engines.edge_runtime", sys.stderr, request)
+    try:
+        first, again = worker.generate(ids, 12), worker.generate(ids, 12)
+    finally:
+        worker.close()
+    expected = model.generate(prompt, edge.GenerateOptions(max_tokens=13), raw=True).token_ids
+    assert first.tokens[: len(expected)] == expected
+    assert first.tokens == again.tokens
+    assert len(first.tokens) == 13
+    assert first.prefill_s > 0
+    assert first.decode_s > 0
+    assert worker.peak_rss_mb > worker.peak_private_mb > 20
+
+
+def test_an_engine_that_cannot_load_is_one_sentence(tmp_path: Path) -> None:
+    request = {"model": str(tmp_path / "none.edge"), "threads": 1, "capacity": 64, "settings": {}}
+    with pytest.raises(WorkerFailed, match=r"^BundleError: .*none\.edge"):
+        Worker(sys.executable, "engines.edge_runtime", subprocess.DEVNULL, request)  # type: ignore[arg-type]
+
+
+def test_a_whole_run_writes_every_metric(
+    tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"only peers read it")
+    for name, value in {"CONTEXTS": (16, 128), "MEMORY_CONTEXT": 256, "MEMORY_PROMPT": 64, "MEMORY_TOKENS": 4}.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(drafted, "TRIALS", (16,))
+    monkeypatch.setattr(drafted, "TOKENS", 4)
+    monkeypatch.setattr(bench, "QUICK", bench.Plan(rounds=2, tokens=4, starts=1, trials=1))
+    arguments = ["--bundle", str(tiny_bundle.root), "--gguf", str(gguf), "--engines", "edge", "--quick"]
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--out", str(tmp_path / "out"), "--work", str(tmp_path)])
+    assert bench.main() == 0
+    result = json.loads((tmp_path / "out" / "decoder_vs_peers.json").read_text())
+    counts = {label: len(rounds["edge"]) for label, rounds in result["rounds"].items()}
+    rows = ("prefill", "decode", "drafts on", "tokens a step")
+    speed = {f"{what} @ {n}": 2 for what in rows for n in (16, 128)}
+    assert counts == speed | {"bare import": 1, "peak private": 1, "peak RSS": 1, "first token": 1}
+    assert "decode @ 128, tokens/s" in capsys.readouterr().out

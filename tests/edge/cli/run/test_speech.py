@@ -1,0 +1,408 @@
+"""`edge run` with a speech bundle: what is printed where, files, live recordings, bad input, Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_speech import DE, PREVIOUS, RATE, TRANSLATE, FakeSpeechEngine, Script, fake_transcriber, noise, said
+from sounds import write_wave
+
+from edge.bundle import Bundle
+from edge.cli.main import main
+from edge.runtime.engine.variant import PLAIN
+from edge.runtime.load import Loading
+from edge.runtime.speech.segments import Segment
+
+ONE = Script(said(0.0, " One.", 12.5, 13.0, " Two.", 30.0, 30.0))
+THREE = Script(said(0.0, " Three.", 2.0))
+SRT = (
+    "1\n00:00:00,000 --> 00:00:12,500\nOne.\n\n2\n00:00:13,000 --> 00:00:30,000\nTwo.\n\n"
+    "3\n00:00:30,000 --> 00:00:32,000\nThree.\n\n"
+)
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process: exit status, standard output, standard error."""
+
+    def run(*args: object) -> tuple[int, str, str]:
+        status = main(["run", *map(str, args)])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeSpeechEngine]:
+    """Puts a model that hears certain things in the place of every bundle."""
+
+    def fake(*scripts: Script) -> FakeSpeechEngine:
+        model, engine = fake_transcriber(tmp_path / "x.edge", *scripts or (ONE, THREE))
+        monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
+        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
+        return engine
+
+    return fake
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """A sound file of 33 seconds."""
+    return write_wave(tmp_path / "talk.wav", noise(33))
+
+
+def test_a_transcript_goes_to_standard_output_and_one_line_of_figures_to_standard_error(
+    run: Run, fake: Callable, talk: Path
+) -> None:
+    fake()
+    status, out, err = run("x.edge", "--audio", talk)
+    assert (status, out) == (0, "One.\nTwo.\nThree.\n")
+    assert err.startswith("en · 33.0 s heard in ") and "3 segments" in err and "MiB private" in err
+    assert err.count("\n") == 1
+
+
+def test_each_format_is_printed(run: Run, fake: Callable, talk: Path) -> None:
+    for option, wanted in (
+        ("--timestamps", "[00:00.000 --> 00:12.500] One.\n"),
+        ("--srt", SRT),
+        ("--vtt", "WEBVTT\n\n00:00.000 --> 00:12.500\nOne.\n\n"),
+    ):
+        fake()
+        assert run("x.edge", "--audio", talk, option)[1].startswith(wanted)
+    fake()
+    status, out, err = run("x.edge", "--audio", talk, "--json")
+    transcript = json.loads(out)
+    assert (status, err, transcript["text"], transcript["complete"]) == (0, "", "One. Two. Three.", True)
+    assert transcript["segments"][1]["start"] == 13.0 and transcript["duration"] == 33.0
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "begin"),
+    [("a.srt", None, "1\n00:00"), ("a.VTT", None, "WEBVTT"), ("a.json", None, "{"), ("a", None, "One."),
+     ("a.srt", "--vtt", "WEBVTT")],
+)  # fmt: skip
+def test_a_file_gets_the_format_that_its_name_or_an_option_asks_for(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, name: str, option: str | None, begin: str
+) -> None:
+    fake()
+    status, out, _ = run("x.edge", "--audio", talk, "--output", tmp_path / name, *([option] if option else []))
+    assert (status, out) == (0, "") and (tmp_path / name).read_text().startswith(begin)
+
+
+def test_options_reach_the_model(run: Run, fake: Callable, talk: Path) -> None:
+    engine = fake()
+    run("x.edge", "--audio", talk, "--language", "DE", "--task", "translate")
+    assert engine.prompts[0][1:] == [DE, TRANSLATE] and PREVIOUS in engine.prompts[1]
+
+
+def test_a_temperature_is_where_the_fallback_begins(run: Run, fake: Callable, tmp_path: Path) -> None:
+    short = write_wave(tmp_path / "short.wav", noise(2))
+    for given, last in (("0", 1.0), ("0.5", 0.9), ("1", 1.0), ("1.5", 1.5)):
+        fake(Script(said(0.0, " Never sure.", 1.0), sure=3.0))
+        transcript = json.loads(run("x.edge", "--audio", short, "--temperature", given, "--json")[1])
+        assert {segment["temperature"] for segment in transcript["segments"]} == {last}
+
+
+def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, talk: Path, tmp_path: Path) -> None:
+    engine, seen = fake(), []
+    output, heard = tmp_path / "a.txt", engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        seen.append(output.read_text())
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    run("x.edge", "--audio", talk, "--output", output)
+    assert seen == ["", "One.\nTwo.\n"]
+
+
+@pytest.mark.parametrize(("option", "most"), [("--srt", 2), ("--json", 9)])
+def test_only_json_keeps_segments_to_its_end(run: Run, fake: Callable, tmp_path: Path, option: str, most: int) -> None:
+    engine, kept = fake(Script(said(0.0, " Again.", 30.0, 30.0))), []
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        kept.append(sum(type(each) is Segment for each in gc.get_objects()) - before)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    gc.collect()
+    before = sum(type(each) is Segment for each in gc.get_objects())
+    out = run("x.edge", "--audio", write_wave(tmp_path / "long.wav", noise(300)), option)[1]
+    assert out.count("Again.") >= 10 and len(kept) == 10
+    assert kept[-1] <= most and (option == "--srt" or kept[-1] == most)
+
+
+def test_damage_in_the_middle_keeps_what_was_transcribed(run: Run, fake: Callable, tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    samples = noise(40)
+    samples[35 * RATE] = np.nan
+    soundfile.write(tmp_path / "talk.wav", samples, RATE, subtype="FLOAT")
+    fake()
+    status, out, err = run("x.edge", "--audio", tmp_path / "talk.wav", "--json")
+    transcript = json.loads(out)
+    assert status == 2 and "is damaged: sample 560,000, at 35.00 s, is nan" in err
+    assert transcript["text"] == "One. Two. Three." and not transcript["complete"]
+
+
+def press_at_window(engine: FakeSpeechEngine, window: int, times: int = 1) -> None:
+    """Ctrl-C while a window is heard."""
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        if len(engine.windows) == window:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_with_what_was_finished_and_status_130(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, times: int
+) -> None:
+    press_at_window(fake(), 1, times)
+    status, _, err = run("x.edge", "--audio", talk, "--output", tmp_path / "a.json")
+    transcript = json.loads((tmp_path / "a.json").read_text())
+    assert status == 130 and "Traceback" not in err
+    assert transcript["text"] == "One. Two." and not transcript["complete"]
+
+
+def stdin_of(monkeypatch: pytest.MonkeyPatch, samples: np.ndarray) -> None:
+    data = (samples * 32767).astype("<i2").tobytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_samples_are_read_from_a_pipe(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake(Script(said(0.0, " Live.", 1.0)))
+    stdin_of(monkeypatch, noise(5))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (0, "Live.\n") and "5.0 s heard" in err
+    assert np.abs(np.concatenate(engine.windows) - noise(5)).max() < 1e-4
+
+
+def test_an_empty_pipe_gets_a_sentence(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(0))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (2, "")
+    assert err == "edge: Standard input ended without a sample; pipe 16-bit mono samples at 16,000 Hz into it.\n"
+
+
+def test_ctrl_c_ends_a_recording_whose_end_is_still_transcribed(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake(ONE, Script(said(0.0, " Last words.", 2.0)))
+    stdin_of(monkeypatch, noise(33))
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        while sys.stdin.buffer.tell() < 33 * 2 * RATE:  # all of it was said
+            time.sleep(0.05)
+        if not engine.windows:
+            time.sleep(0.05)
+            signal.raise_signal(signal.SIGINT)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    status, out, _ = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (0, "One.\nTwo.\nLast words.\n")
+
+
+def test_ctrl_c_ends_a_source_that_is_faster_than_the_model(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Flood(io.RawIOBase):
+        """Two hours of sound that are there at once."""
+
+        left, data = 7200, (noise(1) * 32767).astype("<i2").tobytes()
+
+        def read(self, size: int = -1) -> bytes:
+            self.left -= 1
+            return self.data if self.left >= 0 else b""
+
+    engine = fake(Script(said(0.0, " More.", 30.0, 30.0)))
+    press_at_window(engine, 1)
+    flood = Flood()
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=flood, isatty=lambda: False))
+    assert run("x.edge", "--stdin-pcm")[0] == 0
+    assert flood.left > 6000 and len(engine.windows) < 30
+
+
+def test_where_nothing_was_said_it_says_so(run: Run, fake: Callable, tmp_path: Path) -> None:
+    fake()
+    status, out, err = run("x.edge", "--audio", write_wave(tmp_path / "a.wav", np.zeros(RATE // 5)))
+    assert (status, out) == (0, "") and "no language" in err and "nothing was said" in err
+
+
+def test_progress_is_drawn_on_a_terminal_and_cleared(
+    run: Run, fake: Callable, talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    err = run("x.edge", "--audio", talk)[2]
+    assert "\r00:30 of 00:33, 91%, " in err
+    assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
+    assert err.count("\r\x1b[K") == 2, "the line is cleared before segments are printed"
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ((), "transcribes sound; name a file with --audio or pipe one into --stdin-pcm"),
+        (("hello",), "transcribes sound and takes no prompt; name a sound file with --audio"),
+        (("TALK",), "takes no prompt; write --audio TALK"),
+        (("-f", "TALK"), "takes no prompt; write --audio TALK"),
+        (("--audio", "none.wav"), "The sound file none.wav cannot be read: No such file or directory"),
+        (("--audio", "TALK", "--stdin-pcm"), "two sounds, --audio and --stdin-pcm"),
+        (("--audio", "TALK", "--language", "klingon"), "'klingon' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--language", ""), "'' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--task", ""), "The task must be one of translate, transcribe for this model, not ''"),
+        (("--audio", "TALK", "--task", "sing"), "The task must be one of translate, transcribe for this model"),
+        (("--audio", "TALK", "--srt", "--vtt"), "--srt and --vtt are two formats"),
+        (("--audio", "TALK", "--json", "--timestamps"), "--timestamps and --json are two formats"),
+        (("--audio", "TALK", "--system", "s"), "transcribes sound and has no use for --system"),
+        (("--audio", "TALK", "--top-k", "3"), "has no use for --top-k"),
+        (("--audio", "TALK", "--max-tokens", "3"), "has no use for --max-tokens"),
+        (("--audio", "TALK", "--beams", "0"), "number of beams must be 1 or more, not 0"),
+        (("--audio", "TALK", "--temperature", "-1"), "temperature must be a number of 0 or more, not -1.0"),
+        (("--audio", "TALK", "--temperature", "nan"), "temperature must be a number of 0 or more, not nan"),
+        (("--audio", "TALK", "--seed", "-1"), "seed must be"),
+        (("--audio", "TALK", "--output", "no/such/folder/a"), "no/such/folder/a cannot be written: No such file"),
+        (("--audio", "TALK", "--output", "TALK"), "The transcript would overwrite the recording TALK"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_bad_input_gets_one_sentence_and_status_2(
+    run: Run, fake: Callable, talk: Path, args: tuple[str, ...], sentence: str
+) -> None:
+    fake()
+    status, out, err = run("x.edge", *(str(talk) if arg == "TALK" else arg for arg in args))
+    assert (status, out) == (2, "")
+    assert sentence.replace("TALK", str(talk)) in err
+    assert err.startswith("edge: ") and err.endswith(".\n") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_recording_is_not_overwritten_under_another_name(run: Run, fake: Callable, talk: Path, link: str) -> None:
+    fake()
+    before, other = talk.read_bytes(), talk.parent / "other.txt"
+    getattr(other, link)(talk)
+    status, out, err = run("x.edge", "--audio", talk, "--output", other)
+    assert (status, out) == (2, "") and talk.read_bytes() == before
+    assert err == f"edge: The transcript would overwrite the recording {talk}; name another file with --output.\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"no sound at all " * 100, "talk.wav "),  # what is said depends on the libraries that are there
+        (b"", "talk.wav is an empty file; there is nothing to hear in it."),
+        (0, "talk.wav holds no samples; there is nothing to hear in it."),
+        (0.05, "There is 0.05 s of sound, and nothing can be said in less than 0.1 s."),
+    ],
+    ids=["no audio", "no bytes", "no samples", "50 ms"],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_file_without_sound_gets_one_sentence_and_status_2(
+    run: Run, fake: Callable, tmp_path: Path, content: bytes | float, sentence: str, form: str
+) -> None:
+    fake()
+    path = tmp_path / "talk.wav"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        write_wave(path, noise(content))
+    status, out, err = run("x.edge", "--audio", path, *(["--json"] if form == "json" else []))
+    assert (status, out) == (2, "") and sentence in err
+    assert err.startswith("edge: ") and err.endswith("\n") and err.count("\n") == 1
+
+
+def test_50_ms_from_a_pipe_get_one_sentence_and_status_2(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(0.05))
+    status, out, err = run("x.edge", "--stdin-pcm")
+    assert (status, out) == (2, "")
+    assert err == "edge: There is 0.05 s of sound, and nothing can be said in less than 0.1 s.\n"
+
+
+def test_a_terminal_as_a_microphone_is_told_how_to_pipe_one(
+    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    stdin_of(monkeypatch, noise(1))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    status, _, err = run("x.edge", "--stdin-pcm")
+    assert status == 2 and "pipe samples into it: arecord" in err
+
+
+def test_a_failed_start_leaves_an_earlier_transcript(run: Run, fake: Callable, tmp_path: Path) -> None:
+    fake()
+    (tmp_path / "a.txt").write_text("earlier")
+    assert run("x.edge", "--audio", "none.wav", "--output", tmp_path / "a.txt")[0] == 2
+    assert (tmp_path / "a.txt").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.vtt", "a.json"])
+def test_a_failure_before_the_first_segment_leaves_an_earlier_transcript(
+    run: Run, fake: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "talk.wav", np.full(RATE, np.nan, np.float32), RATE, subtype="FLOAT")
+    (tmp_path / name).write_text("earlier")
+    fake()
+    status, _, err = run("x.edge", "--audio", tmp_path / "talk.wav", "--output", tmp_path / name)
+    assert status == 2 and "is damaged: sample 0" in err
+    assert (tmp_path / name).read_text() == "earlier"
+    stdin_of(monkeypatch, noise(0))
+    assert run("x.edge", "--stdin-pcm", "--output", tmp_path / name)[0] == 2
+    assert (tmp_path / name).read_text() == "earlier"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_before_the_first_segment_leaves_an_earlier_transcript(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, times: int
+) -> None:
+    press_at_window(fake(), 0, times)
+    (tmp_path / "a.json").write_text("earlier")
+    assert run("x.edge", "--audio", talk, "--output", tmp_path / "a.json")[0] == 130
+    assert (tmp_path / "a.json").read_text() == "earlier"
+
+
+def test_a_transcript_takes_the_place_of_a_longer_one(run: Run, fake: Callable, talk: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.srt").write_text("earlier\n" * 100)
+    fake()
+    assert run("x.edge", "--audio", talk, "--output", tmp_path / "a.srt")[0] == 0
+    assert (tmp_path / "a.srt").read_text() == SRT
+    silence = write_wave(tmp_path / "silence.wav", np.zeros(RATE))
+    assert run("x.edge", "--audio", silence, "--output", tmp_path / "a.srt")[0] == 0
+    assert (tmp_path / "a.srt").read_text() == ""
+
+
+def test_a_transcript_goes_to_what_is_no_file(run: Run, fake: Callable, talk: Path) -> None:
+    fake()
+    assert run("x.edge", "--audio", talk, "--output", "/dev/null")[:2] == (0, "")
+
+
+@pytest.mark.parametrize("option", ["--audio=talk.wav", "--stdin-pcm", "--srt", "--vtt", "--timestamps", "--task=x"])
+def test_a_bundle_that_reads_text_refuses_sound(run: Run, tiny_bundle: Bundle, option: str) -> None:
+    status, out, err = run(tiny_bundle.root, "hi", option)
+    assert (status, out) == (2, "")
+    assert f"reads text and hears no sound; {option.partition('=')[0]} needs a speech bundle" in err

@@ -1,0 +1,393 @@
+"""A GGUF file gives the model it was made from: the same tensors, the same configuration, exact integers."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf_files import byte_vocabulary, interleave, tiny_model, write_gguf
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from edge import catalog
+from edge.errors import CheckpointError
+from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.base import Checkpoint
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SLIDING = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5],
+    "partial_rotary_factor": 0.5,
+    "original_max_position_embeddings": 64,
+}
+
+
+def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The transformers model that a checkpoint's configuration and tensors make."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config)).eval()
+    state = {name: torch.from_numpy(checkpoint.read(name)) for name in checkpoint.names()}
+    result = model.load_state_dict(state, strict=False)
+    assert not result.unexpected_keys
+    assert set(result.missing_keys) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+def same_logits(a: PreTrainedModel, b: PreTrainedModel, length: int = 48) -> bool:
+    ids = torch.arange(length)[None] * 7 % 256
+    with torch.no_grad():
+        return torch.allclose(a(ids).logits, b(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def llama3_factors(dim: int) -> np.ndarray:
+    """The divisors that llama.cpp's converter stores, from its description: three ranges of wavelengths."""
+    factors = []
+    for i in range(dim // 2):
+        wavelength = 2 * math.pi * LLAMA3["rope_theta"] ** (2 * i / dim)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192:
+            factors.append(8.0)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            factors.append(1 / ((1 - smooth) / 8 + smooth))
+    return np.array(factors, np.float32)
+
+
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # name: model type, its configuration, what else the file says
+    "llama": ("llama", {}, {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 3}, {}),
+    "llama with a head size of its own": ("llama", {"head_dim": 16}, {}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+    "llama with linear rope": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    ),
+    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen2 with yarn": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+                             "original_max_position_embeddings": 64}},
+        {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0,
+         "qwen2.rope.scaling.original_context_length": 64},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 40, "tie_word_embeddings": True}, {}),
+    "smollm3": ("smollm3", {"tie_word_embeddings": True}, {}),
+    "olmo2": ("olmo2", {"num_key_value_heads": 3}, {}),
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 6.0, "attention_multiplier": 0.25, "residual_multiplier": 0.5, "logits_scaling": 4.0},
+        {"granite.embedding_scale": 6.0, "granite.attention.scale": 0.25, "granite.residual_scale": 0.5,
+         "granite.logit_scale": 4.0},
+    ),
+    "granite without multipliers": ("granite", {"attention_multiplier": 32**-0.5, "mlp_bias": True}, {}),
+    "phi3": ("phi3", {}, {}),
+    "phi3 with a sliding window": ("phi3", {"sliding_window": 16}, {}),
+    "gemma3": ("gemma3_text", {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16,
+                               "num_hidden_layers": 7, "rope_parameters": SLIDING, "tie_word_embeddings": True}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_float_file_gives_back_every_tensor_and_the_same_logits(tmp_path: Path, name: str) -> None:
+    model_type, settings, metadata = MODELS[name]
+    model = tiny_model(model_type, **settings)
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, metadata=metadata)))
+    parameters = dict(model.named_parameters())
+    assert set(checkpoint.names()) == set(parameters)
+    for tensor, expected in parameters.items():
+        found = checkpoint.read(tensor)
+        assert found.dtype == np.float32
+        assert checkpoint.shape(tensor) == tuple(expected.shape) == found.shape
+        if model_type == "gemma3_text" and tensor.endswith("norm.weight"):  # 1 was added in float32
+            assert np.abs(found - expected.detach().numpy()).max() < 1e-6
+        else:
+            assert np.array_equal(found, expected.detach().numpy())
+    assert same_logits(rebuilt(checkpoint), model)
+
+
+def test_llama_3s_rope_is_recovered_from_its_divisors(tmp_path: Path) -> None:
+    model = tiny_model("llama", head_dim=64, max_position_embeddings=16384, rope_parameters=LLAMA3)
+    extra = {"rope_freqs.weight": llama3_factors(64)}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
+    assert checkpoint.config["rope_parameters"] == LLAMA3
+    assert same_logits(rebuilt(checkpoint), model)
+
+
+def test_divisors_that_are_not_llama_3s_are_refused(tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.linspace(1, 3, 16, dtype=np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), extra=extra)
+    with pytest.raises(CheckpointError, match="not Llama 3's"):
+        open_checkpoint(str(path))
+
+
+def test_phi_3s_long_rope_comes_with_both_lists_of_factors(tmp_path: Path) -> None:
+    model = tiny_model("phi3", rope_parameters=LONG, original_max_position_embeddings=64)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        model,
+        metadata={"phi3.rope.scaling.original_context_length": 64},
+        extra={
+            "rope_factors_long.weight": np.array(LONG["long_factor"], np.float32),
+            "rope_factors_short.weight": np.array(LONG["short_factor"], np.float32),
+        },
+    )
+    again = rebuilt(open_checkpoint(str(path)))
+    assert same_logits(again, model, length=48)
+    assert same_logits(again, model, length=100)
+
+
+EXACT = {Type.Q8_0: 8, Type.Q4_0: 4}
+OTHERS = [Type.F32, Type.F16, Type.BF16, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q4_K, Type.Q5_K, Type.Q6_K]
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *OTHERS], ids=lambda kind: kind.name)
+def test_every_stored_type_reads_as_gguf_dequantizes_it(tmp_path: Path, kind: Type) -> None:
+    model = tiny_model("llama", hidden_size=256, intermediate_size=256, num_attention_heads=4, num_hidden_layers=1)
+    types = dict.fromkeys(("attn_q.", "attn_v.", "ffn_down", "token_embd"), kind)
+    path = write_gguf(tmp_path / "m.gguf", model, types=types)
+    checkpoint = open_checkpoint(str(path))
+    stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    for name, source in {
+        "model.layers.0.self_attn.v_proj.weight": "blk.0.attn_v.weight",
+        "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.0.self_attn.q_proj.weight": "blk.0.attn_q.weight",
+    }.items():
+        reference = gguf.quants.dequantize(stored[source].data, stored[source].tensor_type)
+        found, blocks = checkpoint.read(name), checkpoint.blocks(name)
+        if source == "blk.0.attn_q.weight":
+            found = interleave(found, 4)  # to the file's row order
+        assert checkpoint.stored_type(name) == kind.name
+        assert bits(found) == bits(reference)
+        if kind in EXACT:
+            assert blocks is not None
+            assert (blocks.bits, blocks.block_size, blocks.zero_points) == (EXACT[kind], 32, None)
+            assert bits(blocks.dequantize()) == bits(checkpoint.read(name))
+        else:
+            assert blocks is None
+
+
+def bits(values: np.ndarray) -> bytes:
+    return np.ascontiguousarray(values, np.float32).tobytes()
+
+
+def test_a_file_is_described_by_its_name_licence_and_special_tokens(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "Tiny.Q4_0.gguf", tiny_model("llama"))))
+    assert (checkpoint.name, checkpoint.kind, checkpoint.licence) == ("Tiny.Q4_0", "gguf", "mit")
+    tokens = checkpoint.tokenizer.tokens
+    assert (tokens.bos, tokens.eos, tokens.add_bos) == (None, [1, 0], False)
+    assert checkpoint.tokenizer.chat_template == "{{ messages }}"
+    tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
+    assert tokenizer.get_vocab_size() == len(byte_vocabulary()[0])
+
+
+def overwrite(path: Path, key: str, value: int) -> None:
+    """Another value for a number of 32 bits in the header."""
+    data = bytearray(path.read_bytes())
+    at = data.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
+    assert struct.unpack_from("<I", data, at) == (4,)
+    struct.pack_into("<I", data, at + 4, value)
+    path.write_bytes(data)
+
+
+class TestRefusals:
+    """One sentence for whatever is wrong with a file."""
+
+    def test_a_file_that_is_no_gguf(self, tmp_path: Path) -> None:
+        (tmp_path / "m.gguf").write_bytes(b"PK\x03\x04 not a model at all")
+        with pytest.raises(CheckpointError, match="does not begin with the letters GGUF"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    @pytest.mark.parametrize("kept", [0, 3, 10, 200, 3000])
+    def test_a_header_that_breaks_off(self, tmp_path: Path, kept: int) -> None:
+        whole = write_gguf(tmp_path / "whole.gguf", tiny_model("llama")).read_bytes()
+        (tmp_path / "m.gguf").write_bytes(whole[:kept])
+        with pytest.raises(CheckpointError, match=r"m\.gguf (is|cannot)"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_tensors_that_break_off(self, tmp_path: Path) -> None:
+        whole = write_gguf(tmp_path / "whole.gguf", tiny_model("llama")).read_bytes()
+        (tmp_path / "m.gguf").write_bytes(whole[:-1000])
+        with pytest.raises(CheckpointError, match=r"cut short: the tensor '.*' ends at byte \d+, the file at \d+"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_an_unknown_version(self, tmp_path: Path) -> None:
+        whole = bytearray(write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes())
+        whole[4] = 9
+        (tmp_path / "m.gguf").write_bytes(whole)
+        with pytest.raises(CheckpointError, match="GGUF version 9"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_an_unknown_architecture(self, tmp_path: Path) -> None:
+        whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()
+        (tmp_path / "m.gguf").write_bytes(whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
+        with pytest.raises(CheckpointError, match="architecture 'mamba'; known in GGUF files are: gemma3, "):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_a_type_that_is_not_read(self, tmp_path: Path) -> None:
+        types = {"blk.1.ffn_up": Type.TQ1_0}
+        model = tiny_model("llama", hidden_size=256, num_attention_heads=4)
+        path = write_gguf(tmp_path / "m.gguf", model, types=types)
+        with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' is stored as TQ1_0; read are BF16"):
+            open_checkpoint(str(path))
+
+    def test_a_missing_tensor(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), leave_out="blk.2.ffn_up.weight")
+        with pytest.raises(CheckpointError, match=r"lacks the tensor 'model\.layers\.2\.mlp\.up_proj\.weight'"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("source", "name"), [
+        ("blk.4.attn_norm.weight", "layers.4.input_layernorm.weight"),  # the metadata counts 4 layers
+        ("blk.1.attn_q.bias", "layers.1.self_attn.q_proj.bias"),
+    ])  # fmt: skip
+    def test_a_tensor_without_a_place(self, tmp_path: Path, source: str, name: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), extra={source: np.ones(96, np.float32)})
+        with pytest.raises(CheckpointError, match=re.escape(f"m.gguf holds the tensor 'model.{name}', for which")):
+            open_checkpoint(str(path))
+
+    def test_a_block_with_a_scale_that_is_no_number(self, tmp_path: Path) -> None:
+        types = {"blk.1.ffn_up": Type.Q8_0}
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), types=types)
+        start = next(t.data_offset for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
+        data = bytearray(path.read_bytes())
+        data[start : start + 2] = np.float16(np.nan).tobytes()
+        path.write_bytes(data)
+        checkpoint = open_checkpoint(str(path))
+        for read in (checkpoint.read, checkpoint.blocks):
+            with pytest.raises(CheckpointError, match=r"the tensor 'blk\.1\.ffn_up\.weight' holds NaN or infinity"):
+                read("model.layers.1.mlp.up_proj.weight")
+
+    def test_tensors_that_contradict_the_metadata(self, tmp_path: Path) -> None:
+        model = tiny_model("llama")
+        model.config.intermediate_size = 128  # its tensors have 160
+        path = write_gguf(tmp_path / "m.gguf", model)
+        with pytest.raises(CheckpointError, match=r"gate_proj\.weight' has shape \[160, 96\] .* calls for \[128, 96\]"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("key", "value", "sentence"), [
+        ("block_count", 20_004, "gives llama.block_count as 20004, and the file holds tensors of 4 layers"),
+        ("block_count", 0, "gives llama.block_count as 0, and no model has less than 1"),
+        ("context_length", 1 << 31, "gives llama.context_length as 2147483648, and no model has more than 16,777,216"),
+        ("rope.dimension_count", 96, "gives llama.rope.dimension_count as 96, and each head is 32 wide"),
+        ("attention.value_length", 64, "gives llama.attention.value_length as 64, and each head is 32 wide"),
+        ("attention.key_length", 64, "gives llama.attention.value_length as 32, and each head is 64 wide"),
+        ("embedding_length", 192, "'model.embed_tokens.weight' has shape [272, 96] where the configuration calls for"),
+        ("feed_forward_length", 1 << 31, "gate_proj.weight' has shape [160, 96] where the configuration calls for"),
+        ("attention.head_count", 6, "q_proj.weight' has shape [96, 96] where the configuration calls for [192, 96]"),
+        ("attention.head_count_kv", 3, "k_proj.weight' has shape [32, 96] where the configuration calls for [96, 96]"),
+    ])  # fmt: skip
+    def test_a_size_that_the_tensors_do_not_have(self, tmp_path: Path, key: str, value: int, sentence: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
+        overwrite(path, f"llama.{key}", value)
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
+            open_checkpoint(str(path))
+
+    def test_a_corrupt_layer_count_is_refused_before_a_model_is_described(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("gemma3_text", head_dim=32, sliding_window=16))
+        overwrite(path, "gemma3.block_count", (1 << 31) + 4)
+        monkeypatch.setattr("transformers.AutoConfig.for_model", lambda *args, **kwargs: pytest.fail("it is described"))
+        with pytest.raises(CheckpointError, match="gemma3.block_count as 2147483652, and the file holds tensors of 4"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize(("key", "value", "sentence"), [
+        ("llama.attention.head_count", "3", "llama.attention.head_count must be a whole number, not '3'"),
+        ("llama.rope.freq_base", float("nan"), "llama.rope.freq_base must be a finite number, not nan"),
+        ("llama.rope.freq_base", -1.0, "gives llama.rope.freq_base as -1.0, and no model has it at zero or below"),
+        ("general.alignment", 0, "general.alignment is 0 and not the bytes between tensors"),
+        ("tokenizer.ggml.pre", 7, "tokenizer.ggml.pre must be a text, not 7"),
+    ])  # fmt: skip
+    def test_metadata_of_another_kind(self, tmp_path: Path, key: str, value: Any, sentence: str) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata={"later": "x", key: value})
+        with pytest.raises(CheckpointError, match=re.escape(sentence)):
+            _ = open_checkpoint(str(path)).tokenizer
+
+    def test_an_embedding_of_other_tokens_than_the_vocabulary(self, tmp_path: Path) -> None:
+        model = tiny_model("llama")
+        model.model.embed_tokens = torch.nn.Embedding(300, 96)
+        path = write_gguf(tmp_path / "m.gguf", model)
+        with pytest.raises(CheckpointError, match=r"names 272 tokens, and its embedding .* has 300 rows"):
+            open_checkpoint(str(path))
+
+    def test_a_tensor_that_begins_elsewhere(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
+        data = bytearray(path.read_bytes())
+        at = data.index(b"blk.1.ffn_up.weight") + len(b"blk.1.ffn_up.weight") + 4 + 2 * 8 + 4
+        data[at] ^= 32
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' begins at byte \d+, where \d+ is"):
+            open_checkpoint(str(path))
+
+    @pytest.mark.parametrize("damage", ["nested lists", "dimensions"])
+    def test_a_header_that_goes_on_and_on(self, tmp_path: Path, damage: str) -> None:
+        whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()
+        if damage == "nested lists":  # each holds one more
+            value = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000
+            content = struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + value
+        else:
+            content = struct.pack("<IQQQ", 3, 1, 0, 1) + b"t" + struct.pack("<I", 500_000) + b"\xff" * 4_000_000
+        (tmp_path / "m.gguf").write_bytes(whole[:4] + content)
+        with pytest.raises(CheckpointError, match="m.gguf is damaged or cut short"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_factors_of_another_head(self, tmp_path: Path) -> None:
+        model = tiny_model("phi3", rope_parameters=LONG, original_max_position_embeddings=64)
+        factors = np.array([*LONG["long_factor"], 6.0], np.float32)
+        extra = {"rope_factors_long.weight": factors, "rope_factors_short.weight": factors}
+        with pytest.raises(CheckpointError, match="dimension_count as 16, and the file holds 9 rope factors instead"):
+            open_checkpoint(str(write_gguf(tmp_path / "m.gguf", model, extra=extra)))
+
+    def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
+        path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"), metadata={"llama.expert_count": 8})
+        with pytest.raises(CheckpointError, match="mixture of experts"):
+            open_checkpoint(str(path))
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="There is no model"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+
+SMOLLM2 = catalog.local(catalog.resolve("smollm2-135m-instruct"))  # in the user's cache, before tests get their own
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SMOLLM2 is None or SMOLLM2.suffix != ".gguf", reason="the GGUF of SmolLM2 is not in the cache")
+def test_smollm2_reads_as_transformers_reads_it() -> None:
+    pytest.importorskip("accelerate", reason="transformers needs accelerate to read GGUF files")
+    assert SMOLLM2 is not None
+    checkpoint = open_checkpoint(str(SMOLLM2))
+    model = AutoModelForCausalLM.from_pretrained(SMOLLM2.parent, gguf_file=SMOLLM2.name, dtype=torch.float32)
+    reference = dict(model.named_parameters())
+    assert set(reference) == set(checkpoint.names())
+    for name, values in reference.items():
+        assert np.array_equal(checkpoint.read(name), values.detach().numpy()), name
+    blocks = checkpoint.blocks("model.embed_tokens.weight")
+    assert blocks is not None
+    assert bits(blocks.dequantize()) == bits(checkpoint.read("model.embed_tokens.weight"))

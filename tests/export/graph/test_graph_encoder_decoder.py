@@ -1,0 +1,231 @@
+"""Encoder-decoder graphs beside Torch: the same logits, in one piece, in chunks, token by token, and as trees."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from encoder_decoder_harness import Pair, tiny_model
+from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
+from transformers import (
+    BartConfig,
+    M2M100Config,
+    MarianConfig,
+    MBartConfig,
+    MT5Config,
+    PegasusConfig,
+    PreTrainedConfig,
+    T5Config,
+    T5GemmaConfig,
+    T5GemmaModuleConfig,
+    UMT5Config,
+)
+
+from edge.export.quantize.base import FloatTensor
+from edge.export.quantize.rows import rows_to_nearest
+from edge.runtime.engine.engine import BLOCKED, Tree
+
+VOCABULARY = 97
+T5 = dict(
+    vocab_size=VOCABULARY,
+    d_model=48,
+    d_kv=16,
+    d_ff=80,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=3,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=12,
+    decoder_start_token_id=0,
+)
+BART = dict(
+    vocab_size=VOCABULARY,
+    d_model=48,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=4,
+    decoder_attention_heads=3,
+    encoder_ffn_dim=80,
+    decoder_ffn_dim=72,
+    max_position_embeddings=64,
+    pad_token_id=1,
+    bos_token_id=0,
+    eos_token_id=2,
+    decoder_start_token_id=2,
+    forced_eos_token_id=None,
+)
+GEMMA = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
+PLAIN = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True)
+
+
+def gemma(layers: int, heads: int, key_value: int, **options: Any) -> T5GemmaModuleConfig:
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, head_dim=16, max_position_embeddings=64)
+    form = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_value)
+    sharp = dict(sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=2.0, query_pre_attn_scalar=9)
+    return T5GemmaModuleConfig(**sizes, **form, **{**sharp, **options})
+
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "t5": T5Config(**T5, feed_forward_proj="relu"),
+    "t5-v1.1": T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": MT5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "umt5": UMT5Config(**T5),
+    "umt5-untied": UMT5Config(**T5, feed_forward_proj="relu"),
+    "bart": BartConfig(**BART),
+    "bart-untied": BartConfig(**BART, tie_word_embeddings=False, scale_embedding=True, activation_function="relu"),
+    "mbart": MBartConfig(**BART, scale_embedding=True),
+    "marian": MarianConfig(**BART, activation_function="swish"),
+    "marian-apart": MarianConfig(**BART, share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCABULARY + 3),
+    "m2m_100": M2M100Config(**BART),
+    "pegasus": PegasusConfig(**{**BART, "max_position_embeddings": 600}, scale_embedding=True),  # long inputs
+    "t5gemma": T5GemmaConfig(encoder=gemma(2, 3, 1), decoder=gemma(3, 4, 2), vocab_size=VOCABULARY, **GEMMA),
+    "t5gemma-plain": T5GemmaConfig(
+        encoder=gemma(3, 2, 2, **PLAIN, layer_types=["full_attention"] * 3),
+        decoder=gemma(2, 3, 3, **PLAIN, layer_types=["full_attention"] * 2),
+        tie_word_embeddings=False,
+        **GEMMA,
+    ),
+}
+
+
+def model_of(name: str) -> Any:
+    """A random model of one of CONFIGS; a T5 with a head of its own gets it here, because its class always ties it."""
+    model = tiny_model(copy.deepcopy(CONFIGS[name]))
+    if name in ("t5-v1.1", "mt5", "umt5-untied"):
+        noise = torch.randn(model.lm_head.weight.shape, generator=torch.Generator())
+        model.lm_head.weight = torch.nn.Parameter(noise)
+        model.config.tie_word_embeddings = False
+    return model
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    model = model_of(request.param)
+    return Pair(tmp_path_factory.mktemp("pair") / "x.edge", model, float_matrices(TinyCheckpoint(model)))
+
+
+def texts(pair: Pair, source: int, target: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    start = pair.model.config.decoder_start_token_id
+    return rng.integers(3, VOCABULARY, source), np.r_[start, rng.integers(3, VOCABULARY, target - 1)]
+
+
+@pytest.mark.parametrize("length,chunks", [(37, [20]), (5, [7, 13]), (37, [1] * 20), (1, [3, 1, 16])], ids=str)
+def test_logits_are_torchs(pair: Pair, length: int, chunks: list[int]) -> None:
+    source, target = texts(pair, length, 20)
+    assert relative_error(pair.logits(source, target, chunks), pair.torch_logits(source, target)) < 1e-4
+
+
+def test_greedy_answers_are_torchs(pair: Pair) -> None:
+    config = pair.model.config
+    for seed in range(2):
+        source, _ = texts(pair, 9, 2, seed)
+        prompt = torch.from_numpy(source)[None]
+        # Its cache takes the encoder's number of layers for the decoder's (transformers 5.23).
+        forced = dict(max_length=16, min_length=16, suppress_tokens=[config.pad_token_id])
+        wanted = pair.model.generate(prompt, do_sample=False, use_cache=False, **forced)
+        cache, answer = pair.encode(source), [config.decoder_start_token_id]
+        while len(answer) < 16:
+            logits = pair.engine.step(cache, np.array(answer[-1:]))[-1].copy()
+            logits[[config.eos_token_id, config.pad_token_id]] = -np.inf  # min_length forbids the end
+            answer.append(int(logits.argmax()))
+        assert answer == wanted[0].tolist()
+
+
+def test_the_branches_of_a_tree_are_what_each_text_is_by_itself(pair: Pair) -> None:
+    source, target = texts(pair, 11, 8)
+    rng = np.random.default_rng(1)
+    tails = rng.integers(3, VOCABULARY, (3, 4))  # three beams, four tokens each
+    cache = pair.encode(source)
+    pair.engine.step(cache, target)
+    ancestors = [list(range(8)) for _ in tails]
+    for depth in range(4):
+        start = cache.length
+        bias = np.full((3, start + 3), BLOCKED, np.float32)
+        for beam, rows in enumerate(ancestors):
+            rows.append(start + beam)
+            bias[beam, rows] = 0
+        tree = Tree(np.full(3, 8 + depth), bias)
+        logits = pair.engine.step(cache, tails[:, depth], np.arange(3), tree=tree).copy()
+    for beam, tail in enumerate(tails):
+        alone = pair.torch_logits(source, np.r_[target, tail])[-1]
+        assert relative_error(logits[beam], alone) < 1e-4
+    # What is left of the tree when only one branch lives is that text, and plain steps go on from there.
+    cache.compact(ancestors[1])
+    after = pair.engine.step(cache, np.array([5]))[0]
+    assert relative_error(after, pair.torch_logits(source, np.r_[target, tails[1], 5])[-1]) < 1e-4
+
+
+def test_a_tree_that_blocks_nothing_would_differ(pair: Pair) -> None:
+    source, target = texts(pair, 11, 8)
+    cache = pair.encode(source)
+    pair.engine.step(cache, target)
+    open_tree = Tree(np.array([8, 8]), np.zeros((2, 10), np.float32))
+    logits = pair.engine.step(cache, np.array([9, 10]), np.arange(2), tree=open_tree)
+    assert relative_error(logits[1], pair.torch_logits(source, np.r_[target, 10])[-1]) > 1e-3
+
+
+def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
+    """One activation scale per row: a row with huge values must not coarsen its neighbours."""
+    model = model_of("t5-v1.1")
+    checkpoint = TinyCheckpoint(model)
+    weights = dict(float_matrices(checkpoint))
+    exact = {}
+    for name, values in checkpoint.matrices().items():
+        if name.startswith("encoder.block.0.layer.1.DenseReluDense"):
+            weights[name] = rows_to_nearest(values)
+            exact[name] = weights[name].dequantize()
+    integer = Pair(tmp_path / "i.edge", model, weights)
+    with torch.no_grad():
+        for name, values in exact.items():
+            model.get_parameter(name).copy_(torch.from_numpy(values))
+    source, target = texts(integer, 12, 6)
+    assert 1e-5 < relative_error(integer.logits(source, target, [6]), integer.torch_logits(source, target)) < 0.05
+
+
+def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> None:
+    model = model_of("t5")
+    weights = dict(float_matrices(TinyCheckpoint(model)))
+    blocks = random_blocks(VOCABULARY, 48, 8, 16, False, like=model.shared.weight.detach().numpy())
+    weights["shared.weight"] = blocks
+    pair = Pair(tmp_path / "b.edge", model, weights)
+    with torch.no_grad():
+        model.shared.weight.copy_(torch.from_numpy(blocks.dequantize()))
+    source, target = texts(pair, 12, 6)
+    assert relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.02
+
+
+def test_quantized_matrices_keep_their_biases(tmp_path: Path) -> None:
+    """BART's encoder int8 by rows, its decoder in 8-bit blocks, its embeddings and head in the same blocks."""
+    model = model_of("bart")
+    checkpoint = TinyCheckpoint(model)
+    weights: dict[str, Any] = dict(float_matrices(checkpoint))
+    for name, values in checkpoint.matrices().items():
+        if "encoder.layers" in name or "encoder_attn.k_proj" in name or "encoder_attn.v_proj" in name:
+            weights[name] = rows_to_nearest(values)
+        elif "decoder.layers" in name or "shared" in name:
+            weights[name] = random_blocks(*values.shape, 8, 16, False, like=values)
+    pair = Pair(tmp_path / "q.edge", model, weights)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if not isinstance(weight, FloatTensor):
+                model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
+    source, target = texts(pair, 12, 6)
+    assert 1e-5 < relative_error(pair.logits(source, target, [6]), pair.torch_logits(source, target)) < 0.03
+
+
+def test_a_cache_serves_one_input_after_another(pair: Pair) -> None:
+    first, target = texts(pair, 11, 6)
+    second, _ = texts(pair, 7, 6, seed=3)
+    cache = pair.encode(first)
+    pair.engine.step(cache, target)
+    assert pair.engine.encoder is not None
+    inputs = {text: pair.engine.encoder.encode_text(ids) for text, ids in (("first", first), ("second", second))}
+    for text, ids, rows in (("second", second, 1), ("first", first, 2), ("second", second, 2), ("first", first, 1)):
+        cache.reset(inputs[text])
+        logits = pair.engine.step(cache, target, np.arange(len(target) - rows, len(target)))
+        assert relative_error(logits, pair.torch_logits(ids, target)[-rows:]) < 1e-4

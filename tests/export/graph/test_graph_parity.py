@@ -1,0 +1,184 @@
+"""Every family's graph computes what transformers computes, however the prompt is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoder_configs import BASE, LONG, VOCABULARY, WIDE, rope
+from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, tiny_model, torch_logits
+from transformers import AutoConfig
+
+from edge.export.graph.step import Built
+
+LENGTH = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    config: dict[str, Any]
+    max_context: int = 32
+
+
+NINE = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3}
+
+
+def case(name: str, model_type: str, max_context: int = 32, **options: Any) -> Case:
+    """Options that are None are left to the configuration's own default."""
+    config = {**BASE, "model_type": model_type, **options}
+    return Case(name, {k: v for k, v in config.items() if v is not None or k == "sliding_window"}, max_context)
+
+
+MULTIPLIED = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 3.0,
+}
+CASES = [
+    case("llama-tied", "llama", tie_word_embeddings=True),
+    case("llama-untied-biases", "llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **NINE),
+    case("llama-default-head-dim", "llama", head_dim=None),
+    case("llama-old-linear", "llama", rope_scaling={"type": "linear", "factor": 3.0}, rope_theta=5000.0),
+    case("llama-linear", "llama", rope_parameters=rope("linear", factor=2.5)),
+    # dynamic scaling is taken at the largest context, here the prompt's length
+    case("llama-dynamic", "llama", LENGTH, max_position_embeddings=8, rope_parameters=rope("dynamic", factor=2.0)),
+    case(
+        "llama-llama3",
+        "llama",
+        rope_parameters=rope(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+        ),
+    ),
+    case(
+        "llama-yarn",
+        "llama",
+        rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    case("mistral-full", "mistral", sliding_window=None, tie_word_embeddings=False),
+    case("mistral-window", "mistral", sliding_window=5, **NINE),
+    case("qwen2-untied", "qwen2", tie_word_embeddings=False, **NINE),
+    case("qwen2-tied-window", "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    case("qwen3-tied", "qwen3", tie_word_embeddings=True, head_dim=32),
+    case(
+        "qwen3-biases-window",
+        "qwen3",
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=3,
+        max_window_layers=2,
+        **NINE,
+    ),
+    case(
+        "gemma3-window",
+        "gemma3_text",
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=4,
+        query_pre_attn_scalar=24,
+    ),
+    case(
+        "gemma3-untied-softcap",
+        "gemma3_text",
+        rope_parameters={
+            "sliding_attention": rope("default"),
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        },
+        sliding_window=6,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        final_logit_softcapping=2.0,
+        tie_word_embeddings=False,
+        **NINE,
+    ),
+    case(
+        "gemma3-old-rope",
+        "gemma3_text",
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        sliding_window_pattern=2,
+        sliding_window=3,
+    ),
+    case("phi3", "phi3", head_dim=None),
+    case(
+        "phi3-old-longrope",
+        "phi3",
+        LENGTH,
+        **WIDE,
+        original_max_position_embeddings=8,
+        partial_rotary_factor=0.5,
+        rope_scaling={"type": "longrope", **{k: v for k, v in LONG.items() if k != "partial_rotary_factor"}},
+    ),
+    case("phi3-window-tied", "phi3", head_dim=None, sliding_window=5, tie_word_embeddings=True),
+    case("phi3-partial", "phi3", **WIDE, rope_parameters=rope("default", partial_rotary_factor=0.5)),
+    case(
+        "phi3-longrope-short",
+        "phi3",
+        LENGTH,
+        **WIDE,
+        original_max_position_embeddings=LENGTH,
+        rope_parameters=rope("longrope", original_max_position_embeddings=LENGTH, **LONG),
+    ),
+    case(
+        "phi3-longrope-long",
+        "phi3",
+        LENGTH,
+        **WIDE,
+        original_max_position_embeddings=8,
+        rope_parameters=rope("longrope", original_max_position_embeddings=8, **LONG),
+    ),
+    case("olmo2", "olmo2", tie_word_embeddings=True),
+    case("olmo2-biases-untied", "olmo2", attention_bias=True, tie_word_embeddings=False, **NINE),
+    case("granite", "granite", tie_word_embeddings=True, **MULTIPLIED),
+    case("granite-biases-untied", "granite", attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **NINE),
+    case("smollm3", "smollm3", no_rope_layers=[1, 0, 1], tie_word_embeddings=True),
+    case(
+        "smollm3-biases-window",
+        "smollm3",
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=4,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        **NINE,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Exported:
+    case: Case
+    root: Path
+    built: Built
+    ids: np.ndarray
+    expected: np.ndarray  # [LENGTH, VOCABULARY], from Torch in one pass
+
+    def graph(self) -> Graph:
+        return Graph(self.root, self.built, capacity=LENGTH + 3)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: c.name)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    wanted: Case = request.param
+    model = tiny_model(AutoConfig.for_model(**wanted.config))
+    checkpoint = TinyCheckpoint(model, wanted.config)
+    target = tmp_path_factory.mktemp("graph") / "tiny.edge"
+    built, root = build(target, checkpoint, float_matrices(checkpoint), wanted.max_context)
+    ids = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)
+    return Exported(wanted, root, built, ids, torch_logits(model, ids))
+
+
+@pytest.mark.parametrize("chunks", [[LENGTH], [5, 2, 9], [1] * LENGTH], ids=["whole", "chunks", "tokens"])
+def test_logits_equal_torch(exported: Exported, chunks: list[int]) -> None:
+    assert exported.expected.std() > 0.1  # else nearly anything would pass
+    logits = exported.graph().logits(exported.ids, chunks)
+    assert relative_error(logits, exported.expected) <= 1e-4
+
+
+def test_rows_are_those_asked_for(exported: Exported) -> None:
+    logits = exported.graph().step(exported.ids, [3, LENGTH - 1, 0])
+    assert relative_error(logits, exported.expected[[3, LENGTH - 1, 0]]) <= 1e-4

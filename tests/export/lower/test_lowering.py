@@ -1,0 +1,15 @@
+"""The mathematics of models and a target's operators stand apart."""
+
+from __future__ import annotations
+
+import pytest
+from places import ROOT
+
+FUSED = ("MatMulNBits", "GroupQueryAttention", "SkipSimplified", "MatMulIntegerToFloat", "FusedMatMul", "com.microsoft")
+
+
+@pytest.mark.parametrize("word", FUSED)
+def test_only_a_lowering_names_fused_operators_and_quantized_products(word: str) -> None:
+    export = ROOT / "export"
+    said = {file.relative_to(export).parts[0] for file in export.rglob("*.py") if word in file.read_text("utf-8")}
+    assert said == {"lower"}

@@ -1,0 +1,233 @@
+"""The house rules: who may import whom, and what the plain install brings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import DOCS, ROOT
+
+from edge.bundle import Bundle
+from edge.cli.main import EXPORT_EXTRA
+
+LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich"}
+# The extras that a file, or all files of a folder, may import from besides the plain install.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "edge": (),
+    "edge/cli/eval.py": ("export",),
+    "edge/cli/eval_skip.py": ("eval",),
+    "edge/cli/scores.py": ("eval",),
+    "edge/cli/tune.py": ("tune",),
+    "edge/fetch.py": ("export",),
+    "export": ("export",),
+    "export/tune": ("tune",),
+    "models": (),
+    "runtime": (),
+    "runtime/speech/audio.py": ("audio",),
+}
+# Import names of the packages whose folders stand at the top of the repository.
+FOLDERS = {"edge": "edge", "edge.export": "export", "edge.models": "models", "edge.runtime": "runtime"}
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+# What the runtime must not import; `make lint` checks that, and who else may import whom.
+HEAVY = set(pyproject()["tool"]["importlinter"]["contracts"][0]["forbidden_modules"]) - {"edge.cli"}  # type: ignore[index]
+
+
+def imports(file: Path, *, at_import_time: bool) -> Iterator[str]:
+    """The absolute names of the modules that a file imports; all of them, or those that importing it imports."""
+    waiting: list[ast.AST] = [ast.parse(file.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; imports are absolute here"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        if at_import_time and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if at_import_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting.extend(node.orelse)
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def test_edge_imports_what_export_needs_only_inside_functions() -> None:
+    assert [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / "edge").rglob("*.py"))
+        for name in imports(file, at_import_time=True)
+        if any(name == module or name.startswith(f"{module}.") for module in HEAVY)
+    ] == []
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """The top-level names and edge's packages among the modules that a fresh interpreter holds after `code`."""
+    script = f"import sys\n{code}\nprint('LOADED', *sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    names = set(result.stdout.rpartition("LOADED")[2].split())
+    return {name.partition(".")[0] for name in names} | {name for name in names if name.startswith("edge.")}
+
+
+def test_importing_edge_and_the_runtime_brings_nothing_heavy() -> None:
+    loaded = loaded_by("import edge, edge.runtime, edge.runtime.engine.engine")
+    assert not loaded & HEAVY
+    assert "onnxruntime" in loaded
+
+
+def test_running_a_bundle_brings_nothing_heavy(tiny_bundle: Bundle) -> None:
+    code = (
+        "import edge\n"
+        "model = edge.load(sys.argv[1])\n"
+        "pieces = list(model.stream('a b', edge.GenerateOptions(max_tokens=4)))\n"
+        "assert pieces[-1].finish_reason\n"
+        "from edge.cli.main import main\n"
+        "assert main(['run', sys.argv[1], 'a b', '--max-tokens', '3', '--raw']) == 0\n"
+        "assert main(['verify', sys.argv[1]]) == 0\n"
+    )
+    loaded = loaded_by(code, str(tiny_bundle.root))
+    assert {"onnxruntime", "tokenizers"} <= loaded
+    assert not loaded & HEAVY
+
+
+def opened_without_encoding(file: Path) -> Iterator[str]:
+    """The places where a file opens a text file, or one may, in the encoding of the system."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        others = r"\b(os|wave|wheel|archive|_?provider)\.open$"  # which open no text files
+        if not isinstance(node, ast.Call) or re.search(others, ast.unparse(node.func)):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        if name == "open" or (name in ("read_text", "write_text") and isinstance(node.func, ast.Attribute)):
+            modes = [part.value for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)]
+            given = [keyword.arg for keyword in node.keywords]
+            if not any("b" in str(mode) for mode in modes) and "encoding" not in given:
+                yield f"{file.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_every_text_file_is_opened_with_an_encoding() -> None:
+    """Windows' own is an old code page."""
+    files = sorted(file for folder in FOLDERS.values() for file in (ROOT / folder).rglob("*.py"))
+    assert [place for file in files for place in opened_without_encoding(file)] == []
+
+
+def declared(*extras: str) -> set[str]:
+    """Import names of what an install with these extras brings by name."""
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    names = set[str]()
+    for line in [*project["dependencies"], *(line for e in extras for line in project["optional-dependencies"][e])]:
+        name, inner = re.match(r"([\w-]+)(?:\[(\w+)\])?", line).groups()  # type: ignore[union-attr]
+        names |= declared(inner) if inner else {name.replace("-", "_")}
+    return names
+
+
+def foreign(file: Path) -> set[str]:
+    """The packages of others that a file imports, inside functions too."""
+    return {name.partition(".")[0] for name in imports(file, at_import_time=False)} - sys.stdlib_module_names - {"edge"}
+
+
+def test_the_plain_install_is_five_packages() -> None:
+    assert declared() == LIGHT
+
+
+def test_every_import_is_declared_where_it_is_used_and_nothing_else_is() -> None:
+    used, undeclared = set[str](), list[str]()
+    for file in (file for folder in FOLDERS.values() for file in (ROOT / folder).rglob("*.py")):
+        place = file.relative_to(ROOT)
+        extras = next(EXTRAS[str(p)] for p in (place, *place.parents) if str(p) in EXTRAS)
+        undeclared += [f"{place} imports {name}" for name in sorted(foreign(file) - declared(*extras))]
+        used |= foreign(file)
+    assert undeclared == []
+    assert declared("audio", "eval", "tune") - used == {"protobuf"}  # which sentencepiece imports
+
+
+def test_whatever_export_needs_is_named_where_it_is_missing() -> None:
+    names = {"google" if name == "protobuf" else name for name in declared("export")}
+    assert names - LIGHT <= EXPORT_EXTRA & HEAVY
+
+
+def test_what_the_tests_import_comes_with_their_extras() -> None:
+    files = list((ROOT / "tests").rglob("*.py"))
+    beside = {path.stem for folder in ("tests/fixtures", "benchmarks") for path in (ROOT / folder).iterdir()}
+    used = set().union(*map(foreign, files)) - beside
+    assert "pytest" in used and used <= declared("tune", "test")
+
+
+def test_no_test_imports_another() -> None:
+    """What several tests need stands in tests/fixtures."""
+    assert [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        for name in imports(file, at_import_time=False)
+        if name.partition(".")[0].startswith("test_")
+    ] == []
+
+
+def test_every_package_folder_is_in_pyproject() -> None:
+    setuptools = pyproject()["tool"]["setuptools"]  # type: ignore[index]
+    found = {
+        ".".join([name, *init.parent.relative_to(ROOT / folder).parts])
+        for name, folder in FOLDERS.items()
+        for init in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(setuptools["packages"]) == found
+    assert setuptools["package-dir"] == {"": "."}
+    for folder in FOLDERS.values():
+        for file in (ROOT / folder).rglob("*.py"):
+            assert (file.parent / "__init__.py").exists(), f"{file.relative_to(ROOT)} is in no package"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_every_package_is_where_its_import_name_says(name: str) -> None:
+    assert ROOT.joinpath(*name.split(".")).resolve() == ROOT / FOLDERS[name]
+
+
+def test_no_file_outgrows_its_room() -> None:
+    long = {
+        str(file.relative_to(ROOT))
+        for folder in FOLDERS.values()
+        for file in (ROOT / folder).rglob("*.py")
+        if len(file.read_text(encoding="utf-8").splitlines()) > 400
+    }
+    assert not long, "look for the second room in it"
+
+
+def test_a_modules_name_says_whose_it_is() -> None:
+    """No more than three share one. `base` is being shared out; a name that has become rarer leaves this list."""
+    names = Counter(file.stem for folder in FOLDERS.values() for file in (ROOT / folder).rglob("[!_]*.py"))
+    assert {name for name, count in names.items() if count > 3} == {"base"}
+
+
+def test_constraints_pin_every_direct_dependency() -> None:
+    project = pyproject()["project"]
+    assert isinstance(project, dict)
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["export"], *extras["tune"][1:], *extras["test"]]
+    pinned = {
+        line.partition("==")[0]
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    assert {line.partition(">")[0] for line in wanted} <= pinned
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "android_demo" / "README.md", *DOCS.rglob("*.md")]
+    dead = [
+        f"{page.relative_to(ROOT)} -> {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert dead == []

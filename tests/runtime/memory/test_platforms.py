@@ -1,0 +1,256 @@
+"""What differs on Windows and macOS, held against the platforms' documented layouts and rules by fakes."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge.bundle import BundleWriter
+from edge.cli import main as cli
+from edge.cli.run.terminal import peak_memory
+from edge.errors import InputError
+from edge.manifest import Manifest
+from edge.runtime.memory import macos
+from edge.runtime.memory import process as memory
+from edge.runtime.profile import machine
+
+Library = SimpleNamespace
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and os.open's flags, say what a process has open")
+
+
+def write(pointer: Any, data: bytes) -> None:
+    """What a C function writes where a pointer that it was given leads."""
+    ctypes.memmove(ctypes.addressof(pointer._obj), data, len(data))
+
+
+def on(monkeypatch: pytest.MonkeyPatch, platform: str, **functions: Callable[..., int]) -> None:
+    """Let this be another platform, whose library has these functions."""
+    monkeypatch.setattr(sys, "platform", platform)
+    library = {"win32": "kernel32", "darwin": None}[platform]
+    monkeypatch.setattr(ctypes, "CDLL", {library: Library(**functions)}.__getitem__)
+
+
+# Windows
+
+
+def working_set(process: int, counters: Any, size: int) -> int:
+    """K32GetProcessMemoryInfo with PROCESS_MEMORY_COUNTERS_EX: two DWORDs and nine SIZE_Ts."""
+    layout = struct.Struct("<II9Q")
+    assert (process, size, counters._obj.size) == (2**64 - 1, layout.size, layout.size)
+    write(counters, layout.pack(size, 1, 300 * 2**20, 200 * 2**20, 4, 5, 6, 7, 8, 9, 10))
+    return 1
+
+
+def test_windows_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, "win32", GetCurrentProcess=lambda: 2**64 - 1, K32GetProcessMemoryInfo=working_set)
+    assert memory.held() == memory.Held(private=10, peak_private=9, rss=200 * 2**20, peak_rss=300 * 2**20)
+
+
+def test_windows_tells_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(pointer: Any) -> int:
+        """GlobalMemoryStatusEx with MEMORYSTATUSEX: two DWORDs and seven DWORDLONGs."""
+        layout = struct.Struct("<II7Q")
+        assert pointer._obj.size == layout.size
+        write(pointer, layout.pack(layout.size, 40, 16 * 2**30, 9 * 2**30, 3, 4, 5, 6, 7))
+        return 1
+
+    on(monkeypatch, "win32", GlobalMemoryStatusEx=status)
+    assert (machine.memory_bytes(), machine.available_bytes()) == (16 * 2**30, 9 * 2**30)
+
+
+def test_what_windows_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    no: Callable[..., int] = lambda *_: 0  # noqa: E731
+    on(monkeypatch, "win32", GetCurrentProcess=no, K32GetProcessMemoryInfo=no, GlobalMemoryStatusEx=no)
+    assert (memory.held(), memory.private_bytes(), peak_memory()) == (None, 0, "peak memory unknown")
+    assert (machine.memory_bytes(), machine.available_bytes()) == (None, None)
+
+
+class Key:
+    """A key of the registry that holds some values."""
+
+    def __init__(self, **values: str) -> None:
+        self._values = values
+
+    def __enter__(self) -> Key:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def value(self, name: str) -> tuple[str, int]:
+        if name not in self._values:
+            raise FileNotFoundError(2, "The system cannot find the file specified")
+        return self._values[name], 1
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [({"ProcessorNameString": "AMD Ryzen 5 3500U  "}, "AMD Ryzen 5 3500U"), ({}, "AMD64 Family 23")],
+)
+def test_windows_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], name: str) -> None:
+    keys = {("HKLM", r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"): Key(**values)}
+    registry: Any = ModuleType("winreg")
+    registry.HKEY_LOCAL_MACHINE, registry.OpenKey = "HKLM", lambda *place: keys[place]
+    registry.QueryValueEx = Key.value
+    monkeypatch.setitem(sys.modules, "winreg", registry)
+    monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 23")
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert machine.cpu_name() == name
+
+
+@linux
+def test_an_export_writes_out_only_files_that_may_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manifest: Manifest
+) -> None:
+    import fcntl
+
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "Bad file descriptor")  # what Windows says
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with BundleWriter(tmp_path / "x.edge") as writer:
+        writer.write_file("graphs/decoder.onnx", b"no graph")
+        writer.commit(manifest)
+    assert sorted(synced) == ["decoder.onnx", "edge.json", "weights.bin"]
+
+
+def test_a_manifest_is_the_same_bytes_on_every_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, manifest: Manifest
+) -> None:
+    def write_text(self: Path, text: str, **how: str) -> None:
+        self.write_bytes(text.replace("\n", "\r\n").encode(how["encoding"]))  # as Windows ends lines
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+    with BundleWriter(tmp_path / "x.edge") as writer:
+        whole = writer.commit(manifest).manifest
+    assert (tmp_path / "x.edge" / "edge.json").read_bytes() == whole.to_json().encode()
+
+
+@linux
+def test_a_bundle_is_not_in_use_when_it_gets_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_checkpoint: Path
+) -> None:
+    """Windows renames no folder of which a file is open or mapped."""
+    import edge
+
+    found: list[list[str]] = []
+
+    def take_place(writer: BundleWriter) -> None:
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        opened = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        found.append([each for each in [*mapped, *opened] if writer.staging.name in each])
+        rename(writer)
+
+    rename = BundleWriter._take_place
+    monkeypatch.setattr(BundleWriter, "_take_place", take_place)
+    edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="int8", draft_text=20)
+    assert found == [[]]
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_windows_locks_the_folder_of_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: bool) -> None:
+    from edge.export.tune.folder import working
+
+    locked: list[tuple[int, int]] = []
+
+    def locking(descriptor: int, mode: int, size: int) -> None:
+        if not free:
+            raise PermissionError(13, "Permission denied")
+        locked.append((mode, size))
+
+    system: Any = ModuleType("msvcrt")
+    system.LK_NBLCK, system.locking = 2, locking
+    monkeypatch.setitem(sys.modules, "msvcrt", system)
+    monkeypatch.setattr(sys, "platform", "win32")
+    folder = tmp_path / "x.tuning"
+    refused = pytest.raises(InputError, match="Another run is at work")
+    with nullcontext() if free else refused, working(folder, restart=False):
+        assert (folder / "lock").exists()
+    assert locked == ([(2, 1)] if free else [])
+    assert folder.exists() is not free
+
+
+@pytest.mark.parametrize(
+    ("platform", "printed"), [("win32", "█ 日本 é".encode()), ("linux", "? ?? é".encode("cp1252"))]
+)
+def test_no_character_ends_a_command_whose_output_is_redirected(
+    monkeypatch: pytest.MonkeyPatch, platform: str, printed: bytes
+) -> None:
+    """A code page of Windows has no bars, nor most of the world's letters."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    monkeypatch.setattr(cli, "_dispatch", lambda args: print("█ 日本 é") or 0)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(sys, "stdout", output)
+        elsewhere.setattr(sys, "platform", platform)
+        assert cli.main([]) == 0
+    output.seek(0)
+    assert output.buffer.read().rstrip() == printed
+
+
+# macOS
+
+
+def test_macos_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def task_info(task: int, flavor: int, info: Any, count: Any) -> int:
+        """task_info with TASK_VM_INFO, revision 3: a size, two integers, the resident set and its peak, 14 sizes, the
+        footprint, two addresses, its peak, and 20 ledgers."""
+        layout = struct.Struct("<Q2iQQ14QQ2Qq20q")
+        assert (task, flavor, count._obj.value, layout.size) == (0x103, 22, 84, 84 * 4)
+        rest = [0] * 14, [1, 2], [0] * 20
+        resident = 120 * 2**20, 150 * 2**20
+        write(info, layout.pack(9 * 2**30, 7, 16384, *resident, *rest[0], 80 * 2**20, *rest[1], 90 * 2**20, *rest[2]))
+        return 0
+
+    on(monkeypatch, "darwin", task_info=task_info)
+    monkeypatch.setattr(macos, "_this_task", lambda system: 0x103)
+    assert memory.held() == memory.Held(80 * 2**20, 90 * 2**20, 120 * 2**20, 150 * 2**20)
+    assert peak_memory() == "peak 90 MiB private, 150 MiB RSS"
+
+
+def test_macos_tells_what_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    def statistics(host: int, flavor: int, info: Any, count: Any) -> int:
+        """host_statistics64 with HOST_VM_INFO64: vm_statistics64, whose first four counts are natural_t."""
+        layout = struct.Struct("<4I9Q2I4Q4IQ")
+        assert (host, flavor, count._obj.value, layout.size) == (7, 4, 38, 38 * 4)
+        write(info, layout.pack(1000, 5, 300, *range(21)))  # free, active, inactive and the rest
+        return 0
+
+    on(monkeypatch, "darwin", mach_host_self=lambda: 7, host_statistics64=statistics)
+    assert machine.available_bytes() == 1300 * mmap.PAGESIZE
+
+
+def test_macos_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
+        found = b"Apple M1\0"
+        assert (name, new, length) == (b"machdep.cpu.brand_string", None, 0) and size._obj.value >= len(found)
+        ctypes.memmove(value, found, len(found))
+        return 0
+
+    on(monkeypatch, "darwin", sysctlbyname=sysctlbyname)
+    assert machine.cpu_name() == "Apple M1"
+
+
+def test_what_macos_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: Callable[..., int] = lambda *_: 5  # noqa: E731, KERN_FAILURE
+    calls = dict.fromkeys(("task_info", "mach_host_self", "host_statistics64", "sysctlbyname"), failed)
+    on(monkeypatch, "darwin", **calls)
+    monkeypatch.setattr(macos, "_this_task", lambda system: 0x103)
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert memory.held() is None
+    assert machine.available_bytes() == machine.memory_bytes()
+    assert machine.cpu_name() == "arm"

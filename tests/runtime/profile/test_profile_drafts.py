@@ -1,0 +1,128 @@
+"""`edge profile --speculate`: which drafters it measures, over which engines, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import DOCS
+
+import edge
+from edge.bundle import Bundle
+from edge.cli import profile
+from edge.cli.arguments import Parser
+from edge.cli.main import main
+from edge.runtime import load as loading
+from edge.runtime.decode.draft import Draft
+from edge.runtime.engine.engine import Engine
+from edge.runtime.model import Model
+from edge.runtime.speculate.acceptance import _Counter
+from edge.runtime.speculate.planner import Planner, StepCosts
+
+
+@pytest.fixture(scope="module")
+def with_trees(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
+    out = tmp_path_factory.mktemp("trees") / "trees.edge"
+    return edge.export(tiny_checkpoint, out, weights="fp32", trees=True, check=False)
+
+
+def named(*names: str) -> list[str]:
+    return [part for name in names for part in ("--drafter", name)]
+
+
+def measured(bundle: Bundle, capsys: pytest.CaptureFixture[str], *names: str) -> list[str]:
+    """The drafters of the command's rows."""
+    assert main(["profile", str(bundle.root), "--speculate", "--seconds", "1", "--json", *named(*names)]) == 0
+    return [each["drafter"] for each in json.loads(capsys.readouterr().out)]
+
+
+def test_drafters_that_take_an_argument_are_measured_where_they_are_named(
+    by_layer: Bundle, tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["self=exit", f"model={tiny_bundle.root}", "lookup", "self"]
+    assert measured(by_layer, capsys, *names, "lookup") == ["off", *names], "once each, in the order of the command"
+
+
+def test_a_path_stands_in_the_table_as_it_was_given(
+    tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is long, it goes on in the next line, and no number is cut."""
+    folder = tmp_path / ("a" * 50)
+    shutil.copytree(tiny_bundle.root, folder / "s[b].edge")
+    monkeypatch.chdir(folder)
+    for path in (Path("s[b].edge"), folder / "s[b].edge"):
+        assert main(["profile", str(tiny_bundle.root), "--speculate", "--seconds", "1", *named(f"model={path}")]) == 0
+        out = capsys.readouterr().out
+        start = out.index("  model=")
+        lines = out[start : out.index("Drafts: steps")].splitlines()
+        assert f"model={path}" in "".join(line.split()[0] for line in lines if line.strip())
+        assert re.search(r"% .* \d+\.\d\d +\d+\.\d{3} +\d+ +\d+\.\d\d *$", lines[0]), lines
+
+
+def test_those_that_branch_draft_trees_and_plain_decoding_is_that_without(
+    with_trees: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    took: dict[str, list[bool]] = {}
+    opened: list[weakref.ref[Engine]] = []
+    init, opens = Model.__init__, loading.open_engine
+
+    def made(self: Model, bundle: Bundle, engine: Engine, *args: Any, speculate: str) -> None:
+        took.setdefault(speculate, []).append(engine.takes_trees)
+        init(self, bundle, engine, *args, speculate=speculate)
+
+    def alone(*args: Any, **kwargs: Any) -> Engine:
+        assert not any(engine() for engine in opened), "the weights of two engines are never held at once"
+        engine = opens(*args, **kwargs)
+        opened.append(weakref.ref(engine))
+        return engine
+
+    monkeypatch.setattr(Model, "__init__", made)
+    monkeypatch.setattr(loading, "open_engine", alone)
+    assert measured(with_trees, capsys, "recycle", "lookup", "cascade") == ["off", "recycle", "lookup", "cascade"]
+    assert took == {"off": [False, True], "lookup": [False], "recycle": [True], "cascade": [True]}
+    took.clear()
+    assert measured(with_trees, capsys, "recycle") == ["off", "recycle"]
+    assert took == {"off": [False, True], "recycle": [True]} and len(opened) == 4
+
+
+def test_a_tree_is_right_at_a_position_where_any_of_its_branches_is() -> None:
+    planner = Planner((0.5,), StepCosts(lambda: None, 8), 8, trees=True)
+    planner.begin()
+    counter = _Counter(planner)
+    tree = Draft([7, 8, 9, 5, 6], [0] * 5, [-1, -1, 1, 1, 0])
+    planner.observe(tree, [8, 5, 3])  # the second of siblings, twice; nothing was drafted behind
+    assert (counter.seen[:3], counter.right[:3]) == ([1, 1, 0], [1, 1, 0])
+    planner.observe(tree, [7, 5])  # 5 stands in the other branch alone
+    assert (counter.seen[:3], counter.right[:3]) == ([2, 2, 0], [2, 1, 0])
+    planner.observe(tree, [4])
+    planner.observe(Draft((), ()), [8])
+    assert (counter.seen[:3], counter.right[:3]) == ([3, 2, 0], [2, 1, 0])
+    assert (counter.rounds, counter.drafts) == (4, 3)
+    assert planner.acceptance.chances[0] < 0.5, "the planner still learns: 3 of 9 branches that were looked at held"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("self=exit", "tiny-llama has no segments"), ("self", "tiny-llama has no segments"),
+     ("model=no-such.edge", "There is no bundle at no-such.edge")],
+)  # fmt: skip
+def test_a_drafter_that_the_bundle_cannot_have_is_refused_before_anything_is_loaded(
+    name: str, sentence: str, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(loading, "open_engine")
+    assert main(["profile", str(tiny_bundle.root), "--speculate", *named("lookup", name)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and sentence in captured.err and captured.err.count("\n") == 1
+
+
+def test_every_option_of_the_command_has_a_row_in_its_page() -> None:
+    parser = Parser("edge profile", "")
+    profile.add_arguments(parser)
+    options = {option for action in parser._actions for option in action.option_strings if option[:2] == "--"}
+    rows = set(re.findall(r"^\| `(--[a-z]+)", (DOCS / "guide" / "profile.md").read_text(), re.MULTILINE))
+    assert rows == options - {"--help"}
