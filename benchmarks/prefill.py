@@ -2,8 +2,8 @@
 
     python benchmarks/prefill.py --bundle smollm2-135m-instruct.edge
 
-The bundle is one of `edge export ... --wide-weights int8`. With --encoders, a sentence or a silent window through each
-checkpoint's encoder is timed too, in int8 and in blocks of 4 bits.
+The bundle is one of `edge export ... --prefill-weights int8`. With --encoders, a sentence or a silent window through
+each checkpoint's encoder is timed too, in int8 and in blocks of 4 bits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from processes import Worker
 from prompts import Prompts
 
 LENGTHS = (128, 512, 2048, 4096)
-NARROW = "edge narrow"  # the same bundle, read without its wide form
+NARROW = "edge narrow"  # the same bundle, read without its int8 prefill graph form
 ENGINES = ("edge", NARROW, "openvino-genai", "onnxruntime-genai", "llama.cpp")
 DECODED = 32  # tokens behind each prompt
-TURNS = 24  # of plain decoding, with the wide form open and without
+TURNS = 24  # of plain decoding, with the int8 prefill graph open and without
 GOALS = {"openvino-genai": (1.0, (512, 2048)), "onnxruntime-genai": (5.0, LENGTHS), "llama.cpp": (5.0, LENGTHS)}
 SENTENCE = 32  # tokens through a text encoder
 ENCODES = 15
@@ -45,7 +45,7 @@ class PrefillBench(Bench):
         self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
     ) -> Worker:
         engine = engine_file(found.name)
-        settings: dict[str, Any] = {**engine.VARIANTS[variant], **({"wide": False} if found.name == NARROW else {})}
+        settings: dict[str, Any] = {**engine.VARIANTS[variant], **({"prefill": False} if found.name == NARROW else {})}
         request = {"model": str(model), "threads": self.threads, "capacity": capacity, "settings": settings}
         return Worker(found.python, engine.__name__, self.log, request, watched=watched)
 
@@ -77,7 +77,7 @@ class PrefillBench(Bench):
                 found.worker.close()
 
     def goals(self) -> list[report.Goal]:
-        """What the issue of the wide form asks for."""
+        """What the issue of the int8 prefill graph asks for."""
         found = []
         for size in LENGTHS:
             rounds = self.figures.get(f"prefill @ {size}", {})
@@ -96,8 +96,8 @@ def main() -> int:
     except Unavailable as error:
         print(f"prefill: {error}", file=sys.stderr)
         return 2
-    if json.loads((models.bundle / "edge.json").read_text()).get("wide") is None:
-        print(f"prefill: {models.bundle} has no wide form; export it with --wide-weights int8", file=sys.stderr)
+    if json.loads((models.bundle / "edge.json").read_text()).get("prefill") is None:
+        print(f"prefill: {models.bundle} has no int8 prefill graph; see --prefill-weights int8", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     plan = decoder_vs_peers.Plan(args.rounds, DECODED, 0, 1)
@@ -138,7 +138,7 @@ def main() -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle, with a wide form")
+    parser.add_argument("--bundle", type=Path, required=True, help="this runtime's bundle, with an int8 prefill graph")
     parser.add_argument("--gguf", type=Path, help="the GGUF file of the model; default: what `edge models pull` left")
     parser.add_argument("--engines", type=partial(decoder_vs_peers.names_of, ENGINES), default=list(ENGINES),
                         metavar="NAME,...", help="those to compare; default: " + ",".join(ENGINES))
@@ -170,7 +170,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def decoding(bundle: Path, args: argparse.Namespace) -> report.Goal:
-    """Plain decoding behind a prompt that the wide form read, beside the same without the form.
+    """Plain decoding behind a prompt that the int8 prefill graph read, beside the same without the form.
 
     Both in one process and in turns, and the fastest quarter of them counts: two processes of one kind differ by up to
     10% for as long as they live, and a busy neighbour takes as much, ten times what is looked for.
@@ -183,9 +183,9 @@ def decoding(bundle: Path, args: argparse.Namespace) -> report.Goal:
     opened = edge.open_bundle(bundle)
     ids = np.random.default_rng(0).integers(0, opened.manifest.dims.vocab_size, 256)
     wide, narrow = (open_engine(opened, threads=args.threads) for _ in range(2))
-    if wide.wide is None:
-        raise ValueError(f"the wide form of {bundle} cannot be used")
-    readers = [(wide, wide.wide.step), (narrow, narrow.step)]
+    if wide.prefill is None:
+        raise ValueError(f"the int8 prefill graph of {bundle} cannot be used")
+    readers = [(wide, wide.prefill.step), (narrow, narrow.step)]
     times: list[list[float]] = [[], []]
     for turn in range(TURNS):
         for number in (0, 1) if turn % 2 else (1, 0):
@@ -198,7 +198,7 @@ def decoding(bundle: Path, args: argparse.Namespace) -> report.Goal:
             times[number].append((time.perf_counter() - start) / DECODED * 1e3)
             time.sleep(decoder_vs_peers.REST_S)
     after, before = (median(sorted(taken)[: TURNS // 4]) for taken in times)
-    name = f"plain decoding at {ids.size}, {after:.2f} ms a token with the wide form open: speed / without the form"
+    name = f"plain decoding at {ids.size}, {after:.2f} ms a token with that graph open: speed / without it"
     return report.Goal(name, before / after, 0.99, True)
 
 

@@ -5,8 +5,8 @@
 The claim is SpecMemo's (2025): bounded, at least 96% of the throughput in at least 65% less generation memory.
 Generation memory is all above the weights: KV cache, logits, activations, tables. Each setting is a process of its own,
 loaded as by `--memory` and `--context`: none, and each budget from which on the planner gives up less. They take both
-turns of each question in turns with the others, greedily. The wide form of a bundle is left out everywhere: it is
-weights, and reads prompts alone.
+turns of each question in turns with the others, greedily. The int8 prefill graph is left out everywhere: it is weights,
+and reads prompts alone.
 docs/lab/speculation.md says more.
 """
 
@@ -130,7 +130,7 @@ def settings(bundle: Path, context: int) -> list[Setting]:
         Setting(f"{UNBOUNDED}, all tables", None, whole, "cascade"),
         Setting(UNBOUNDED, None, whole, "auto"),
     ]
-    asked: dict[str, Any] = {"context": context, "speculate": "auto", "wide": False, "kv": kv_dtypes(opened)}
+    asked: dict[str, Any] = {"context": context, "speculate": "auto", "prefill": False, "kv": kv_dtypes(opened)}
     for budget in budgets(opened, **asked)[::-1]:
         demand = make_plan(opened, budget, **asked).demand
         drafts = f"up to {demand.width} tokens a step" if demand.width > 1 else "no drafts"

@@ -15,10 +15,10 @@ from typing import Any
 from edge.errors import BundleError
 from edge.typed_json import read_json, typed
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 was never released: its graphs had no symbolic batch dimension
 # Steps of the int8 prefill graph are so many times as long: 256 tokens were 10% faster than 128, and as fast as 512.
 LONGER = 2
-WIDE_VERSION = 1
+PREFILL_VERSION = 1
 KINDS = ("decoder", "encoder-decoder")
 SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 KV_DTYPES = {"float32": 4, "int8": 1}  # bytes of one value
@@ -46,7 +46,7 @@ class Dims:
 class Graph:
     """One ONNX file, and what a host must know of it before it opens it.
 
-    Roles: ``decoder``, and ``wide``, ``tree``, ``kv8`` and ``skip`` beside it; ``encoder`` and, for speech,
+    Roles: ``decoder``, and ``prefill``, ``tree``, ``kv8`` and ``skip`` beside it; ``encoder`` and, for speech,
     ``frontend``. Bundles exported earlier have role and path alone: the defaults are what is safe to believe of them.
     """
 
@@ -105,8 +105,8 @@ class TensorGroup:
 
 
 @dataclass(frozen=True)
-class WideForm:
-    """A second form of the decoder's layers, for steps of many tokens: the graph ``wide``, over the same cache."""
+class PrefillGraph:
+    """A second form of the decoder's layers, for steps of many tokens: the graph ``prefill``, over the same cache."""
 
     weights: str  # int8
     version: int  # of what a host must know to run it
@@ -115,7 +115,7 @@ class WideForm:
     @property
     def known(self) -> bool:
         """Whether this runtime can run it."""
-        return self.version == WIDE_VERSION and self.weights == "int8"
+        return self.version == PREFILL_VERSION and self.weights == "int8"
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Manifest:
     speech: Speech | None = None  # of one for audio
     generation: Generation | None = None
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
-    wide: WideForm | None = None
+    prefill: PrefillGraph | None = None
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out
     files: list[File] = field(default_factory=list)
@@ -286,22 +286,24 @@ def parse(text: str, where: str) -> Manifest:
     version are ignored, so that a later producer may add some.
 
     Raises:
-        BundleError: not JSON, changed since it was written, a newer format version, or a field missing or of another
+        BundleError: not JSON, changed since it was written, another format version, or a field missing or of another
             type.
     """
     raw = read_json(text, where)
     before, found, after = text.rpartition(f'"{CHECKSUM}"')
-    if found and _checksum(before) not in after:  # bundles exported earlier have none
+    if found and _checksum(before) not in after:
         raise BundleError(f"{where} is damaged: its checksum differs; export or copy the bundle again.")
     version = raw.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
         raise BundleError(f"{where} has no format_version; it is not a manifest of this project.")
     if version > FORMAT_VERSION:
         raise BundleError(
-            f"{where} has format version {version}, and this edge reads up to {FORMAT_VERSION}; upgrade edge."
+            f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; upgrade edge."
         )
-    if version < 1:
-        raise BundleError(f"{where} has format version {version}, which never existed; export the model again.")
+    if version < FORMAT_VERSION:
+        raise BundleError(
+            f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; export the model again."
+        )
     manifest = typed(raw, Manifest, where)
     for fault in _faults(manifest):
         raise BundleError(f"{where} cannot be used: {fault}; export the model again.")
@@ -328,8 +330,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
     for i, layer in enumerate(manifest.kv.layers):
         if layer.heads < 1 or layer.head_dim < 1 or (layer.window is not None and layer.window < 1):
             yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
-    if (manifest.wide is None) != all(graph.role != "wide" for graph in manifest.graphs):
-        yield "the wide form is described without its graph, or the graph without a description"
+    if (manifest.prefill is None) != all(graph.role != "prefill" for graph in manifest.graphs):
+        yield "the int8 prefill graph is described without its graph, or the graph without a description"
     if manifest.generation is not None and manifest.generation.early_stopping not in (True, False, "never"):
         yield f"generation.early_stopping is {manifest.generation.early_stopping!r}"
     if manifest.kind == "encoder-decoder":

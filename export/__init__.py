@@ -25,7 +25,7 @@ from edge.export import quantize as methods
 from edge.export.quantize.base import Options, Progress
 from edge.manifest import KV8
 from edge.runtime.check.golden import Golden, open_role, record_form, record_golden, roles
-from edge.runtime.engine.variant import WIDE
+from edge.runtime.engine.variant import PREFILL
 from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 GOLDEN_TOKENS = 24
-WIDE_WEIGHTS = ("int8", "none")
+PREFILL_WEIGHTS = ("int8", "none")
 
 
 def export(
@@ -48,7 +48,7 @@ def export(
     calibration: str | None = None,
     encoder_weights: str | None = None,
     decoder_weights: str | None = None,
-    wide_weights: str | None = None,
+    prefill_weights: str | None = None,
     segments: int | str | None = None,
     trees: bool = False,
     check: bool = True,
@@ -71,7 +71,7 @@ def export(
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
-        wide_weights: int8 for an int8 prefill graph of a decoder (docs/guide/long-prompts.md), or none; default: none.
+        prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
@@ -96,8 +96,9 @@ def export(
         raise InputError(f"Segments of {segments!r} are neither of a number of layers, 1 or more, nor ffn.")
     if draft_text is not None and draft_text < 0:
         raise InputError(f"The text to draft from cannot have {draft_text} tokens; name 0 or more.")
-    if wide_weights not in (None, *WIDE_WEIGHTS):
-        raise InputError(f"There are no wide weights {wide_weights!r}; choose one of {', '.join(WIDE_WEIGHTS)}.")
+    if prefill_weights not in (None, *PREFILL_WEIGHTS):
+        kinds = ", ".join(PREFILL_WEIGHTS)
+        raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
     try:
         import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
 
@@ -129,10 +130,10 @@ def export(
         if both:
             from edge.export.encoder_decoder import halves, write_encoder_decoder
 
-            if wide_weights == "int8":
+            if prefill_weights == "int8":
                 raise InputError(
-                    f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; --wide-weights is "
-                    "for decoders alone."
+                    f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; leave out "
+                    "--prefill-weights."
                 )
             if calibration is not None:
                 raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
@@ -148,10 +149,10 @@ def export(
             from edge.export.decoder import write_decoder
 
             options = Options(block_size, calibration, progress)
-            wide = wide_weights == "int8"
+            prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
-                wide=wide, compare=check, candidates=candidates, say=tell,
+                prefill=prefill, compare=check, candidates=candidates, say=tell,
             )  # fmt: skip
         advance(0, 0, "recording golden answers")
         golden = _golden(written)
@@ -241,7 +242,9 @@ def _golden(written: Written) -> Golden:
     room = engine.context - tokens - 1
     inputs = [dataclasses.replace(i, prompt_ids=i.prompt_ids[:room]) for i in written.golden]
     golden = record_golden(engine, inputs, tokens)
-    return golden if engine.wide is None else dataclasses.replace(golden, forms=[record_form(engine, golden, WIDE)])
+    if engine.prefill is None:
+        return golden
+    return dataclasses.replace(golden, forms=[record_form(engine, golden, PREFILL)])
 
 
 def _with_kv8(golden: Golden, staged: Bundle, context: int) -> Golden:

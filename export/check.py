@@ -70,10 +70,10 @@ def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = 
     return recorded
 
 
-def check(engine: Engine, recorded: RecordedLogits, *, wide: bool = False, chunk: int = CHUNK) -> Agreement:
-    """The written graphs beside the recorded logits of Torch, in steps of `chunk` tokens; those of the wide form where
-    `wide` says so."""
-    source = EngineLogits(engine, max(map(len, recorded.texts)), wide=wide, chunk=chunk)
+def check(engine: Engine, recorded: RecordedLogits, *, prefill: bool = False, chunk: int = CHUNK) -> Agreement:
+    """Compare the bundle's logits with those recorded from Torch, in steps of `chunk` tokens. prefill: those of the
+    int8 prefill graph."""
+    source = EngineLogits(engine, max(map(len, recorded.texts)), prefill=prefill, chunk=chunk)
     return compare(recorded, source, recorded.texts)
 
 

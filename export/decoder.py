@@ -16,7 +16,7 @@ from edge.export.graph.decoder import build_decoder
 from edge.export.lower.cpu.kv8 import write_kv8
 from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
-from edge.export.quantize.wide import wide_weights
+from edge.export.quantize.prefill import prefill_weights
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, Written, manifest_of, say_what_changed
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edge.export.torch_reference import RecordedLogits
     from edge.runtime.check.perplexity import Agreement
 
-WIDE = "int8"  # the form's only weights
+PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
 MEASURED = 4  # windows of the calibration text that keys and values are measured on
 MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from Torch
@@ -52,7 +52,7 @@ def write_decoder(
     context: int,
     options: Options,
     *,
-    wide: bool,
+    prefill: bool,
     compare: bool,
     candidates: bool,
     say: Callable[[str], None],
@@ -61,16 +61,16 @@ def write_decoder(
     candidates for drafts where `candidates` is."""
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     recorded = check.reference(checkpoint, context, options.progress) if compare else None
-    wider = wide_weights(checkpoint, options) if wide else None
+    eights = prefill_weights(checkpoint, options) if prefill else None
     quantized = methods.quantize(
         checkpoint, weights, block_size=options.block_size, calibration=options.calibration, progress=options.progress
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")
-    graph = build_decoder(checkpoint, watched, writer, context, wider)
+    graph = build_decoder(checkpoint, watched, writer, context, eights)
     say_what_changed(checkpoint, watched.methods, say)
-    del quantized, watched, wider
+    del quantized, watched, eights
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
     template = checkpoint.tokenizer.chat_template
@@ -82,10 +82,10 @@ def write_decoder(
         found = check.check(engine, recorded)
         check.refuse_if_broken(found, manifest)
         quality = check.quality(found)
-        if engine.wide is not None:
-            found = check.check(engine, recorded, wide=True)
-            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=WIDE), flag="--wide-weights")
-            quality |= _figures_of("wide", found)
+        if engine.prefill is not None:
+            found = check.check(engine, recorded, prefill=True)
+            check.refuse_if_broken(found, dataclasses.replace(manifest, weights=PREFILL), flag="--prefill-weights")
+            quality |= _figures_of("prefill", found)
         manifest = dataclasses.replace(manifest, quality=quality)
     windows = calibration_windows(checkpoint, options.calibration)
     options.report(0, 0, "measuring keys and values")

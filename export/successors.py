@@ -69,7 +69,7 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
     from edge.runtime.model import Model
     from edge.runtime.text.tokenizer import Text
 
-    engine.wide = None  # which form is faster on this device must not decide what a bundle holds
+    engine.prefill = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0
     for answer in own_answers(Model(bundle, engine, Text(bundle), speculate=OFF)):
         answers.append(answer)

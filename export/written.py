@@ -48,7 +48,7 @@ def manifest_of(
         groups=built.groups,
         tokens=checkpoint.tokenizer.tokens,
         source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
-        wide=built.wide,
+        prefill=built.prefill,
         encoder=built.encoder,
         cross=built.cross,
         **others,

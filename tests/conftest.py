@@ -13,7 +13,7 @@ import pytest
 from texts import CHAT_TEMPLATE, SENTENCES
 
 from edge.bundle import Bundle, BundleWriter
-from edge.manifest import Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
+from edge.manifest import FORMAT_VERSION, Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
 
 if TYPE_CHECKING:
     from edge.export.tune.network import Network
@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
 def manifest() -> Manifest:
     """A manifest of a model that does not exist."""
     return Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         producer="edge test",
         name="paper",
         family="llama",

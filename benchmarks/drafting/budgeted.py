@@ -44,9 +44,9 @@ class _Budgeted:
         self._edge, bundle = edge, edge.open_bundle(model)
         self._model: Any = edge.load(model, threads=threads, context=context, speculate=speculate, memory=memory)
         plan = self._model.engine.plan or make_plan(bundle, None, context=context, speculate=speculate)
-        # The wide form is a second copy of weights, opened by the first long prompt: it would count as generation.
-        self._model.engine.wide = None
-        self._demand = dataclasses.replace(plan.demand, wide=False)
+        # The int8 prefill graph is a second copy of weights, opened by the first long prompt: it would count.
+        self._model.engine.prefill = None
+        self._demand = dataclasses.replace(plan.demand, prefill=False)
         self._running = MemoryModel(bundle).footprint(self._demand).running
         # One token: libraries touch code of theirs that has nothing to do with how much is generated.
         self._model.generate("Hello", edge.GenerateOptions(max_tokens=2))

@@ -37,13 +37,13 @@ def first_token(python: str, model: Path, prompt: str, threads: int, variant: st
 
 
 class _Edge:
-    def __init__(self, path: Path, threads: int, capacity: int, wide: bool = True, **settings: Any) -> None:
+    def __init__(self, path: Path, threads: int, capacity: int, prefill: bool = True, **settings: Any) -> None:
         import edge
         from edge.runtime.decode.sampling import make_sampler
 
         self.model = edge.load(path, threads=threads, context=capacity, **settings)
-        if not wide:
-            self.model.engine.wide = None
+        if not prefill:
+            self.model.engine.prefill = None
         self._cache = self.model.engine.new_cache()
         self._greedy = make_sampler(edge.GenerateOptions(), self.model.bundle.manifest.dims.vocab_size, [])
 

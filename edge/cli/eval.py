@@ -47,7 +47,7 @@ def add_arguments(parser: Parser) -> None:
     prompt = "with --skip: tokens of each window that are its prompt (default: half)"
     add("--given", metavar="N", type=int, help=prompt)
     form = "measure the int8 prefill graph of BUNDLE (docs/guide/long-prompts.md)"
-    add("--wide", action="store_true", help=form)
+    add("--prefill-graph", action="store_true", help=form)
 
     add = parser.add_argument_group("answers").add_argument
     add("--speculate", metavar="DRAFTER", help="what drafts them, as of edge run (default: off)")
@@ -79,12 +79,12 @@ def command(args: argparse.Namespace) -> None:
     """
     if sum(getattr(args, name) is not None for name in ("text", *TASKS)) != 1:
         raise InputError("Give one thing to measure on: --text, --qa, --summarize or --translate FILE.")
-    several = args.torch is not None or args.agree is not None or args.wide
+    several = args.torch is not None or args.agree is not None or args.prefill_graph
     if args.text is None:
         from edge.cli.eval_tasks import run_task
 
         if args.bundle is None or several or args.given is not None:
-            raise InputError("Answers are a bundle's own; give one, without --torch, --agree, --wide and --given.")
+            raise InputError("Answers need a bundle alone, without --torch, --agree, --prefill-graph and --given.")
         if args.window is not None or args.tokens is not None:
             option = "--window" if args.tokens is None else "--tokens"
             raise InputError(f"{option} is about a text that is predicted; leave it out, or give --text.")
@@ -102,7 +102,7 @@ def command(args: argparse.Namespace) -> None:
     window, threads, runs = args.window, args.threads, args.provider
     with stages() as (progress, say):
         progress(0, 0, "opening")
-        named = ((args.bundle, args.wide, args.kv), (args.agree, False, None))
+        named = ((args.bundle, args.prefill_graph, args.kv), (args.agree, False, None))
         subjects = [_open_bundle(path, window, threads, runs, *how) for path, *how in named if path is not None]
         if args.torch is not None:
             subjects.append(_open_torch(args.torch, window, threads, progress, say))
@@ -122,12 +122,12 @@ def _check(args: argparse.Namespace, several: bool) -> None:
             raise InputError(f"--{option} is about answers; measure them with --qa, --summarize or --translate.")
     if args.bundle is None and args.torch is None:
         raise InputError("There is nothing to measure; give a bundle, or a checkpoint with --torch SOURCE.")
-    if args.bundle is None and args.wide:
-        raise InputError("--wide measures a graph of a bundle; give the bundle.")
-    if args.kv is not None and (args.bundle is None or args.skip is not None or args.wide):
-        raise InputError("--kv is about a bundle as a whole; give one, without --skip and --wide.")
+    if args.bundle is None and args.prefill_graph:
+        raise InputError("--prefill-graph measures a graph of a bundle; give the bundle.")
+    if args.kv is not None and (args.bundle is None or args.skip is not None or args.prefill_graph):
+        raise InputError("--kv is about a bundle as a whole; give one, without --skip and --prefill-graph.")
     if args.skip is not None and (args.bundle is None or several):
-        raise InputError("--skip compares a bundle with itself; give one, without --torch, --agree and --wide.")
+        raise InputError("--skip compares a bundle with itself: leave out --torch, --agree and --prefill-graph.")
     for name in ("sweep", "given", "plot"):
         if args.skip is None and getattr(args, name) is not None:
             raise InputError(f"--{name} is about skipped layers; name a policy with --skip.")
@@ -155,7 +155,7 @@ class _Subject:
 
 
 def _open_bundle(
-    path: Path, window: int, threads: int | None, provider: str, wide: bool, kv: str | None
+    path: Path, window: int, threads: int | None, provider: str, prefill: bool, kv: str | None
 ) -> _Subject:
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
@@ -168,10 +168,10 @@ def _open_bundle(
     check_window(window, bundle.manifest.context)
     bundle.check_files_once()
     engine = open_engine(bundle, context=window, threads=threads, kv=kv or AUTO, provider=provider)
-    if wide and engine.wide is None:
-        raise InputError(f"{path} has no int8 prefill graph to measure; edge export --wide-weights int8 makes one.")
-    source = EngineLogits(engine, window, wide=wide)
-    what = "wide" if wide else kv and f"KV cache in {kv}"
+    if prefill and engine.prefill is None:
+        raise InputError(f"{path} has no int8 prefill graph to measure; edge export --prefill-weights int8 makes one.")
+    source = EngineLogits(engine, window, prefill=prefill)
+    what = "prefill" if prefill else kv and f"KV cache in {kv}"
     return _Subject(f"{path} ({what})" if what else str(path), source, Text(bundle).encode, bundle.manifest.tokens)
 
 

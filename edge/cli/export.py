@@ -22,7 +22,7 @@ NAME = "export"
 HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
-    *("weights", "block_size", "max_context", "encoder_weights", "decoder_weights", "wide_weights", "trees"),
+    *("weights", "block_size", "max_context", "encoder_weights", "decoder_weights", "prefill_weights", "trees"),
     *("draft_text", "force", "name"),
 )
 
@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
     add("--calibration", metavar="FILE", type=Path, help=text)
     add("--encoder-weights", metavar="KIND", help="of an encoder-decoder's encoder: fp32 or int8")
     add("--decoder-weights", metavar="KIND", help="of an encoder-decoder's decoder: fp32, int8 or int4")
-    add("--wide-weights", metavar="KIND", help="of a decoder's second graph, for long prompts: int8, or none (default)")
+    add("--prefill-weights", metavar="KIND", help="a decoder's second graph, for long prompts: int8, or none (default)")
 
     add = parser.add_argument_group("skipping and drafts").add_argument
     parts = "also write the decoder in parts of N layers, or of half-layers, that can be skipped"

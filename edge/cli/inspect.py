@@ -40,7 +40,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "parameters": sum(group.parameters for group in manifest.groups),
         "groups": groups,
         "bits_per_weight": manifest.bits_per_weight,
-        "wide": fields["wide"] and {**fields["wide"], "bytes": _wide_bytes(manifest)},
+        "prefill": fields["prefill"] and {**fields["prefill"], "bytes": _prefill_bytes(manifest)},
         "segments": fields["segments"],
         "routers": manifest.routers,
         "kv_bytes_per_token": manifest.kv.bytes_per_token,
@@ -80,15 +80,15 @@ def _show(manifest: Manifest) -> None:
         "producer": f"{manifest.producer}, format {manifest.format_version}",
         "size": _bytes(sum(sizes.values())),
     }
-    if manifest.wide is not None:
-        rows["long prompts"] = f"a graph in {manifest.wide.weights}, {_bytes(_wide_bytes(manifest))} more"
+    if manifest.prefill is not None:
+        rows["long prompts"] = f"a graph in {manifest.prefill.weights}, {_bytes(_prefill_bytes(manifest))} more"
     for name, value in rows.items():
         about.add_row(name, value)
     console.print(about)
     if (sentence := lacking()) is not None:
         console.print(sentence)
 
-    second = [] if manifest.wide is None else manifest.wide.groups
+    second = [] if manifest.prefill is None else manifest.prefill.groups
     for title, listed in (("Group", manifest.groups), ("Long prompts", second)):
         groups = _table(title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
         for group in listed:
@@ -118,11 +118,11 @@ def _show(manifest: Manifest) -> None:
         console.print(quality)
 
 
-def _wide_bytes(manifest: Manifest) -> int:
+def _prefill_bytes(manifest: Manifest) -> int:
     """Bytes that the bundle would be smaller without its graph for long prompts."""
-    assert manifest.wide is not None
-    path = manifest.graph("wide").path
-    return sum(g.bytes for g in manifest.wide.groups) + sum(f.size for f in manifest.files if f.path == path)
+    assert manifest.prefill is not None
+    path = manifest.graph("prefill").path
+    return sum(g.bytes for g in manifest.prefill.groups) + sum(f.size for f in manifest.files if f.path == path)
 
 
 def _table(first: str, *others: str, header: bool = True) -> Any:

@@ -54,13 +54,13 @@ def command(args: argparse.Namespace) -> None:
     whole = parts_of_model(speculate, opened) is None
     kinds = kv_dtypes(opened, args.kv, whole=whole)
     make = make_plan if opened.manifest.encoder is not None else make_exact_plan
-    planned = partial(make, opened, branches=args.beams, speculate=speculate, wide=whole, kv=kinds)
+    planned = partial(make, opened, branches=args.beams, speculate=speculate, prefill=whole, kv=kinds)
     plan = planned(args.memory, context=context)
     costs = _costs(opened, args.provider)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []
     if opened.manifest.encoder is None:
-        each = budgets(opened, context=context, branches=args.beams, speculate=speculate, wide=whole, kv=kinds)
+        each = budgets(opened, context=context, branches=args.beams, speculate=speculate, prefill=whole, kv=kinds)
         rows = [_row(opened, planned(budget, context=context), costs, speculate) for budget in each]
     if args.json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
@@ -103,7 +103,7 @@ def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
 
 def _row(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str) -> dict[str, Any]:
     """What one of several budgets has room for."""
-    chosen = {name: getattr(plan.demand, name) for name in ("context", "chunk", "width", "kv", "wide")}
+    chosen = {name: getattr(plan.demand, name) for name in ("context", "chunk", "width", "kv", "prefill")}
     return {"budget": plan.budget, **chosen, "drafts": _drafts(bundle, plan, costs, drafter)}
 
 
@@ -180,14 +180,15 @@ def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None
     table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
     for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
         table.add_column(heading, justify="right")
-    if manifest.wide is not None:
+    if manifest.prefill is not None:
         table.add_column("Int8 prefill")
     for row in rows:
         drafts = row["drafts"]
         taken = "" if drafts is None else f"{drafts['bytes'] / 1e6:.1f}"
         gain = "" if drafts is None or drafts["gain"] is None else f"{drafts['gain']:.2f}x"
         cells = [f"{row['budget'] / 1e6:.0f}", f"{row['context']:,}", f"{row['chunk']}", row["kv"], f"{row['width']}"]
-        table.add_row(*cells, taken, gain, *(["yes" if row["wide"] else "no"] if manifest.wide is not None else []))
+        graph = ["yes" if row["prefill"] else "no"] if manifest.prefill is not None else []
+        table.add_row(*cells, taken, gain, *graph)
     Console(highlight=False).print(table)
 
 
@@ -202,8 +203,8 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
         facts["Prompt chunk"] = f"{demand.chunk} tokens"
     if any(graph.role == KV8 for graph in manifest.graphs):
         facts["KV cache"] = demand.kv
-    if manifest.wide is not None:
-        facts["Int8 prefill"] = "used for long prompts" if demand.wide else "omitted: long prompts take longer"
+    if manifest.prefill is not None:
+        facts["Int8 prefill"] = "used for long prompts" if demand.prefill else "omitted: long prompts take longer"
     if demand.branches > 1:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"

@@ -40,7 +40,7 @@ def _parts(step: StepTime, out: Console) -> None:
     context = "" if step.context is None else f" at context {step.context:,}"
     unit = "row" if step.context is None else "token"
     what = f"{step.size:,} {unit}{'' if step.size == 1 else 's'}"
-    graph = "int8 prefill graph" if step.graph == "wide" else f"{step.graph} graph"
+    graph = "int8 prefill graph" if step.graph == "prefill" else f"{step.graph} graph"
     title = f"\nThe {graph}, {what}{context}: {ms(step.us / 1e3)} ms"
     rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", left=2)
     for part in step.parts[:PARTS]:

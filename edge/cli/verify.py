@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NAME = "verify"
 HELP = "Check a bundle's files and replay its recorded answers."
 ROLES = {
-    "wide": ", int8, for long prompts",
+    "prefill": ", int8, for long prompts",
     KV8: ", over a KV cache in int8",
     "tree": ", for drafts that branch",
     "skip": ", for skipped layers",

@@ -8,9 +8,9 @@ from edge.bundle import BundleWriter
 from edge.export.graph.blocks import Attention, heads_of
 from edge.export.graph.families import find_family
 from edge.export.graph.llama_like import Decoder
+from edge.export.graph.prefill import build_prefill
 from edge.export.graph.step import DECODER, Built, ModelSource, configuration, step_graph, write_graph
 from edge.export.graph.weights import Weights
-from edge.export.graph.wide import build_wide
 from edge.export.quantize.base import Weight
 from edge.manifest import Dims, KVLayer, KVLayout
 
@@ -20,10 +20,11 @@ def build_decoder(
     weights: Mapping[str, Weight],
     writer: BundleWriter,
     max_context: int,
-    wide: Mapping[str, Weight] | None = None,
+    prefill: Mapping[str, Weight] | None = None,
 ) -> Built:
-    """Write a decoder's tensors and its step graph into the bundle, and those of the wide form where `wide` has them.
+    """Write a decoder's tensors and its step graph into the bundle, and the int8 prefill graph's.
 
+    prefill: the weights of the int8 prefill graph; None: write none.
     weights: every linear's and the embedding's matrix by parameter name; norms and biases are read from the
     checkpoint. max_context: the number of positions the graph can take.
 
@@ -48,7 +49,7 @@ def build_decoder(
         vocab_size=config.vocab_size,
     )
     form = None
-    if wide is not None:
-        graph, form = build_wide(checkpoint, family, config, wide, store, writer, kv, max_context)
+    if prefill is not None:
+        graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
     return Built(name, dims, kv, store.groups(), graphs, form)

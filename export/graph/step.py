@@ -16,7 +16,7 @@ from edge.errors import ExportError
 from edge.export.graph.blocks import Step
 from edge.export.lower.base import Lowering, Value
 from edge.export.lower.cpu import CPU
-from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, TensorGroup, WideForm
+from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
 
 TARGET: type[Lowering] = CPU  # that graphs are written for
 OPSET = 21
@@ -38,7 +38,7 @@ class ModelSource(Protocol):
 
 @dataclass(frozen=True)
 class Built:
-    """What was built, for the manifest. wide: of a decoder with an int8 prefill graph; encoder, cross: of an
+    """What was built, for the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
     encoder-decoder."""
 
     family: str
@@ -46,7 +46,7 @@ class Built:
     kv: KVLayout
     groups: list[TensorGroup]
     graphs: list[Graph]
-    wide: WideForm | None = None
+    prefill: PrefillGraph | None = None
     encoder: EncoderDims | None = None
     cross: KVLayout | None = None
 

@@ -67,7 +67,7 @@ class StoredRows:
 
 
 Stored = StoredFloat | StoredBlocks | StoredRows
-WIDE = "wide"  # before the names of what only the wide form has
+PREFILL = "prefill"  # before the names of what only the int8 prefill graph has
 
 
 class Weights:
@@ -250,10 +250,10 @@ def _format(matrix: Weight) -> tuple[Any, ...]:
     return (matrix.bits, matrix.block_size)
 
 
-class WideWeights(Weights):
-    """The weights of the wide form, beside the narrow form's in the same file: what both share is stored once.
+class PrefillWeights(Weights):
+    """The weights of the int8 prefill graph, in the decode graph's file: what both share is stored once.
 
-    `matrices` holds those of the layers, and the norms and biases that differ from the narrow form's.
+    `matrices` holds those of the layers, and the norms and biases that differ from the decode graph's.
     """
 
     def __init__(
@@ -266,8 +266,8 @@ class WideWeights(Weights):
         if not set(names).issubset(self._matrices):  # embedding and head
             return self._narrow.matrices(names, stored_as, group)
         if group == "feed_forward":  # gate and up apart: to split their product costs more than a second one
-            return [super(WideWeights, self).matrices([name], f"{WIDE}.{name}", group)[0] for name in names]
-        return super().matrices(names, f"{WIDE}.{stored_as}", group)
+            return [super(PrefillWeights, self).matrices([name], f"{PREFILL}.{name}", group)[0] for name in names]
+        return super().matrices(names, f"{PREFILL}.{stored_as}", group)
 
     def vector(
         self,
@@ -279,7 +279,7 @@ class WideWeights(Weights):
         zeros: Mapping[str, int] | None = None,
     ) -> nn.Parameter:
         if not set(names).isdisjoint(self._matrices):
-            return super().vector(names, f"{WIDE}.{stored_as}", group, edit, zeros=zeros)
+            return super().vector(names, f"{PREFILL}.{stored_as}", group, edit, zeros=zeros)
         return self._narrow.vector(names, stored_as, group, edit, zeros=zeros)
 
 

@@ -123,7 +123,7 @@ def find_sites(checkpoint: Checkpoint) -> list[_Site]:
             raise ExportError(
                 f"The layers of {checkpoint.name} cannot be smoothed for 8 bits, because {layer} has "
                 f"{', '.join(sorted(names))}, not a gated feed-forward block and the norms of its family; choose "
-                "--weights int4 or fp32, without --wide-weights."
+                "--weights int4 or fp32, without --prefill-weights."
             )
         attention, gates = (
             next(tuple(matrices[p] for p in parts) for parts in ways if parts[0] in matrices)

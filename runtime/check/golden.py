@@ -15,7 +15,7 @@ that is not the recorded one but whose logit is no farther above it than the tol
 Near-ties are rare by nature, so that many of them are damage again.
 
 A run may take other graphs than the decoder's (`roles`). Trees and the graph that skips compute the same, and replay
-the same answers. The int8 prefill graph (`wide`) and the one over a KV cache in int8 round otherwise: the recorder
+the same answers. The int8 prefill graph (`prefill`) and the one over a KV cache in int8 round otherwise: the recorder
 writes down what they say along the same answers. Their tolerance is the distance of their logits from the decoder's:
 two hosts that round alike, but for some last bits, differ by less than two ways of rounding do.
 """
@@ -36,7 +36,7 @@ from edge.errors import BundleError
 from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import BLOCKED, Engine, Tree
-from edge.runtime.engine.variant import DECODER, TREE, WIDE, Variant
+from edge.runtime.engine.variant import DECODER, PREFILL, TREE, Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
@@ -49,7 +49,7 @@ ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and valu
 MOST_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
 MOST_OTHERS = 1 / 4  # of the tokens of a graph that rounds otherwise, where nothing was recorded of the graph itself
 
-ROUNDED = (WIDE, KV8)  # what rounds otherwise than the decoder, and has answers of its own
+ROUNDED = (PREFILL, KV8)  # what rounds otherwise than the decoder, and has answers of its own
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,9 @@ class GoldenInput:
 def roles(manifest: Manifest) -> list[str]:
     """The graphs that a run could take to answer with, the decoder's own first."""
     there = {graph.role for graph in manifest.graphs}
-    if manifest.wide is not None and not manifest.wide.known:
-        there.remove(WIDE)
-    return [DECODER, *(role for role in (WIDE, KV8, TREE, SKIP) if role in there)]
+    if manifest.prefill is not None and not manifest.prefill.known:
+        there.remove(PREFILL)
+    return [DECODER, *(role for role in (PREFILL, KV8, TREE, SKIP) if role in there)]
 
 
 def open_role(
@@ -183,8 +183,8 @@ def open_role(
         from edge.runtime.skip.all_layers import AllLayers
 
         policy = AllLayers(bundle)
-    kv, graph = INT8 if role == KV8 else FLOAT32, DECODER if role == WIDE else role
-    return make_engine(bundle, Variant(graph, kv, role == WIDE, policy, context=context), provider, threads)
+    kv, graph = INT8 if role == KV8 else FLOAT32, DECODER if role == PREFILL else role
+    return make_engine(bundle, Variant(graph, kv, role == PREFILL, policy, context=context), provider, threads)
 
 
 def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 24) -> Golden:
@@ -278,11 +278,11 @@ def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[N
     all at once in the int8 prefill graph, which is there for steps of many."""
     cache = _new_cache(engine, case, len(case.prompt_ids) + len(case.greedy_ids))
     prompt, answer = np.array(case.prompt_ids, np.int64), np.array(case.greedy_ids[:-1], np.int64)
-    if role == WIDE:
-        assert engine.wide is not None
-        yield engine.wide.step(cache, prompt)[0]
+    if role == PREFILL:
+        assert engine.prefill is not None
+        yield engine.prefill.step(cache, prompt)[0]
         if len(answer):
-            yield from engine.wide.step(cache, answer, np.arange(len(answer)))
+            yield from engine.prefill.step(cache, answer, np.arange(len(answer)))
         return
     yield engine.step(cache, prompt)[0]
     for token in answer:

@@ -40,13 +40,13 @@ class LogitsSource(Protocol):
 
 
 class EngineLogits:
-    """The logits of a bundle, on a KV cache of its own for `window` tokens; of its wide form where `wide` says so.
-    chunk: most tokens of a step."""
+    """The logits of a bundle, on a KV cache of its own for `window` tokens. prefill: those of its int8 prefill graph.
+    chunk: maximum tokens of a step."""
 
-    def __init__(self, engine: Engine, window: int, *, wide: bool = False, chunk: int = CHUNK) -> None:
+    def __init__(self, engine: Engine, window: int, *, prefill: bool = False, chunk: int = CHUNK) -> None:
         self.vocab_size = engine.bundle.manifest.dims.vocab_size
-        assert not wide or engine.wide is not None
-        self._step = engine.wide.step if wide and engine.wide is not None else engine.step
+        assert not prefill or engine.prefill is not None
+        self._step = engine.prefill.step if prefill and engine.prefill is not None else engine.step
         self._cache = engine.new_cache(window)
         self._chunk = chunk
 

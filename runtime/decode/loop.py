@@ -15,9 +15,9 @@ from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
 from edge.runtime.decode.sampling import Sampler, greedy
 from edge.runtime.engine.binding import all_rows
 
-# Tokens of a prompt from which on it is read in the wide form, where the bundle has one. The same number on every
+# Prompts of this many tokens and more run through the int8 prefill graph, where the bundle has one. The same on every
 # device and at every call: what was measured, or asked before, must not decide what an answer says.
-WIDE_FROM = 256
+PREFILL_GRAPH_FROM = 256
 
 if TYPE_CHECKING:
     from edge.runtime.engine.cache import KVCache
@@ -69,8 +69,8 @@ def prefill(
     cache.prompt = cache.length + prompt.shape[0]
     step: Callable[[KVCache, NDArray[np.int64]], NDArray[np.float32]] = engine.step
     total = prompt.shape[0]
-    if engine.wide is not None and total >= WIDE_FROM:
-        step, chunk = engine.wide.step, LONGER * chunk
+    if engine.prefill is not None and total >= PREFILL_GRAPH_FROM:
+        step, chunk = engine.prefill.step, LONGER * chunk
     for start in range(0, total, chunk):
         if interrupted():
             return None

@@ -18,8 +18,8 @@ from edge.home import curves_dir
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, paired
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.prefill import PrefillEngine
 from edge.runtime.engine.variant import PLAIN, Variant
-from edge.runtime.engine.wide import Wide
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
 
@@ -74,7 +74,7 @@ class Engine:
         encoded = bundle.manifest.encoder is not None
         self.encoder = Encoder(bundle, self.provider, source) if encoded else None
         self.session = self._open()
-        self.wide = Wide(bundle, self.provider) if variant.wide else None  # what long prompts are read with
+        self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self.chooses = "tokens" in self.session.outputs
         self.takes_trees = any(name.startswith("attention_bias") for name in self.session.inputs)
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
@@ -97,7 +97,7 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
-        spare = int(self.exact or self.wide is not None)
+        spare = int(self.exact or self.prefill is not None)
         return KVCache(self.provider, self.kv, rows, cross, spare, self.exact)
 
     @cached_property

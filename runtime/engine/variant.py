@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from edge.errors import InputError
-from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, SKIP, WIDE_VERSION
+from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
 from edge.runtime.providers import check_provider
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edge.runtime.skip.base import SkipPolicy
 
 AUTO, OFF = "auto", "off"
-DECODER, TREE, WIDE = "decoder", "tree", "wide"  # roles of graphs
+DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Variant:
     Args:
         role: of the decoder's graph.
         kv: what the KV cache is kept in: float32 or int8.
-        wide: whether long prompts are read by the int8 prefill graph.
+        prefill: whether long prompts are read by the int8 prefill graph.
         policy: which segments run, where the engine is one over segments, whose graph has the role `skip`.
         exact: run an even number of tokens in every step, and of rows of logits, the last one twice where it would be
             odd. Kernels take rows by twos and a last one alone, which differs in its last bits; so an answer does not
@@ -99,7 +99,7 @@ class Variant:
 
     role: str = DECODER
     kv: str = FLOAT32
-    wide: bool = False
+    prefill: bool = False
     policy: SkipPolicy | None = None
     exact: bool = False
     context: int | None = None
@@ -142,8 +142,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     role = SKIP if policy is not None else DECODER if kv[0] == FLOAT32 else KV8
     if policy is None and not exact and kv[0] == FLOAT32 and branches(speculate, bundle):
         role = TREE
-    wide = policy is None and kv[0] == FLOAT32 and _wide(bundle, plan)
-    return Variant(role, kv[0], wide, policy, exact, options.context, speculate, plan)
+    prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
+    return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan)
 
 
 def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str]:
@@ -199,25 +199,24 @@ def _plan(
         chunk=options.prefill_chunk,
         branches=options.beams,
         present=present,
-        wide=whole,  # segments have no int8 prefill graph
+        prefill=whole,  # segments have no int8 prefill graph
         kv=kv,
         speculate=speculate,
     )
 
 
-def _wide(bundle: Bundle, plan: Plan | None) -> bool:
+def _prefill(bundle: Bundle, plan: Plan | None) -> bool:
     """Whether the bundle has an int8 prefill graph that can be used; why not is logged."""
-    form, name = bundle.manifest.wide, bundle.manifest.name
+    form, name = bundle.manifest.prefill, bundle.manifest.name
     if form is None:
         return False
     if not form.known:
         _log.warning(
             f"The int8 prefill graph of {name} is {form.weights} of version {form.version}, and this edge reads int8 "
-            f"of version {WIDE_VERSION}: prompts are read without it, more slowly; upgrade edge, or export the model "
-            "again."
+            f"of version {PREFILL_VERSION}: prompts run without it, more slowly; upgrade edge, or export it again."
         )
         return False
-    if plan is not None and not plan.demand.wide:
+    if plan is not None and not plan.demand.prefill:
         _log.warning(
             f"The memory limit has no room for the int8 prefill graph of {name}: prompts are read without it, more "
             "slowly."

@@ -23,7 +23,7 @@ from edge.runtime.providers import instructions
 
 MIB = 2**20
 FLOAT = 4  # bytes
-LATER = ("wide", "tree", KV8, SKIP)  # graphs that are opened when they pay, or in the place of another one
+LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, or in the place of another one
 ROWS = "rows"  # what the methods of groups begin with whose rows have a scale each
 
 IMPORTED = 25 * MIB  # after importing what `edge.load` needs
@@ -82,7 +82,7 @@ class Demand:
         branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
         source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
         drafts: bytes of the tables that drafts are made from.
-        wide: whether prompts are read in the wide form, in steps that are twice as long.
+        prefill: whether prompts are read in the int8 prefill graph, in steps that are twice as long.
         kv: what the KV cache is kept in.
     """
 
@@ -91,7 +91,7 @@ class Demand:
     width: int = 1
     branches: int = 1
     source: int = 0
-    wide: bool = False
+    prefill: bool = False
     drafts: int = 0
     kv: str = FLOAT32
 
@@ -145,11 +145,11 @@ class MemoryModel:
         head = [groups["head"]] if "head" in groups else looked[:1]
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
         self._packed = sum(map(_packed, read))
-        self._wide = 0
-        if manifest.wide is not None:  # the second session packs the head too, and holds the rotation twice
-            packed = [*manifest.wide.groups, *head]
-            self._wide = SESSION + GRAPH * sizes[manifest.graph("wide").path] + sum(map(_packed, packed))
-            self._wide += 2 * manifest.dims.hidden_size**2 * FLOAT
+        self._prefill = 0
+        if manifest.prefill is not None:  # the second session packs the head too, and holds the rotation twice
+            packed = [*manifest.prefill.groups, *head]
+            self._prefill = SESSION + GRAPH * sizes[manifest.graph("prefill").path] + sum(map(_packed, packed))
+            self._prefill += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
         self._feed_forward = _width(
             groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
@@ -182,8 +182,8 @@ class MemoryModel:
         }
         if demand.drafts:
             running["draft tables"] = demand.drafts
-        if demand.wide:
-            running["wide form"] = self._wide
+        if demand.prefill:
+            running["int8 prefill graph"] = self._prefill
         if self.manifest.encoder is not None:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
             # Both halves take theirs from one arena one after the other, but what the decoder asks for is so different
@@ -215,7 +215,7 @@ class MemoryModel:
 
     def _activations(self, demand: Demand) -> int:
         """What the largest step of the decoder holds."""
-        chunk = LONGER * demand.chunk if demand.wide else demand.chunk
+        chunk = LONGER * demand.chunk if demand.prefill else demand.chunk
         dims, tokens = self.manifest.dims, max(min(chunk, demand.context), demand.width)
         attention = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
         floats = STEP_FEED_FORWARD * self._feed_forward + STEP_ATTENTION * attention

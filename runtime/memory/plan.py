@@ -2,7 +2,7 @@
 
 What is given up, in the order of least loss:
 
-1. **The wide form** of a bundle that has one: prompts are read in the narrow form, in half the speed.
+1. **The int8 prefill graph** of a bundle that has one: prompts are read in the decode graph, in half the speed.
 2. **Step width** down to `KV8_STEP`: a narrower step verifies fewer drafted tokens; the answer is the same.
 3. **Bits of the KV cache**, of a bundle with a graph for that: in int8 it takes a quarter. Plain decoding is then 3%
    slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower.
@@ -91,7 +91,7 @@ def make_plan(
     branches: int | None = None,
     present: int = 0,
     speculate: str = OFF,
-    wide: bool = True,
+    prefill: bool = True,
     kv: Sequence[str] = (FLOAT32,),
     like: Demand | None = None,
 ) -> Plan:
@@ -105,7 +105,7 @@ def make_plan(
         chunk: most prompt tokens of a step; default: 128.
         branches: texts that grow side by side (beams); default: as many as the bundle sets.
         speculate: what drafts: ``auto``, ``off`` or a drafter's name.
-        wide: whether the run uses the wide form of a bundle that has one.
+        prefill: whether the run uses the int8 prefill graph of a bundle that has one.
         kv: what the KV cache may be kept in, as `edge.runtime.engine.variant.kv_dtypes` says, rather the first.
         present: private bytes that this process holds already; see `MemoryModel`.
         like: a demand whose context, prompt chunk, form and KV cache are kept; default: all are chosen.
@@ -117,7 +117,7 @@ def make_plan(
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
-    choices = _Choices(bundle, context, chunk, branches, speculate, wide, kv, like)
+    choices = _Choices(bundle, context, chunk, branches, speculate, prefill, kv, like)
     if budget is None:
         demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
@@ -163,7 +163,7 @@ def budgets(
     context: int | None = None,
     branches: int | None = None,
     speculate: str = OFF,
-    wide: bool = True,
+    prefill: bool = True,
     kv: Sequence[str] = (FLOAT32,),
 ) -> list[int]:
     """The budgets from which on less is given up, rising, in bytes: the smallest that would do, one for each thing of
@@ -171,7 +171,7 @@ def budgets(
 
     Arguments and errors are those of `make_plan`, which makes the plan of each.
     """
-    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, wide, kv)
+    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, prefill, kv)
     rungs = list(choices.ladder())
     demands = [choices.demand(choices.most, rungs[0])]
     demands += [choices.demand(choices.goal, rung) for rung in rungs]
@@ -195,7 +195,7 @@ class _Rung:
 
     width: int
     chunk: int
-    wide: bool = False
+    prefill: bool = False
     kv: str = FLOAT32
 
 
@@ -209,7 +209,7 @@ class _Choices:
         chunk: int | None,
         branches: int | None,
         speculate: str,
-        wide: bool,
+        prefill: bool,
         kv: Sequence[str],
         like: Demand | None = None,
     ) -> None:
@@ -218,7 +218,7 @@ class _Choices:
         context = context if like is None else like.context
         self._bundle, self._speculate = bundle, chosen(speculate, bundle)
         self._kv = kv
-        self._wide = wide and manifest.wide is not None and manifest.wide.known and FLOAT32 in kv
+        self._prefill = prefill and manifest.prefill is not None and manifest.prefill.known and FLOAT32 in kv
         limit = manifest.context
         if context is not None and not 1 <= context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {context}.")
@@ -254,13 +254,13 @@ class _Choices:
             chunks.append(chunks[-1] // 2)
         if (like := self._like) is not None:
             most = KV8_STEP if like.kv == INT8 else widths[0]
-            yield from (_Rung(width, like.chunk, like.wide, like.kv) for width in widths if width <= most)
+            yield from (_Rung(width, like.chunk, like.prefill, like.kv) for width in widths if width <= most)
             return
         pairs = list(_narrowing(widths, chunks))
         both = FLOAT32 in self._kv and INT8 in self._kv
         early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
-        if self._wide:
-            yield _Rung(widths[0], chunks[0], wide=True)
+        if self._prefill:
+            yield _Rung(widths[0], chunks[0], prefill=True)
         if FLOAT32 in self._kv:
             yield from (_Rung(*pair) for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
         if INT8 in self._kv:
@@ -274,7 +274,7 @@ class _Choices:
         drafts = 0
         if self._speculate != OFF and rung.width > 1:
             drafts = table_bytes(self._speculate, self._bundle, context, source, files=rung.width >= OWN_TABLES)
-        return Demand(context, rung.chunk, rung.width, self._branches, source, rung.wide, drafts, rung.kv)
+        return Demand(context, rung.chunk, rung.width, self._branches, source, rung.prefill, drafts, rung.kv)
 
 
 def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Binding, Buffer, Provider, Session
 
-ROLES = ("frontend", "encoder", "decoder", "wide")  # in the order in which they are shown
+ROLES = ("frontend", "encoder", "decoder", "prefill")  # in the order in which they are shown
 SUFFIX = "_kernel_time"  # which the profiler puts behind a node's name
 
 Buffers = dict[str, Buffer]
@@ -174,8 +174,8 @@ def encoder_inputs(provider: Provider, manifest: Manifest, session: Session, len
 def sessions(provider: Provider, bundle: Bundle, prefix: Path) -> dict[str, tuple[Session, Session]]:
     """By role, a plain session and one with the profiler on."""
     have = {graph.role for graph in bundle.manifest.graphs}
-    if bundle.manifest.wide is not None and not bundle.manifest.wide.known:
-        have.remove("wide")
+    if bundle.manifest.prefill is not None and not bundle.manifest.prefill.known:
+        have.remove("prefill")
     return {
         role: (
             provider.open(bundle, role),

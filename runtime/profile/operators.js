@@ -195,7 +195,7 @@ function partRows(step) {
   const parts = step.parts.slice(0, 14);
   const rest = step.parts.slice(parts.length);
   const widest = parts[0]?.us ?? 1;
-  const columns = [["part", "text name"], ["nodes", "wide"], ["time"], ["share", ""], ["GB/s", "wide"], ["GFLOP/s", "wide"], ["bound by", "text"]];
+  const columns = [["part", "text name"], ["nodes", "prefill"], ["time"], ["share", ""], ["GB/s", "prefill"], ["GFLOP/s", "prefill"], ["bound by", "text"]];
   const rows = parts.map((part) => [
     [tag("i", { style: `background:${colour(part.kind)}` }), partName(part), tag("small", {}, part.path ? part.op_type : "")],
     count(part.nodes), time(part.us / 1000),

@@ -34,7 +34,7 @@ CONTEXT = 512  # tokens in the KV cache, where the bundle takes so many
 WARM, LEAST, MOST = 2, 5, 40  # runs of each graph and size: not measured, at least, at most
 STORY = 6  # output tokens of the run that the trace shows
 KEPT = 0.2  # of a node's time, at least, when as much is taken off each
-STEPS = ("decoder", "wide")  # graphs that are run in steps over the KV cache
+STEPS = ("decoder", "prefill")  # graphs that are run in steps over the KV cache
 LAYER = re.compile(r"(?:^|/)layers\.(\d+)(?:/|$)")
 OUTSIDE = "inputs"  # what stands before the first node whose name says where it belongs
 
@@ -71,8 +71,8 @@ def measure(
     seconds: float = 10.0,
     progress: Progress = lambda what: None,
 ) -> Measured:
-    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens behind `context` tokens, its wide
-    form's step of a prompt, an encoder's and a frontend's run.
+    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens behind `context` tokens, its int8
+    prefill graph's step of a prompt, an encoder's and a frontend's run.
 
     It opens every graph twice, and so takes about twice the memory of a model that runs.
 
@@ -135,8 +135,8 @@ class _Measuring:
         self._counts = dict.fromkeys(self._sessions, 0)  # runs of each profiled session
         cross = graph_runs.made_up_cross(provider, manifest, self._rows)
         steps = [("decoder", size) for size in sizes]
-        if "wide" in self._sessions:  # reads prompts, in longer steps where they fit
-            steps += [("wide", min(LONGER * max(sizes), limit))]
+        if "prefill" in self._sessions:  # reads prompts, in longer steps where they fit
+            steps += [("prefill", min(LONGER * max(sizes), limit))]
         capacity = min(context + max(STORY + 1, *(size for _, size in steps)), limit)
         cache = graph_runs.made_up_cache(provider, manifest, capacity, cross)
         self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for _, size in steps}

@@ -106,7 +106,7 @@ function ttft() {
   const unit = INPUTS[profile.bundle.input] ?? "input tokens";
   const encoded = rows.every((row) => row.encode);
   const figures = [
-    [[unit], ["p50"], ["p90"], ["p99", "wide"], ...(encoded ? [["encoder"]] : []), ["tokens/s", encoded ? "wide" : ""]],
+    [[unit], ["p50"], ["p90"], ["p99", "prefill"], ...(encoded ? [["encoder"]] : []), ["tokens/s", encoded ? "prefill" : ""]],
     rows.map((row) => [count(row.x), ...stats(row.time), ...(encoded ? [time(row.encode.p50_ms)] : []), count((1000 * row.x) / row.time.p50_ms)]),
   ];
   if (rows.length === 1) return share(rows[0], encoded, figures);
@@ -164,7 +164,7 @@ function decode() {
     ]);
     return at.height;
   }, [
-    [["context"], ["p50"], ["p90"], ["p99"], ["jitter", "wide"], ["tokens/s"]],
+    [["context"], ["p50"], ["p90"], ["p99"], ["jitter", "prefill"], ["tokens/s"]],
     rows.map((row) => [count(row.x), ...stats(row.time), time(row.time.jitter_ms), number(row.tokens_per_s)]),
   ]);
 }

@@ -38,7 +38,7 @@ def lacking() -> str | None:
 
 def warn_of_overflow(manifest: Manifest) -> None:
     """Say so where a bundle of an older export may answer wrongly on this processor: its int8 products may overflow."""
-    groups = [*manifest.groups, *(manifest.wide.groups if manifest.wide is not None else ())]
+    groups = [*manifest.groups, *(manifest.prefill.groups if manifest.prefill is not None else ())]
     if any(group.method == UNSAFE for group in groups) and MACHINE == SATURATING and lacking():
         _log.warning(
             f"{manifest.name} was exported by an older edge, and this processor lacks VNNI: its int8 products may "

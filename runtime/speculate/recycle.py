@@ -203,7 +203,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp]
 
 def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any]) -> bytes:
     """The bytes of a bundle's file: the numbers N and k, then of N tokens their ids, k candidates each, the best first,
-    and levels of sureness. All numbers are 32 bits wide, little-endian; levels have 8."""
+    and levels of sureness. All numbers are 32 bits int8 prefill graph, little-endian; levels have 8."""
     count, width = candidates.shape
     return struct.pack("<II", count, width) + b"".join(
         np.ascontiguousarray(array, dtype).tobytes()

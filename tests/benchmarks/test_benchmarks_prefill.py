@@ -28,9 +28,9 @@ def bench(bundle: Bundle, tmp_path: Path) -> prefill.PrefillBench:
 
 
 @pytest.fixture(scope="module")
-def wide_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    target = tmp_path_factory.mktemp("wide") / "w.edge"
-    return edge.export(tiny_checkpoint, target, weights="int8", wide_weights="int8", max_context=512, check=False)
+def prefill_bundle(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    target = tmp_path_factory.mktemp("prefill") / "w.edge"
+    return edge.export(tiny_checkpoint, target, weights="int8", prefill_weights="int8", max_context=512, check=False)
 
 
 def test_promises_are_held_against_the_right_peers(pristine_tiny_bundle: Bundle, tmp_path: Path) -> None:
@@ -44,16 +44,16 @@ def test_promises_are_held_against_the_right_peers(pristine_tiny_bundle: Bundle,
 
 
 def test_plain_decoding_is_compared_with_and_without_the_form(
-    wide_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    prefill_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoder_vs_peers, "REST_S", 0.0)
-    found = prefill.decoding(wide_bundle.root, argparse.Namespace(threads=1))
-    assert "with the wide form open" in found.text and found.ratio > 0
+    found = prefill.decoding(prefill_bundle.root, argparse.Namespace(threads=1))
+    assert "with the int8 prefill graph open" in found.text and found.ratio > 0
 
 
-def test_the_narrow_form_alone_can_be_measured(wide_bundle: Bundle) -> None:
-    loaded = engine_file(prefill.NARROW).load(wide_bundle.root, 1, 128, wide=False)
-    assert loaded.model.engine.wide is None
+def test_the_narrow_form_alone_can_be_measured(prefill_bundle: Bundle) -> None:
+    loaded = engine_file(prefill.NARROW).load(prefill_bundle.root, 1, 128, prefill=False)
+    assert loaded.model.engine.prefill is None
     timed = loaded.generate(list(range(3, 83)), 4)
     assert len(timed.tokens) == 5 and timed.prefill_s > 0
 
@@ -66,7 +66,7 @@ def test_a_bundle_without_the_form_is_refused(
     options = ["--bundle", str(pristine_tiny_bundle.root), "--gguf", str(gguf), "--work", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["prefill", *options])
     assert prefill.main() == 2
-    assert "has no wide form; export it with --wide-weights int8" in capsys.readouterr().err
+    assert "has no int8 prefill graph; export it with --prefill-weights int8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--lengths", "x"], ["--lengths", "0"], ["--rounds", "0"], ["--engines", "vllm"]])

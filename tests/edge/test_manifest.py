@@ -77,7 +77,7 @@ def test_a_newer_version_is_refused_before_its_fields_are_read() -> None:
         ("format_version", ..., "has no format_version"),
         ("format_version", "1", "has no format_version"),
         ("format_version", True, "has no format_version"),
-        ("format_version", 0, "never existed"),
+        ("format_version", 1, "format version 1, and this edge reads 2; export the model again"),
         ("name", ..., "lacks the field 'name'"),
         ("dims.head_dim", ..., r"lacks the field 'dims.head_dim'"),
         ("dims.head_dim", "16", r"'dims.head_dim' must be a whole number, not '16'"),

@@ -335,7 +335,7 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    folder = tmp_path / "wide"
+    folder = tmp_path / "prefill"
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny_checkpoint / name, folder)

@@ -248,9 +248,9 @@ def test_weights_that_do_not_exist_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_encoder_decoder_has_no_wide_form(tiny_t5: Path, tmp_path: Path) -> None:
+def test_an_encoder_decoder_has_no_prefill_graph(tiny_t5: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is an encoder-decoder, whose encoder takes int8 with --encoder-weights"):
-        edge.export(tiny_t5, tmp_path / "x.edge", wide_weights="int8", check=False)
+        edge.export(tiny_t5, tmp_path / "x.edge", prefill_weights="int8", check=False)
     assert list(tmp_path.iterdir()) == []
 
 

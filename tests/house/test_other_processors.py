@@ -36,9 +36,9 @@ from edge.runtime.load import open_engine
 
 MINUTES = 8  # that one processor may take on a busy machine; alone the slower one takes 40 s
 # How far logits may be apart, of their spread. Last bits make some activations round to the next of 255 steps: that is
-# 0.03 in models as small as these. Products that overflowed were 0.27 (wide), 0.44 (Whisper) and 0.70 (T5) apart.
+# 0.03 in models as small as these. Products that overflowed were 0.27 (prefill), 0.44 (Whisper) and 0.70 (T5) apart.
 APART = 0.05
-BUNDLES = ["int4", "int8", "wide", "t5", "whisper"]
+BUNDLES = ["int4", "int8", "prefill", "t5", "whisper"]
 DECODERS = ["int4", "int8"]
 K, N = 256, 24
 ROWS = [1, 2, 3, 4, 6, 7, 8, 16]
@@ -68,7 +68,7 @@ def folder(
     write_products(folder)
     shutil.copytree(int4_bundle.root, folder / "int4.edge")
     shutil.copytree(pristine_tiny_bundle.root, folder / "int8.edge")
-    edge.export(tiny_checkpoint, folder / "wide.edge", weights="int8", wide_weights="int8", max_context=256)
+    edge.export(tiny_checkpoint, folder / "wide.edge", weights="int8", prefill_weights="int8", max_context=256)
     export_t5(folder)
     export_whisper(folder)
     return folder
@@ -248,8 +248,8 @@ def test_a_bundle_is_verified(found: dict[str, Found], processor: str, name: str
 
 
 @pytest.mark.parametrize("processor", CPUS)
-def test_the_wide_form_reads_the_same(found: dict[str, Found], processor: str) -> None:
-    here, there = found["here"]["wide"]["wide"], found[processor]["wide"]["wide"]
+def test_the_prefill_graph_reads_the_same(found: dict[str, Found], processor: str) -> None:
+    here, there = found["here"]["prefill"]["prefill"], found[processor]["prefill"]["prefill"]
     assert np.linalg.norm(there - here) < APART * np.linalg.norm(here)
 
 

@@ -129,9 +129,9 @@ def edit_manifest(bundle: Bundle, **fields: object) -> None:
 
 @COMMANDS
 def test_a_manifest_of_a_newer_version(refused: Refused, command: str, tiny_bundle: Bundle) -> None:
-    edit_manifest(tiny_bundle, format_version=2)
+    edit_manifest(tiny_bundle, format_version=3)
     sentence = refused(*on(command, tiny_bundle.root))
-    assert "format version 2, and this edge reads up to 1; upgrade edge" in sentence
+    assert "format version 3, and this edge reads 2; upgrade edge" in sentence
 
 
 @COMMANDS

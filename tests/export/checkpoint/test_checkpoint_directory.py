@@ -301,7 +301,7 @@ class TestRefusals:
         assert part in self.refusal(root)
 
     def test_a_configuration_with_senseless_values(self, root: Path) -> None:
-        edit(root / "config.json", hidden_size="wide")
+        edit(root / "config.json", hidden_size="prefill")
         assert "config.json holds values that llama does not take" in self.refusal(root)
 
     @pytest.mark.parametrize(("changes", "part"), [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from decoder_configs import BASE, LONG, VOCABULARY, WIDE, rope
+from decoder_configs import BASE, LONG, PREFILL, VOCABULARY, rope
 from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, tiny_model, torch_logits
 from transformers import AutoConfig
 
@@ -107,18 +107,18 @@ CASES = [
         "phi3-old-longrope",
         "phi3",
         LENGTH,
-        **WIDE,
+        **PREFILL,
         original_max_position_embeddings=8,
         partial_rotary_factor=0.5,
         rope_scaling={"type": "longrope", **{k: v for k, v in LONG.items() if k != "partial_rotary_factor"}},
     ),
     case("phi3-window-tied", "phi3", head_dim=None, sliding_window=5, tie_word_embeddings=True),
-    case("phi3-partial", "phi3", **WIDE, rope_parameters=rope("default", partial_rotary_factor=0.5)),
+    case("phi3-partial", "phi3", **PREFILL, rope_parameters=rope("default", partial_rotary_factor=0.5)),
     case(
         "phi3-longrope-short",
         "phi3",
         LENGTH,
-        **WIDE,
+        **PREFILL,
         original_max_position_embeddings=LENGTH,
         rope_parameters=rope("longrope", original_max_position_embeddings=LENGTH, **LONG),
     ),
@@ -126,7 +126,7 @@ CASES = [
         "phi3-longrope-long",
         "phi3",
         LENGTH,
-        **WIDE,
+        **PREFILL,
         original_max_position_embeddings=8,
         rope_parameters=rope("longrope", original_max_position_embeddings=8, **LONG),
     ),

@@ -20,9 +20,9 @@ from edge.export.graph.decoder import build_decoder
 from edge.export.graph.families import FAMILIES, norms_of
 from edge.export.quantize import quantize
 from edge.export.quantize.base import FloatTensor, LazyWeights, Options, matrices
+from edge.export.quantize.prefill import prefill_weights
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
-from edge.export.quantize.wide import wide_weights
 
 SMALL = {
     "vocab_size": 323,
@@ -144,7 +144,7 @@ def test_layers_of_an_unknown_layout_are_refused(
     why = f"of the type '{model_type}' cannot be exported; known families are: .*llama"
     if known_as != "itself":
         why = r"because model\.layers\.0 has .*; choose --weights int4 or fp32"
-    for refused in (lambda: quantize(checkpoint, "int8"), lambda: wide_weights(checkpoint, Options())):
+    for refused in (lambda: quantize(checkpoint, "int8"), lambda: prefill_weights(checkpoint, Options())):
         with pytest.raises(ExportError, match=why):
             refused()
     Smoothing(checkpoint, ["model.embed_tokens.weight"], Options())  # keep may round nothing else

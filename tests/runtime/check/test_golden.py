@@ -193,14 +193,14 @@ def test_a_host_that_computes_wrongly_fails_verify(
 # Every graph that a run could take
 
 
-ROLES = ["decoder", "wide", "kv8", "tree", "skip"]
+ROLES = ["decoder", "prefill", "kv8", "tree", "skip"]
 
 
 @pytest.fixture(scope="module")
 def pristine_whole(tmp_path_factory: pytest.TempPathFactory, six_layers: Path) -> Bundle:
     """A bundle with a graph of each kind that a decoder can have."""
     made = tmp_path_factory.mktemp("whole") / "whole.edge"
-    options: dict[str, Any] = {"wide_weights": "int8", "segments": 1, "trees": True, "draft_text": 0}
+    options: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "trees": True, "draft_text": 0}
     return edge.export(six_layers, made, weights="int8", candidates=False, **options)
 
 
@@ -258,7 +258,7 @@ def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
 
 def test_answers_of_graphs_that_round_otherwise_are_recorded(pristine_whole: Bundle) -> None:
     golden = read_golden(pristine_whole)
-    assert [form.role for form in golden.forms] == ["wide", "kv8"]
+    assert [form.role for form in golden.forms] == ["prefill", "kv8"]
     for form in golden.forms:
         assert form.tolerance >= golden.tolerance
         assert [len(case.ids) for case in form.cases] == [24] * 4
@@ -312,10 +312,10 @@ def test_a_bundle_without_records_of_other_graphs_says_so_and_passes(
     assert out.count("96 as recorded") == 3
 
 
-def test_a_wide_form_that_no_run_takes_is_left_alone(manifest: Manifest, pristine_whole: Bundle) -> None:
-    assert pristine_whole.manifest.wide is not None
-    unknown = dataclasses.replace(pristine_whole.manifest.wide, version=99)
-    assert roles(dataclasses.replace(pristine_whole.manifest, wide=unknown)) == [r for r in ROLES if r != "wide"]
+def test_a_prefill_graph_that_no_run_takes_is_left_alone(manifest: Manifest, pristine_whole: Bundle) -> None:
+    assert pristine_whole.manifest.prefill is not None
+    unknown = dataclasses.replace(pristine_whole.manifest.prefill, version=99)
+    assert roles(dataclasses.replace(pristine_whole.manifest, prefill=unknown)) == [r for r in ROLES if r != "prefill"]
     assert roles(manifest) == ["decoder"]
 
 

@@ -16,7 +16,7 @@ from edge.runtime.profile.html import page
 from edge.runtime.profile.record import Profile
 
 KINDS = ("decoder", "text", "speech")
-WIDE, PHONE = (1280, 900), (390, 844)
+PREFILL, PHONE = (1280, 900), (390, 844)
 # Everything that sticks out of the window, but for what lies in a table that scrolls by itself.
 STICKING_OUT = """[...document.querySelectorAll("body *")].filter(each => {
   const box = each.getBoundingClientRect();
@@ -71,7 +71,7 @@ def write(folder: Path, profile: Profile) -> Path:
     return path
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("size", [PREFILL, PHONE], ids=["prefill", "phone"])
 @pytest.mark.parametrize(("kind", "dark"), [*((kind, False) for kind in KINDS), ("decoder", True)])
 def test_every_figure_is_drawn_and_fits_the_window(
     kind: str, size: tuple[int, int], dark: bool, seen: Browser, tmp_path: Path
@@ -92,7 +92,7 @@ def test_every_figure_is_drawn_and_fits_the_window(
 
 
 def test_the_pointer_finds_figures(seen: Browser, tmp_path: Path) -> None:
-    seen.open(write(tmp_path, example_profile()), *WIDE)
+    seen.open(write(tmp_path, example_profile()), *PREFILL)
     for selector, expected in [("#decode svg", "p99"), ("#curve svg", "behind 512"), ("#ttft svg", "tokens")]:
         seen.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
         seen.settle()
@@ -108,7 +108,7 @@ def test_the_pointer_finds_figures(seen: Browser, tmp_path: Path) -> None:
 
 
 def test_another_step_is_shown_when_it_is_chosen(seen: Browser, tmp_path: Path) -> None:
-    seen.open(write(tmp_path, example_profile()), *WIDE)
+    seen.open(write(tmp_path, example_profile()), *PREFILL)
     before = seen.run("document.querySelector('#treemap svg').innerHTML")
     assert seen.run("document.querySelectorAll('#steps button').length") == 2
     assert "15,000 %" not in before
@@ -120,7 +120,7 @@ def test_another_step_is_shown_when_it_is_chosen(seen: Browser, tmp_path: Path) 
 
 
 def test_figures_are_redrawn_when_the_window_changes(seen: Browser, tmp_path: Path) -> None:
-    seen.open(write(tmp_path, example_profile()), *WIDE)
+    seen.open(write(tmp_path, example_profile()), *PREFILL)
     width = "document.querySelector('#curve svg').viewBox.baseVal.width"
     before = seen.run(width)
     seen.call("Emulation.setDeviceMetricsOverride", width=700, height=900, deviceScaleFactor=1, mobile=False)
@@ -153,6 +153,6 @@ def test_what_was_not_measured_is_not_shown(seen: Browser, tmp_path: Path) -> No
     assert seen.run("document.querySelector('h1').textContent") == "paper"
     full = example_profile()
     one = dataclasses.replace(full, ttft=full.ttft[:1], decode=full.decode[:1], curve=full.curve[:1], peaks=None)
-    seen.open(write(tmp_path, one), *WIDE)
+    seen.open(write(tmp_path, one), *PREFILL)
     assert seen.run(SHOWN) == [each for each in ALL if each not in {"relative", "roofline"}]
     assert "NaN" not in seen.run("document.querySelector('main').outerHTML")

@@ -10,7 +10,7 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.manifest import Manifest, TensorGroup, WideForm
+from edge.manifest import Manifest, PrefillGraph, TensorGroup
 from edge.runtime.load import start
 from edge.runtime.profile.profile import ProfileOptions, _Run
 from edge.runtime.providers import instructions
@@ -79,8 +79,8 @@ def test_an_older_bundle_that_may_overflow_is_named(
 ) -> None:  # fmt: skip
     on(processor, "x86_64", text)
     instructions.warn_of_overflow(of_method(manifest, method))
-    wide = WideForm("int8", 1, of_method(manifest, method).groups)
-    instructions.warn_of_overflow(dataclasses.replace(of_method(manifest, "rtn"), wide=wide))
+    wide = PrefillGraph("int8", 1, of_method(manifest, method).groups)
+    instructions.warn_of_overflow(dataclasses.replace(of_method(manifest, "rtn"), prefill=wide))
     assert caplog.text.count("its int8 products may overflow here") == 2 * said
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_configs import BASE, LONG, WIDE, rope
+from decoder_configs import BASE, LONG, PREFILL, rope
 from graph_harness import tiny_model
 from skip_models import segmented, skipping_logits, torch_model, windowed_skipping_logits
 from texts import SENTENCES
@@ -102,7 +102,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {**FIVE, "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
     "phi3": {**FIVE, "model_type": "phi3", "sliding_window": 5, "head_dim": None},
     "phi3-longrope": {
-        **{**FIVE, **WIDE},
+        **{**FIVE, **PREFILL},
         "model_type": "phi3",
         "original_max_position_embeddings": 8,
         "rope_parameters": rope("longrope", original_max_position_embeddings=8, **LONG),

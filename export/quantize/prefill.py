@@ -1,4 +1,4 @@
-"""Weights of the wide form: a decoder's body in int8, one scale for each output, for steps of many tokens.
+"""Weights of the int8 prefill graph: a decoder's body in int8, one scale for each output, for steps of many tokens.
 
 Its activations are rounded to 8 bits too, and a few channels of the residual stream are a hundred times larger than the
 rest, so that whatever scale covers them rounds the rest to nothing. Three things keep that error small, none of which
@@ -43,7 +43,7 @@ def rotation(size: int) -> NDArray[np.float32]:
     return np.asarray(q * np.sign(np.diag(r)), np.float32)
 
 
-def wide_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
+def prefill_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """The matrices of all layers by name, rotated and rounded, and the norms and biases that change with them.
 
     Raises:
@@ -52,8 +52,8 @@ def wide_weights(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weigh
     sites, layer = find_sites(checkpoint), layer_norms(checkpoint)
     if layer.attention is None or layer.gates is None or any(layer.outputs):
         raise ExportError(
-            f"--wide-weights int8 is for layers whose output goes into the residual stream as it is, and "
-            f"{checkpoint.name} norms it; choose --wide-weights none."
+            f"--prefill-weights int8 is for layers whose output goes into the residual stream as it is, and "
+            f"{checkpoint.name} norms it; choose --prefill-weights none."
         )
     body = [n for n in matrices(checkpoint) if ".layers." in n]
     smoothing = Smoothing(checkpoint, (n for n in body if _SMOOTHED.search(n)), options)

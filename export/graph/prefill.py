@@ -1,4 +1,4 @@
-"""The graph of the wide form: the same decoder over the same cache, its layers in int8 on a rotated residual stream."""
+"""The int8 prefill graph: the same decoder over the same cache, its layers in int8 on a rotated residual stream."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edge.export.graph.families.base import Family
 from edge.export.graph.linear import Embedding
 from edge.export.graph.llama_like import Decoder
 from edge.export.graph.step import ModelSource, step_graph, write_graph
-from edge.export.graph.weights import Weights, WideWeights
+from edge.export.graph.weights import PrefillWeights, Weights
 from edge.export.lower.base import Lowering, Value
 from edge.export.quantize.base import Weight
-from edge.export.quantize.wide import rotation
-from edge.manifest import WIDE_VERSION, Graph, KVLayout, WideForm
+from edge.export.quantize.prefill import rotation
+from edge.manifest import PREFILL_VERSION, Graph, KVLayout, PrefillGraph
 
-PATH = "graphs/wide.onnx"
+PATH = "graphs/prefill.onnx"
 
 
 class Rotated(nn.Module):
@@ -49,25 +49,25 @@ class TurnedBack(nn.Module):
         return normed, unturned
 
 
-def build_wide(
+def build_prefill(
     checkpoint: ModelSource,
     family: Family,
     config: Any,
     weights: Mapping[str, Weight],
-    narrow: Weights,
+    decode: Weights,
     writer: BundleWriter,
     kv: KVLayout,
     max_context: int,
-) -> tuple[Graph, WideForm]:
-    """Write the wide form's tensors and graph into the bundle, beside those of the narrow form.
+) -> tuple[Graph, PrefillGraph]:
+    """Write the int8 prefill graph's tensors and graph into the bundle, beside those of the decode graph.
 
-    weights: as `edge.export.quantize.wide` makes them. narrow: what the narrow form has stored.
+    weights: as `edge.export.quantize.prefill` makes them. decode: what the decode graph has stored.
     """
-    store = WideWeights(checkpoint, weights, writer, narrow)
+    store = PrefillWeights(checkpoint, weights, writer, decode)
     decoder: Decoder = family.build(config, store, max_context)
     values = rotation(config.hidden_size)
-    turn = [store.table("wide.rotation", values) for _ in range(2)]  # a parameter for each place
+    turn = [store.table("prefill.rotation", values) for _ in range(2)]  # a parameter for each place
     decoder.embed_tokens = Rotated(decoder.embed_tokens, turn[0])  # type: ignore[assignment]
     decoder.norm = TurnedBack(decoder.norm, turn[1])  # type: ignore[assignment]
     graph = step_graph(decoder, kv, config.vocab_size).graph
-    return write_graph(writer, "wide", PATH, graph), WideForm("int8", WIDE_VERSION, store.groups())
+    return write_graph(writer, "prefill", PATH, graph), PrefillGraph("int8", PREFILL_VERSION, store.groups())

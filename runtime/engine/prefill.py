@@ -1,4 +1,4 @@
-"""The wide form of a decoder: a second graph over the same cache, its layers in int8, for steps of many tokens."""
+"""The int8 prefill graph: a second graph over the decoder's cache, its layers in int8, for steps of many tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider, Session
 
 
-class Wide:
-    """The wide form of a bundle next to an engine over its narrow one: steps over the same caches."""
+class PrefillEngine:
+    """The int8 prefill graph of a bundle next to an engine over its decode graph: steps over the same caches."""
 
     def __init__(self, bundle: Bundle, provider: Provider) -> None:
         self._bundle, self._provider = bundle, provider
@@ -25,7 +25,7 @@ class Wide:
     @cached_property
     def session(self) -> Session:
         """The session over the graph, opened by the first prompt that is long enough (`edge.runtime.decode.loop`)."""
-        return self._provider.open(self._bundle, "wide")
+        return self._provider.open(self._bundle, "prefill")
 
     def step(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None

@@ -1,4 +1,4 @@
-"""The wide form: the same model over the same cache, read in int8 where that costs less."""
+"""The int8 prefill graph: the same model over the same cache, read in int8 where that costs less."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
-from edge.manifest import LONGER, Graph, WideForm, sealed
+from edge.manifest import LONGER, Graph, PrefillGraph, sealed
 from edge.runtime.decode import loop as generate
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.wide import Wide
+from edge.runtime.engine.prefill import PrefillEngine
 from edge.runtime.load import open_engine
 from edge.runtime.memory import footprint as memory_model
 from edge.runtime.memory.footprint import MemoryModel
@@ -38,8 +38,8 @@ from edge.runtime.speculate.successors import FILE as SUCCESSORS
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
-    target = tmp_path_factory.mktemp("wide") / "tiny.edge"
-    return edge.export(tiny_checkpoint, target, weights="int8", wide_weights="int8", max_context=256)
+    target = tmp_path_factory.mktemp("prefill") / "tiny.edge"
+    return edge.export(tiny_checkpoint, target, weights="int8", prefill_weights="int8", max_context=256)
 
 
 @pytest.fixture
@@ -47,20 +47,20 @@ def engine(bundle: Bundle) -> Engine:
     return open_engine(bundle)
 
 
-def wide_of(engine: Engine) -> Wide:
-    assert engine.wide is not None
-    return engine.wide
+def prefill_of(engine: Engine) -> PrefillEngine:
+    assert engine.prefill is not None
+    return engine.prefill
 
 
 @pytest.fixture
 def from_64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of this model's short context are long from 64 tokens on."""
-    monkeypatch.setattr(generate, "WIDE_FROM", 64)
+    monkeypatch.setattr(generate, "PREFILL_GRAPH_FROM", 64)
 
 
 def without_it(bundle: Bundle, speculate: str = "off") -> int:
     """The smallest budget for 200 tokens of context in which everything but the int8 prefill graph has its room."""
-    plan = make_plan(bundle, "4GB", context=200, wide=False, speculate=speculate)
+    plan = make_plan(bundle, "4GB", context=200, prefill=False, speculate=speculate)
     return needed(MemoryModel(bundle).footprint(plan.demand))
 
 
@@ -68,20 +68,20 @@ def tokens(size: int) -> np.ndarray:
     return np.random.default_rng(5).integers(3, 300, size)
 
 
-def test_text_to_draft_from_is_written_in_the_narrow_form(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Which form is faster is measured per bundle and device, and a bundle that is being written is none yet."""
+def test_text_to_draft_from_is_written_in_the_decode_graph(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Which graph is faster is measured per bundle and device, and a bundle that is being written is none yet."""
     made = [
-        edge.export(tiny_checkpoint, tmp_path / f"{wide}.edge", weights="int8", wide_weights=wide, draft_text=300)
-        for wide in ("none", "int8")
+        edge.export(tiny_checkpoint, tmp_path / f"{kind}.edge", weights="int8", prefill_weights=kind, draft_text=300)
+        for kind in ("none", "int8")
     ]
-    narrow, wide = (bundle.path(SUCCESSORS).read_bytes() for bundle in made)
-    assert narrow == wide and made[1].manifest.wide is not None
+    narrow, prefill = (bundle.path(SUCCESSORS).read_bytes() for bundle in made)
+    assert narrow == prefill and made[1].manifest.prefill is not None
 
 
-def test_the_wide_form_reads_text_nearly_as_torch_does(bundle: Bundle) -> None:
+def test_the_prefill_graph_reads_text_nearly_as_torch_does(bundle: Bundle) -> None:
     quality = bundle.manifest.quality
-    assert quality["wide_perplexity"] == pytest.approx(quality["perplexity_torch"], rel=0.05)
-    assert 0 < quality["wide_kl_mean"] < 0.05
+    assert quality["prefill_perplexity"] == pytest.approx(quality["perplexity_torch"], rel=0.05)
+    assert 0 < quality["prefill_kl_mean"] < 0.05
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "phi3", "smollm3"])
@@ -105,18 +105,18 @@ def test_biases_head_norms_and_packed_projections_are_turned_as_well(
             elif "o_proj" in name:  # an outlier channel, as trained models have them
                 values[7] *= 8
     model.save_pretrained(tmp_path / "model")
-    options = {"weights": "fp32", "wide_weights": "int8", "max_context": 128}
+    options = {"weights": "fp32", "prefill_weights": "int8", "max_context": 128}
     exported = edge.export(tmp_path / "model", tmp_path / "x.edge", **options)
-    assert exported.manifest.quality["wide_kl_mean"] < 0.05
+    assert exported.manifest.quality["prefill_kl_mean"] < 0.05
 
 
 def test_rows_do_not_depend_on_how_they_are_cut(engine: Engine) -> None:
-    wide, text = wide_of(engine), tokens(100)
+    prefill, text = prefill_of(engine), tokens(100)
     whole, pieces = engine.new_cache(), engine.new_cache()
-    at_once = wide.step(whole, text, np.arange(100))
+    at_once = prefill.step(whole, text, np.arange(100))
     start = 0
     for size in (37, 2, 1, 3, 16, 41):
-        found = wide.step(pieces, text[start : start + size], np.arange(size))
+        found = prefill.step(pieces, text[start : start + size], np.arange(size))
         assert np.array_equal(found, at_once[start : start + size])
         start += size
     for a, b in zip(whole.buffers, pieces.buffers, strict=True):
@@ -126,17 +126,17 @@ def test_rows_do_not_depend_on_how_they_are_cut(engine: Engine) -> None:
 def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels round a lone row otherwise, on some processors in models as small as this one. At the very end of the
     context there is no position for one more, and the last row is alone."""
-    wide, text, shapes = wide_of(engine), tokens(256), []
+    prefill, text, shapes = prefill_of(engine), tokens(256), []
 
     class Seen(Step):
         def __init__(self, bound: WholeBinding, cache: KVCache, size: int, made: Buffer) -> None:
             shapes.append((size, made.array.shape[1]))
             super().__init__(bound, cache, size, made)
 
-    monkeypatch.setattr("edge.runtime.engine.wide.Step", Seen)
+    monkeypatch.setattr("edge.runtime.engine.prefill.Step", Seen)
     ends = np.array([126, 127, 254, 255])
-    cache, whole = engine.new_cache(256), wide.step(engine.new_cache(256), text, ends)
-    found = [wide.step(cache, text[start:end])[0] for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]
+    cache, whole = engine.new_cache(256), prefill.step(engine.new_cache(256), text, ends)
+    found = [prefill.step(cache, text[start:end])[0] for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]
     assert shapes == [(256, 4), (128, 2), (2, 2), (128, 2), (1, 2)]
     assert cache.length == 256 and whole.shape == (4, engine.bundle.manifest.dims.vocab_size)
     assert np.array_equal(found[:3], whole[:3])
@@ -147,15 +147,15 @@ def test_rows_do_not_depend_on_their_neighbours(engine: Engine) -> None:
     text = tokens(20)
     other = text.copy()
     other[12:] = tokens(28)[20:]
-    wide = wide_of(engine)
-    first = wide.step(engine.new_cache(), text, np.arange(12))
-    assert np.array_equal(first, wide.step(engine.new_cache(), other, np.arange(12)))
+    prefill = prefill_of(engine)
+    first = prefill.step(engine.new_cache(), text, np.arange(12))
+    assert np.array_equal(first, prefill.step(engine.new_cache(), other, np.arange(12)))
 
 
 def test_one_form_continues_in_the_cache_of_the_other(engine: Engine) -> None:
     text = tokens(60)
     cache, reference = engine.new_cache(), engine.new_cache()
-    wide_of(engine).step(cache, text[:50])
+    prefill_of(engine).step(cache, text[:50])
     mixed = engine.step(cache, text[50:]).copy()
     alone = engine.step(reference, text)
     assert np.linalg.norm(mixed - alone) < 0.1 * np.linalg.norm(alone)
@@ -163,10 +163,10 @@ def test_one_form_continues_in_the_cache_of_the_other(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("from_64")
 def test_long_prompts_are_read_in_it_and_only_those(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, sizes = wide_of(engine), list[int]()
-    narrow_step, wide_step = engine.step, wide.step
+    prefill, sizes = prefill_of(engine), list[int]()
+    narrow_step, prefill_step = engine.step, prefill.step
     monkeypatch.setattr(engine, "step", lambda c, t: sizes.append(-len(t)) or narrow_step(c, t))
-    monkeypatch.setattr(wide, "step", lambda c, t: sizes.append(len(t)) or wide_step(c, t))
+    monkeypatch.setattr(prefill, "step", lambda c, t: sizes.append(len(t)) or prefill_step(c, t))
 
     def read(size: int) -> list[int]:
         sizes.clear()
@@ -186,21 +186,21 @@ def test_an_answer_is_the_same_whatever_was_asked_before(bundle: Bundle) -> None
     fresh = first.generate(prompt, options, raw=True)
     for question in questions:
         second.generate(question, options, raw=True)
-    assert wide_of(first.engine).session and fresh.prompt_tokens >= 64
+    assert prefill_of(first.engine).session and fresh.prompt_tokens >= 64
     assert second.generate(prompt, options, raw=True).token_ids == fresh.token_ids
 
 
 @pytest.mark.usefixtures("from_64")
-def test_drafts_are_verified_in_the_narrow_form(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_verified_in_the_decode_graph(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     model = edge.load(bundle.root, context=256)
 
     def guess(text: Sequence[int], budget: Budget) -> Draft:
         return Draft(list(range(3, 3 + budget.tokens)), [0] * budget.tokens) if budget.tokens else NOTHING
 
     model.__dict__["speculation"] = Speculation(Guesser(guess), AllOfIt(width=15))
-    wide, read, ran = wide_of(model.engine), [], []
-    wide_step, narrow = wide.step, model.engine._step
-    monkeypatch.setattr(wide, "step", lambda c, t: read.append(len(t)) or wide_step(c, t))
+    prefill, read, ran = prefill_of(model.engine), [], []
+    prefill_step, narrow = prefill.step, model.engine._step
+    monkeypatch.setattr(prefill, "step", lambda c, t: read.append(len(t)) or prefill_step(c, t))
     monkeypatch.setattr(model.engine, "_step", lambda c, t, *a, **k: ran.append(len(t)) or narrow(c, t, *a, **k))
     result = model.generate("the harbour wall, " * 12, edge.GenerateOptions(max_tokens=40), raw=True)
     assert result.generated_tokens > 1 and read == [result.prompt_tokens]
@@ -210,14 +210,14 @@ def test_drafts_are_verified_in_the_narrow_form(bundle: Bundle, monkeypatch: pyt
 def test_a_loaded_bundle_has_not_opened_it(bundle: Bundle) -> None:
     model = edge.load(bundle.root)
     model.generate("hi", edge.GenerateOptions(max_tokens=2))
-    assert "session" not in vars(wide_of(model.engine))
+    assert "session" not in vars(prefill_of(model.engine))
 
 
 def test_both_forms_share_embedding_and_head(bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path) -> None:
     alone = edge.export(tiny_checkpoint, tmp_path / "n.edge", weights="int8", max_context=256, check=False)
-    assert alone.manifest.wide is None and bundle.manifest.wide is not None
+    assert alone.manifest.prefill is None and bundle.manifest.prefill is not None
     sizes = [b.path(WEIGHTS).stat().st_size for b in (alone, bundle)]
-    own = sum(group.bytes for group in bundle.manifest.wide.groups)
+    own = sum(group.bytes for group in bundle.manifest.prefill.groups)
     tensors = 2 * 10 + 4  # matrices with their scales, norms, the rotation; each begins on a page
     assert own <= sizes[1] - sizes[0] <= own + 64 * 64 * 4 + tensors * 4096
     assert bundle.manifest.groups == alone.manifest.groups
@@ -233,14 +233,14 @@ def largest_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("largest_when_it_runs")
 def test_a_memory_limit_leaves_it_out_first_and_says_so_once(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
     roomy = make_plan(bundle, "1GB", context=200)
-    assert roomy.demand.wide
-    without = dataclasses.replace(roomy.demand, wide=False)
+    assert roomy.demand.prefill
+    without = dataclasses.replace(roomy.demand, prefill=False)
     tight = make_plan(bundle, needed(MemoryModel(bundle).footprint(without)), context=200)
     assert tight.demand == without
     limit = needed(tight.footprint)
     with caplog.at_level(logging.WARNING):
         engine = open_engine(bundle, memory=limit, context=200)
-    assert engine.wide is None
+    assert engine.prefill is None
     assert [r.message for r in caplog.records] == [
         "The memory limit has no room for the int8 prefill graph of tiny-llama: prompts are read without it, more "
         "slowly."
@@ -262,22 +262,22 @@ def test_edge_run_says_once_that_a_limit_leaves_it_out(
 
 
 def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> None:
-    assert bundle.manifest.wide is not None
-    manifest = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
+    assert bundle.manifest.prefill is not None
+    manifest = dataclasses.replace(bundle.manifest, prefill=PrefillGraph("int8", 2, bundle.manifest.prefill.groups))
     newer = dataclasses.replace(bundle, manifest=manifest)
-    assert "wide form" in make_plan(bundle, "4GB").footprint.running
-    assert "wide form" not in make_plan(newer, "4GB").footprint.running
+    assert "int8 prefill graph" in make_plan(bundle, "4GB").footprint.running
+    assert "int8 prefill graph" not in make_plan(newer, "4GB").footprint.running
     plan = edge.load(bundle.root, memory="4GB").engine.plan
-    assert plan is not None and plan.demand.wide
+    assert plan is not None and plan.demand.prefill
 
 
 @pytest.mark.usefixtures("largest_when_it_runs")
 def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bundle.manifest.wide is not None
-    graph = bundle.path("graphs/wide.onnx").stat().st_size
+    assert bundle.manifest.prefill is not None
+    graph = bundle.path("graphs/prefill.onnx").stat().st_size
     assert main(["inspect", str(bundle.root), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["wide"]["bytes"]
-    assert shown == graph + sum(group.bytes for group in bundle.manifest.wide.groups)
+    shown = json.loads(capsys.readouterr().out)["prefill"]["bytes"]
+    assert shown == graph + sum(group.bytes for group in bundle.manifest.prefill.groups)
     assert main(["inspect", str(bundle.root)]) == 0
     assert "a graph in int8, " in capsys.readouterr().out
     for budget, said in (
@@ -289,18 +289,18 @@ def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.Captu
 
 
 def test_a_form_of_another_version_is_left_out(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
-    newer = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
-    assert open_engine(dataclasses.replace(bundle, manifest=newer)).wide is None
+    newer = dataclasses.replace(bundle.manifest, prefill=PrefillGraph("int8", 2, bundle.manifest.prefill.groups))
+    assert open_engine(dataclasses.replace(bundle, manifest=newer)).prefill is None
     assert "version 2" in caplog.text and "upgrade edge" in caplog.text
 
 
 def test_a_missing_graph_is_named(bundle: Bundle, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(bundle.root, tmp_path / "copy.edge"))
-    (copy / "graphs/wide.onnx").unlink()
-    with pytest.raises(BundleError, match=r"wide\.onnx is missing from the bundle"):
+    (copy / "graphs/prefill.onnx").unlink()
+    with pytest.raises(BundleError, match=r"prefill\.onnx is missing from the bundle"):
         edge.load(copy)
     raw = json.loads((copy / MANIFEST).read_text())
-    raw["graphs"] = [graph for graph in raw["graphs"] if Graph(**graph).role != "wide"]
+    raw["graphs"] = [graph for graph in raw["graphs"] if Graph(**graph).role != "prefill"]
     (copy / MANIFEST).write_text(sealed(raw))
     with pytest.raises(BundleError, match="described without its graph"):
         open_bundle(copy)
@@ -309,15 +309,15 @@ def test_a_missing_graph_is_named(bundle: Bundle, tmp_path: Path) -> None:
 def test_what_cannot_have_one_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with pytest.raises(InputError, match="no wide weights 'int3'; choose one of int8, none"):
-        edge.export(tiny_checkpoint, tmp_path / "x.edge", wide_weights="int3")
-    assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / "x.edge"), "--wide-weights", "int3"]) == 2
+    with pytest.raises(InputError, match="no prefill weights 'int3'; choose one of int8, none"):
+        edge.export(tiny_checkpoint, tmp_path / "x.edge", prefill_weights="int3")
+    assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / "x.edge"), "--prefill-weights", "int3"]) == 2
     shutil.copytree(tiny_checkpoint, tmp_path / "gemma")
     sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
              "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}  # fmt: skip
     AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **sizes)).save_pretrained(tmp_path / "gemma")
-    with pytest.raises(ExportError, match="norms it; choose --wide-weights none"):
-        edge.export(tmp_path / "gemma", tmp_path / "x.edge", weights="int8", wide_weights="int8")
+    with pytest.raises(ExportError, match="norms it; choose --prefill-weights none"):
+        edge.export(tmp_path / "gemma", tmp_path / "x.edge", weights="int8", prefill_weights="int8")
     assert not (tmp_path / "x.edge").exists()
 
 
@@ -325,10 +325,10 @@ def test_eval_measures_the_form(bundle: Bundle, tmp_path: Path, capsys: pytest.C
     text = tmp_path / "text.txt"
     text.write_text("The lighthouse at the end of the harbour wall was built in 1874. " * 12)
     found = []
-    for options in ([], ["--wide"]):
+    for options in ([], ["--prefill-graph"]):
         assert main(["eval", str(bundle.root), "--text", str(text), "--window", "64", "--json", *options]) == 0
         found.append(json.loads(capsys.readouterr().out))
-    assert "(wide)" in json.dumps(found[1]) and "(wide)" not in json.dumps(found[0])
+    assert "(prefill)" in json.dumps(found[1]) and "(prefill)" not in json.dumps(found[0])
     assert found[0] != found[1]
 
 
@@ -337,12 +337,12 @@ def test_eval_of_a_form_that_is_not_there_is_refused(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Some words to read. " * 20)
-    assert main(["eval", str(pristine_tiny_bundle.root), "--text", str(text), "--wide"]) == 2
+    assert main(["eval", str(pristine_tiny_bundle.root), "--text", str(text), "--prefill-graph"]) == 2
     assert "has no int8 prefill graph to measure" in capsys.readouterr().err
 
 
 def test_its_operators_are_profiled_at_the_size_of_a_prompts_step(bundle: Bundle) -> None:
-    found = [op for op in ops.measure(bundle, context=64, sizes=(1, 16), seconds=0.2).ops if op.graph == "wide"]
+    found = [op for op in ops.measure(bundle, context=64, sizes=(1, 16), seconds=0.2).ops if op.graph == "prefill"]
     assert {(op.size, op.context) for op in found} == {(32, 64)}
     products = [op for op in found if op.op_type in ("MatMulIntegerToFloat", "MatMulInteger")]
     body = sum(g.parameters for g in bundle.manifest.groups if g.name in ("attention", "feed_forward"))
@@ -350,7 +350,7 @@ def test_its_operators_are_profiled_at_the_size_of_a_prompts_step(bundle: Bundle
 
 
 def test_a_form_of_another_version_is_not_profiled(bundle: Bundle) -> None:
-    assert bundle.manifest.wide is not None
-    manifest = dataclasses.replace(bundle.manifest, wide=WideForm("int8", 2, bundle.manifest.wide.groups))
+    assert bundle.manifest.prefill is not None
+    manifest = dataclasses.replace(bundle.manifest, prefill=PrefillGraph("int8", 2, bundle.manifest.prefill.groups))
     newer = dataclasses.replace(bundle, manifest=manifest)
-    assert "wide" not in {op.graph for op in ops.measure(newer, context=64, sizes=(1, 16), seconds=0.2).ops}
+    assert "prefill" not in {op.graph for op in ops.measure(newer, context=64, sizes=(1, 16), seconds=0.2).ops}
