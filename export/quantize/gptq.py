@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edge.export.bfloat16 import fast_dtype
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import solve
-from edge.export.quantize.tune import Teacher, fast_dtype, tune
+from edge.export.quantize.tune import Teacher, tune
 from edge.export.torch_reference import load_torch
 from edge.runtime.memory.process import release_freed
 

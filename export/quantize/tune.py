@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from edge.export.bfloat16 import fast_dtype
 from edge.export.quantize.base import QTensor
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import spread, to_float16
@@ -172,18 +172,3 @@ class _Product(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         by_weight = by_y.reshape(-1, by_y.shape[-1]).T @ x.reshape(-1, x.shape[-1])
         return by_y @ ctx.linear.weight(), ctx.linear.by_scale(by_weight), None
-
-
-def fast_dtype() -> torch.dtype:
-    """bfloat16 where this processor multiplies it faster than float32 (training bears its rounding), else float32."""
-    return min((torch.bfloat16, torch.float32), key=_matmul_time)
-
-
-def _matmul_time(dtype: torch.dtype) -> float:
-    a = torch.ones(512, 512, dtype=dtype)
-    best = math.inf
-    for _ in range(4):
-        start = time.perf_counter()
-        a @ a
-        best = min(best, time.perf_counter() - start)
-    return best

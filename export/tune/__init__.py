@@ -123,6 +123,7 @@ def tune(
     """
     import torch
 
+    from edge.export import bfloat16
     from edge.export.checkpoint import open_checkpoint
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
@@ -142,6 +143,8 @@ def tune(
     dims = checkpoint.config["num_hidden_layers"], checkpoint.config["hidden_size"]
     policy = make_policy(settings.policy, *dims, settings.target)
     work = out.with_name(f"{out.name}.tuning")
+    if settings.precision == "bf16" and place == "cpu" and not bfloat16.runs():
+        raise InputError("PyTorch's products in bfloat16 crash on this processor; choose --precision fp32, or auto.")
     with working(work, restart=restart):
         if out.exists():
             raise InputError(f"{out} was made by another run meanwhile.")

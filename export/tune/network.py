@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from edge.errors import InputError
+from edge.export.bfloat16 import fast_dtype
 from edge.export.graph.families import find_family
 from edge.export.torch_reference import load_torch
 from edge.export.tune.data import Batch
@@ -144,13 +145,4 @@ def fast_bf16(device: str) -> bool:
     """Whether products in bfloat16 are faster than float32 there."""
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    return "avx512_bf16" in _cpu_flags()  # without it products in bfloat16 are slower than float32's
-
-
-def _cpu_flags() -> str:
-    from pathlib import Path
-
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    return fast_dtype() == torch.bfloat16

@@ -24,6 +24,7 @@ from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.cli.tune import read_recipe
 from edge.errors import CheckpointError, InputError
+from edge.export import bfloat16
 from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import Settings, result, split, tune
 from edge.export.tune import trainer as trainer_module
@@ -210,7 +211,10 @@ def test_the_text_itself_is_learnt_from_the_answers_alone(network: Network) -> N
 @pytest.mark.parametrize(
     "other",
     [
-        {"precision": "bf16"},
+        pytest.param(
+            {"precision": "bf16"},
+            marks=pytest.mark.skipif(not bfloat16.runs(), reason="PyTorch's bfloat16 crashes on this processor"),
+        ),
         pytest.param(
             {"device": "cuda"}, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
         ),

@@ -1,0 +1,50 @@
+"""Whether products in bfloat16 pay on the processor that exports."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_log = logging.getLogger(__name__)
+_PROBE = "import torch; a = torch.ones(512, 512, dtype=torch.bfloat16); a @ a"
+
+
+@cache
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where this processor multiplies it faster than float32 (training bears its rounding), else float32."""
+    if not runs():
+        _log.warning("PyTorch's products in bfloat16 crash on this processor: float32 takes their place, more slowly.")
+        return torch.float32
+    return min((torch.bfloat16, torch.float32), key=_matmul_time)
+
+
+@cache
+def runs() -> bool:
+    """Whether a product in bfloat16 ends well.
+
+    Some virtual machines offer AMX and hide the sizes of its tiles (CPUID leaf 0x1D is empty). PyTorch 2.13 then
+    configures tiles without rows, and the first instruction on them kills the process. So another process tries it.
+    """
+    try:
+        offered = "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        offered = False
+    command = [sys.executable, "-c", _PROBE]
+    return not offered or subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _matmul_time(dtype: torch.dtype) -> float:
+    a = torch.ones(512, 512, dtype=dtype)
+    best = math.inf
+    for _ in range(4):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return best
