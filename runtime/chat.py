@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from edge.errors import InputError
 from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.text.template import Message, check_messages
 
 if TYPE_CHECKING:
@@ -49,13 +50,16 @@ class Chat:
         """Most tokens that the conversation can have."""
         return self._cache.capacity
 
-    def stream(self, message: str, options: GenerateOptions | None = None) -> Iterator[Piece]:
+    def stream(
+        self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
+    ) -> Iterator[Piece]:
         """Say something and stream the answer. What was said of it counts also when it is cut short.
 
         Raises:
             InputError: the message is empty, or the conversation does not fit into the context any more.
         """
         started = time.perf_counter_ns()
+        options = with_keywords(own(options), keywords)
         messages: list[Message] = [*self.messages, {"role": "user", "content": message}]
         check_messages(messages)
         prompt_text = self._render(messages)
@@ -65,11 +69,13 @@ class Chat:
         shared = min(shared, self._cache.reusable)
         self._cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         self._cached = prompt[: self._cache.length]
-        return self._answer(messages, prompt_text, prompt, own(options), started)
+        return self._answer(messages, prompt_text, prompt, options, started)
 
-    def generate(self, message: str, options: GenerateOptions | None = None) -> Result:
+    def generate(
+        self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
+    ) -> Result:
         """Say something and return the whole answer; see `stream`."""
-        return collect(self.stream(message, options))
+        return collect(self.stream(message, options, **keywords))
 
     def _answer(
         self, messages: list[Message], prompt_text: str, prompt: list[int], options: GenerateOptions, started: int

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from edge.bundle import Bundle, open_bundle
+from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
 from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
+from edge.runtime.keywords import with_keywords
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.providers.instructions import warn_of_overflow
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from edge.runtime.text2text import Text2Text
 
 
+K = TypeVar("K", "Model", "Text2Text", "Transcriber")
 DEFAULTS = LoadOptions()
 
 
@@ -60,28 +63,45 @@ class Loading:
         return Model(self.bundle, self.engine, text, prefill_chunk=chunk, speculate=speculate)
 
 
+@overload
 def load(
-    path: str | Path, options: LoadOptions | None = None, **keywords: Unpack[LoadKeywords]
-) -> Model | Text2Text | Transcriber:
+    path: str | Path, options: LoadOptions | None = None, *, kind: type[K], **keywords: Unpack[LoadKeywords]
+) -> K: ...
+
+
+@overload
+def load(
+    path: str | Path, options: LoadOptions | None = None, *, kind: None = None, **keywords: Unpack[LoadKeywords]
+) -> Model | Text2Text | Transcriber: ...
+
+
+def load(
+    path: str | Path, options: LoadOptions | None = None, *, kind: type[Any] | None = None, **keywords: Any
+) -> Any:
     """Open a bundle, check its files and load it.
 
     Args:
         path: the bundle's folder.
         options: how it is loaded.
-        keywords: the fields of `LoadOptions`, where no options are given.
+        kind: `Model`, `Text2Text` or `Transcriber`, for a type checker, and for an error where the bundle is of another
+            kind; default: whatever it is.
+        keywords: fields of `LoadOptions`, which go before those of `options`.
 
     Returns:
         A `Model` that answers prompts; of an encoder-decoder a `Text2Text`, or a `Transcriber` where it reads audio.
 
     Raises:
         BundleError: the bundle is missing, damaged or of another version.
-        InputError: an option out of its range, or too little memory.
+        InputError: an option out of its range, too little memory, or a bundle of another kind.
     """
-    loading = start(path, options or LoadOptions(**keywords))
+    loading = start(path, with_keywords(options or DEFAULTS, keywords))
     try:
-        return loading.model()
+        model = loading.model()
     finally:
         loading.engine.result()  # damage that the sha256s show explains more than what else may have failed
+    if kind is not None and not isinstance(model, kind):
+        raise InputError(f"{path} is loaded as a {type(model).__name__}, and not as a {kind.__name__}.")
+    return model
 
 
 def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading:

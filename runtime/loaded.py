@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from edge.errors import InputError
 from edge.home import curves_dir
 from edge.runtime.background import Background
 from edge.runtime.memory.process import release_freed
@@ -31,7 +33,7 @@ class Loaded:
 
     def __init__(self, bundle: Bundle, engine: Engine | Background[Engine], speculate: str) -> None:
         self.bundle = bundle
-        self._engine = engine
+        self._engine: Engine | Background[Engine] | None = engine
         self._speculate = chosen(speculate, bundle)
         if self._speculate != OFF:  # imported while the weights load
             import edge.runtime.speculate.speculation
@@ -40,10 +42,30 @@ class Loaded:
             if curves_dir().is_dir():
                 import edge.runtime.profile.curve  # noqa: F401
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the weights and whatever else the model holds, its chats' caches too once nobody has them. It answers
+        no more."""
+        self._engine = None
+        self.__dict__.pop("speculation", None)
+        gc.collect()
+        release_freed()
+
     @property
     def engine(self) -> Engine:
-        """The engine, as soon as it has loaded."""
+        """The engine, as soon as it has loaded.
+
+        Raises:
+            InputError: the model was closed.
+        """
         engine = self._engine
+        if engine is None:
+            raise InputError(f"The model {self.bundle.manifest.name} was closed; load it again.")
         if isinstance(engine, Background):
             self._engine = engine = engine.result()
             release_freed()  # what reading the tokenizer took: 48 MiB of one with 128,000 tokens

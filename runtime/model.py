@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Unpack
 
 from edge.bundle import Bundle
 from edge.errors import InputError
@@ -12,6 +13,7 @@ from edge.runtime.background import Background
 from edge.runtime.chat import Chat
 from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
 from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.speculate.base import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
@@ -84,7 +86,13 @@ class Model(Loaded):
         return self.template.render(messages)
 
     def stream(
-        self, prompt: Prompt, options: GenerateOptions | None = None, *, system: str | None = None, raw: bool = False
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        **keywords: Unpack[GenerateKeywords],
     ) -> Iterator[Piece]:
         """Answer a prompt, piece by piece as the tokens come.
 
@@ -93,12 +101,13 @@ class Model(Loaded):
             options: what shapes the answer; default: greedy, up to 512 tokens.
             system: a system message to put in front.
             raw: give the prompt to the model as it is, without the chat template.
+            keywords: fields of `GenerateOptions`, which go before those of `options`.
 
         Raises:
             InputError: the prompt is empty or longer than the context.
         """
         asked = time.perf_counter_ns()
-        options = own(options)
+        options = with_keywords(own(options), keywords)
         ids = self.prompt_ids(prompt, system=system, raw=raw)
         encoded = time.perf_counter_ns()
         engine = self.engine
@@ -109,10 +118,16 @@ class Model(Loaded):
         return answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
 
     def generate(
-        self, prompt: Prompt, options: GenerateOptions | None = None, *, system: str | None = None, raw: bool = False
+        self,
+        prompt: Prompt,
+        options: GenerateOptions | None = None,
+        *,
+        system: str | None = None,
+        raw: bool = False,
+        **keywords: Unpack[GenerateKeywords],
     ) -> Result:
         """Answer a prompt; see `stream`."""
-        return collect(self.stream(prompt, options, system=system, raw=raw))
+        return collect(self.stream(prompt, options, system=system, raw=raw, **keywords))
 
     def answers(
         self,
@@ -122,6 +137,7 @@ class Model(Loaded):
         system: str | None = None,
         raw: bool = False,
         width: int | None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> Iterator[tuple[int, Result]]:
         """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
         answer as they are done. Unless the model was loaded with `exact=False`, an answer is the same whatever the
@@ -139,7 +155,7 @@ class Model(Loaded):
         self.check_width(width)
         if not isinstance(options, Sequence):
             options = [own(options)] * len(prompts)
-        options = [own(each) for each in options]
+        options = [with_keywords(own(each), keywords) for each in options]
         if len(options) != len(prompts):
             raise InputError(f"There are {len(prompts)} prompts and options for {len(options)} of them.")
         ids = []
@@ -210,9 +226,10 @@ class Model(Loaded):
         system: str | None = None,
         raw: bool = False,
         width: int | None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> list[Result]:
         """Answer prompts side by side; their answers in the prompts' order. See `answers`."""
-        found = dict(self.answers(prompts, options, system=system, raw=raw, width=width))
+        found = dict(self.answers(prompts, options, system=system, raw=raw, width=width, **keywords))
         return [found[i] for i in range(len(found))]
 
     def chat(self, *, system: str | None = None) -> Chat:

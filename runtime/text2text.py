@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
+from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
@@ -192,26 +193,41 @@ class Text2Text(Loaded):
         self._check_length(source, self.engine)
         return source
 
-    def stream(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Iterator[Piece]:
+    def stream(
+        self,
+        text: str,
+        options: Text2TextOptions | GenerateOptions | None = None,
+        **keywords: Unpack[Text2TextKeywords],
+    ) -> Iterator[Piece]:
         """Turn a text into another, piece by piece as its tokens come; with beams, as they become certain.
 
         Raises:
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
-        tokens, timings, ends, started = self._begin(text, _own(options), [])
+        tokens, timings, ends, started = self._begin(text, with_keywords(_own(options), keywords), [])
         return answer.pieces(tokens, self.text, timings, ends, started_ns=started)
 
-    def generate(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> Result:
+    def generate(
+        self,
+        text: str,
+        options: Text2TextOptions | GenerateOptions | None = None,
+        **keywords: Unpack[Text2TextKeywords],
+    ) -> Result:
         """Turn a text into another; see `stream`."""
-        return self._whole(text, _own(options), [])
+        return self._whole(text, with_keywords(_own(options), keywords), [])
 
-    def candidates(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[Candidate]:
+    def candidates(
+        self,
+        text: str,
+        options: Text2TextOptions | GenerateOptions | None = None,
+        **keywords: Unpack[Text2TextKeywords],
+    ) -> list[Candidate]:
         """The `options.n_best` best outputs, the best first. Where there is one beam, one text and no score.
 
         Raises:
             InputError: see `stream`.
         """
-        own, found = _own(options), list[Hypothesis]()
+        own, found = with_keywords(_own(options), keywords), list[Hypothesis]()
         result = self._whole(text, dataclasses.replace(own, stop=()), found)
         if not found:
             found = [Hypothesis(result.token_ids, math.nan, math.nan, result.finish_reason)]

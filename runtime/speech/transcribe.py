@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from edge.errors import InputError
 from edge.manifest import Speech
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
+from edge.runtime.keywords import TranscribeKeywords, with_keywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
@@ -98,26 +99,31 @@ class Transcriber(Loaded):
         assert speech is not None
         return speech
 
-    def transcribe(self, sound: Sound, options: TranscribeOptions | None = None) -> Transcript:
+    def transcribe(
+        self, sound: Sound, options: TranscribeOptions | None = None, **keywords: Unpack[TranscribeKeywords]
+    ) -> Transcript:
         """Transcribe a whole file, or samples; see `transcribe_stream`."""
-        running = self.transcribe_stream(sound, options)
+        running = self.transcribe_stream(sound, options, **keywords)
         segments = list(running)
         return running.transcript(segments)
 
-    def transcribe_stream(self, sound: Sound, options: TranscribeOptions | None = None) -> Transcription:
+    def transcribe_stream(
+        self, sound: Sound, options: TranscribeOptions | None = None, **keywords: Unpack[TranscribeKeywords]
+    ) -> Transcription:
         """Transcribe segment by segment as they are understood.
 
         Args:
             sound: a file of any sample rate and channel count; mono samples [N] of a float type at the bundle's rate
                 (16 kHz), full scale 1; or an `Audio`.
             options: default: the language is detected, the reference's settings.
+            keywords: fields of `TranscribeOptions`, which go before those of `options`.
 
         Raises:
             InputError: no sound to read, or an option that the bundle cannot follow. While segments come: damage in
                 the file, after everything before it was transcribed.
             MissingExtraError: the file's format or rate needs a library that is not installed.
         """
-        options = options or TranscribeOptions()
+        options = with_keywords(options or TranscribeOptions(), keywords)
         if options.beams > 1 and self._speculate != OFF:
             raise InputError(
                 f"The drafter {self._speculate} drafts one text at a time; leave it out, or ask for one beam."

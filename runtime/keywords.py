@@ -1,0 +1,72 @@
+"""The fields of options, as keywords for type checkers: `generate("...", max_tokens=4)`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from edge.runtime.decode.beam import EarlyStopping
+
+T = TypeVar("T")
+
+
+class _Sampling(TypedDict, total=False):
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float | None
+    seed: int | None
+    stop: Sequence[str]
+    interrupted: Callable[[], bool]
+
+
+class GenerateKeywords(_Sampling, total=False):
+    """The fields of `GenerateOptions`."""
+
+    max_tokens: int
+
+
+class Text2TextKeywords(_Sampling, total=False):
+    """The fields of `Text2TextOptions`."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    beams: int | None
+    groups: int
+    diversity: float
+    length_penalty: float | None
+    early_stopping: EarlyStopping | None
+    n_best: int
+    no_repeat_ngram: int | None
+    source_language: str | None
+    target_language: str | None
+
+
+class TranscribeKeywords(TypedDict, total=False):
+    """The fields of `TranscribeOptions`."""
+
+    temperatures: Sequence[float]
+    beams: int
+    compression_ratio_threshold: float | None
+    logprob_threshold: float | None
+    no_speech_threshold: float | None
+    seed: int
+    interrupted: Callable[[], bool]
+    language: str | None
+    task: str
+    previous_text: bool
+    skip_silence: bool
+    progress: Callable[[float], None] | None
+
+
+def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
+    """The options with the fields that `keywords` name replaced.
+
+    Raises:
+        TypeError: there is no such field.
+        InputError: a value out of its range.
+    """
+    return dataclasses.replace(options, **keywords) if keywords else options  # type: ignore[type-var]
