@@ -163,10 +163,10 @@ def test_one_form_continues_in_the_cache_of_the_other(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("from_64")
 def test_long_prompts_are_read_in_it_and_only_those(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill, sizes = prefill_of(engine), list[int]()
-    narrow_step, prefill_step = engine.step, prefill.step
-    monkeypatch.setattr(engine, "step", lambda c, t: sizes.append(-len(t)) or narrow_step(c, t))
-    monkeypatch.setattr(prefill, "step", lambda c, t: sizes.append(len(t)) or prefill_step(c, t))
+    graph, sizes = prefill_of(engine), list[int]()
+    decode_step, graph_step = engine.step, graph.step
+    monkeypatch.setattr(engine, "step", lambda c, t: sizes.append(-len(t)) or decode_step(c, t))
+    monkeypatch.setattr(graph, "step", lambda c, t: sizes.append(len(t)) or graph_step(c, t))
 
     def read(size: int) -> list[int]:
         sizes.clear()
