@@ -17,7 +17,6 @@ from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
 from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Provider
-from edge.runtime.providers.instructions import warn_of_overflow
 from edge.runtime.speculate.base import check_name
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
     check_name(options.speculate)
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    warn_of_overflow(bundle.manifest)
     variant = choose(bundle, options, present=private_bytes())
 
     def make() -> Engine:

@@ -46,7 +46,7 @@ class Growing:
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt))
-        self._sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+        self._sampler = make_sampler(options, prompt)
         self._ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)
         self._stops = StopStrings(options.stop)
         self._detokenizer = text.detokenizer()

@@ -6,13 +6,16 @@ Each follows the logits processor of transformers that its docstring names, for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edge.manifest import Generation
-from edge.runtime.decode.sampling import Sampler
+
+if TYPE_CHECKING:
+    from edge.runtime.decode.sampling import Sampler
 
 Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], None]
 """Is given B texts so far as token ids [B, L], the decoder's first tokens included, and the scores of what may follow

@@ -79,7 +79,7 @@ def trees(seed: int, right: float, continues: Callable[[Sequence[int]], int]) ->
 def run(engine: PathEngine, sampling: SamplingOptions, speculation: Speculation | None, most: int = 40) -> list[int]:
     """The tokens of one answer to `PROMPT`; on the way, what the cache holds is checked."""
     cache = engine.new_cache(len(PROMPT) + most - 1)
-    sampler = make_sampler(sampling, VOCAB, PROMPT)
+    sampler = make_sampler(sampling, PROMPT)
     if speculation is None:
         return list(
             generate(engine, cache, np.array(PROMPT), sampler, chunk=3, interrupted=lambda: False)  # type: ignore[arg-type]
