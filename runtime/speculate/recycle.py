@@ -1,14 +1,13 @@
-"""`recycle`: what the model held likely the last time it read the same token.
+"""`recycle`: what was likely the last time the model read the same token.
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling": a
-matrix has for each token of the vocabulary the few candidates with the largest logits behind its latest occurrence,
-drafted tokens that turned out wrong included, and drafts are grown through it, here the likeliest node first. Where
-steps take no trees, the draft is the chain of first candidates.
+matrix has for each token of the vocabulary the few candidates with the largest logits after its latest occurrence, in
+rejected drafts too. Drafts are grown through it, the likeliest node first; where steps take no trees, the draft is the
+chain of first candidates.
 
-A drafted token is graded by how often in a row the model held it the likeliest behind the token before; graded by the
-model's own probability, drafts were worse and cost more to learn from. Where steps take no trees, finding the largest
-logit is all that learning takes. A bundle may have a file with rows to begin with, made at export from the text that
-calibrates (`read_seed`), which are graded by the first candidate's share; the matrix stays from text to text.
+A drafted token is graded by how often in a row it was the likeliest after the token before. A bundle may have a file
+with rows to begin with, made at export (`read_seed`), which are graded by the first candidate's share. The matrix stays
+from text to text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import BundleError, InputError
+from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
@@ -53,8 +52,7 @@ PRIORS = tuple(share * chance for share in SHARES for chance in CHANCES)
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes of the matrix: candidates and sureness of every token of the vocabulary; and where steps take trees, of
-    what their tokens attend to, and a prompt's, twice."""
+    """Bytes of the matrix, and where steps take trees, twice of what their tokens and a prompt's attend to."""
     return _bytes(setting, _candidates(setting))
 
 
@@ -74,13 +72,9 @@ def make(setting: Setting) -> Recycle:
 
 def _candidates(setting: Setting) -> int:
     """As many as memory has room for."""
-    for count in range(CANDIDATES, 0, -1):
-        if setting.limit is None or _bytes(setting, count) <= setting.limit:
-            return count
-    raise InputError(
-        f"The drafter recycle takes {_bytes(setting, 1)} bytes for this vocabulary, more than the {setting.limit} that "
-        "are left; choose --speculate lookup, or a larger budget."
-    )
+    setting.check_limit("For this vocabulary the drafter recycle", _bytes(setting, 1))
+    fitting = (n for n in range(CANDIDATES, 0, -1) if setting.limit is None or _bytes(setting, n) <= setting.limit)
+    return next(fitting)
 
 
 def _bytes(setting: Setting, candidates: int) -> int:
@@ -203,7 +197,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp]
 
 def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any]) -> bytes:
     """The bytes of a bundle's file: the numbers N and k, then of N tokens their ids, k candidates each, the best first,
-    and levels of sureness. All numbers are 32 bits int8 prefill graph, little-endian; levels have 8."""
+    and levels of sureness. Numbers have 32 bits, little-endian; levels have 8."""
     count, width = candidates.shape
     return struct.pack("<II", count, width) + b"".join(
         np.ascontiguousarray(array, dtype).tobytes()

@@ -536,7 +536,7 @@ def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None
 def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match="There is no drafter 'magic'; there are auto, off, blend, cascade"):
         find("magic")
-    with pytest.raises(InputError, match="The drafter lookup takes nothing behind it"):
+    with pytest.raises(InputError, match="The drafter lookup takes no argument"):
         find("lookup=3")
 
 
