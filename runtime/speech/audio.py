@@ -6,6 +6,7 @@ PCM are read by the standard library where soundfile is not installed; everythin
 
 from __future__ import annotations
 
+import itertools
 import wave
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ from numpy.typing import NDArray
 from edge.errors import InputError, MissingExtraError
 
 BLOCK_S = 1  # seconds read at once
-BLOCK_SAMPLES = 1 << 20  # the most samples read at once, of all channels together
+BLOCK_SAMPLES = 1 << 20  # maximum samples read at once, of all channels together
 RATES = range(1_000, 1_000_001)  # samples a second that sound has; others are damage
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
 EXTRA = "pip install 'edge-lm[audio]'"
-WIDEST = 4  # bytes of a sample that are read without soundfile
+WIDEST = 4  # maximum bytes of a sample that are read without soundfile
 UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
 
 
 @dataclass(frozen=True)
 class Audio:
-    """Mono sound in blocks [N] float32. `duration` is in seconds; None where it is not known before the end."""
+    """Mono sound in blocks [N] float32. duration: in seconds; None where it is unknown before the end."""
 
     blocks: Iterator[NDArray[np.float32]]
     duration: float | None
@@ -38,8 +39,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
     """Open a sound file of any sample rate and channel count, to be heard at `rate` samples a second.
 
     Raises:
-        InputError: no such file, no sound in it, or a format that cannot be read; while reading, a place that is
-            damaged or that holds no numbers.
+        InputError: no such file, no sound in it, or a format that cannot be read; while reading, damage.
         MissingExtraError: the file's format or rate needs soundfile or soxr, which are not installed.
     """
     path = Path(path)
@@ -62,7 +62,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
             f"{RATES[0]:,} to {RATES[-1]:,}."
         )
     if sound.frames == 0:
-        raise InputError(f"{path} holds no samples; there is nothing to hear in it.")
+        raise InputError(f"{path} has no samples; there is nothing to hear in it.")
     duration = None if sound.frames is None else sound.frames / sound.rate
     blocks = _mono(sound.read(), sound.rate, str(path))
     return Audio(blocks if sound.rate == rate else _resampled(blocks, sound.rate, rate, path), duration)
@@ -127,14 +127,9 @@ def _resampled(
         raise MissingExtraError(
             f"{path} has {rate:,} samples a second and this model hears {wanted:,}; to convert them run: {EXTRA}"
         ) from None
-
-    def resample() -> Iterator[NDArray[np.float32]]:
-        stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
-        for block in blocks:
-            yield stream.resample_chunk(block)
-        yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
-
-    return resample()
+    stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+    ends = itertools.chain(((block, False) for block in blocks), [(np.zeros(0, np.float32), True)])
+    return (stream.resample_chunk(block, last=last) for block, last in ends)
 
 
 class _Sound:
