@@ -50,8 +50,7 @@ class NoRepeatNgrams:
 
 
 class MinLength:
-    """Forbids the end tokens before a text has `length` tokens, the decoder's first ones included
-    (MinLengthLogitsProcessor)."""
+    """Forbids the end tokens before a text has `length` tokens with the decoder's first (MinLengthLogitsProcessor)."""
 
     def __init__(self, length: int, ends: Collection[int]) -> None:
         self._length = length
@@ -63,8 +62,7 @@ class MinLength:
 
 
 class ForcedEnd:
-    """Makes `token` the last of the `length` tokens that a text may have, the decoder's first ones included
-    (ForcedEOSTokenLogitsProcessor)."""
+    """Makes `token` the last of `length` tokens with the decoder's first (ForcedEOSTokenLogitsProcessor)."""
 
     def __init__(self, length: int, token: int) -> None:
         self._length = length
@@ -112,8 +110,7 @@ def make_processors(
 ) -> list[Processor]:
     """The rules that settings ask for, in the order in which transformers applies them.
 
-    ends: the end tokens. begin: how many tokens the decoder begins with. least, most: how many a text may have, with
-    these.
+    ends: the end tokens. begin: tokens that the decoder begins with. least, most: tokens of a text, with these.
     """
     processors: list[Processor] = []
     if settings.repetition_penalty != 1:
@@ -134,13 +131,8 @@ def make_processors(
 
 
 class ProcessedSampler:
-    """Lets processors change the logits, then asks a sampler; keeps the text that they are shown.
-
-    Args:
-        processors: asked in this order.
-        sampler: chooses the token.
-        prompt: token ids that the text begins with.
-    """
+    """Lets processors change the logits, in their order, then asks a sampler; keeps the text for them, which begins
+    with the tokens of `prompt`."""
 
     def __init__(self, processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> None:
         self._processors = processors

@@ -21,7 +21,7 @@ Sampler = Callable[[NDArray[np.float32]], int]
 
 DRAW_BLOCK = 256  # weights summed at once while drawing: a cumulative sum over a vocabulary costs ten times more
 SMALLEST = float(np.finfo(np.float32).tiny)
-NUCLEUS = 256  # the first guess of how many of the largest weights hold top_p of the mass
+NUCLEUS = 256  # the first guess of how many of the largest weights sum up to top_p
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,8 @@ def greedy(logits: NDArray[np.float32]) -> int:
 
 
 class Categorical:
-    """Draws a token at random after temperature, top-k, top-p and min-p.
-
-    Works on unnormalised probabilities whose largest is 1. Top-p and min-p each keep a head of the tokens in order
-    of likelihood, so they are found apart and the shorter head is kept.
-    """
+    """Draws a token at random after temperature, top-k, top-p and min-p, from unnormalised probabilities whose largest
+    is 1. Top-p and min-p each are a threshold, and the higher one counts."""
 
     def __init__(self, options: SamplingOptions) -> None:
         self._options = options

@@ -393,7 +393,7 @@ class TestWheels:
 
     def test_a_wheel_without_the_file_gets_a_sentence(self, wheels: Path) -> None:
         wheel(wheels, "toy-part0", "toy_part0/other", b"")
-        with pytest.raises(CatalogError, match="does not hold toy_part0/data/toy.part"):
+        with pytest.raises(CatalogError, match="has no toy_part0/data/toy.part"):
             fetch.pull(entry(pypi()))
 
     def test_an_interrupted_fetch_leaves_nothing_half_written(self, wheels: Path) -> None:
