@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from edge.errors import InputError
 
-SHOWN = 8  # named in the error about a language that there is none of
+SHOWN = 8  # named in the error about an unknown language
 
 
 def find_language(languages: Mapping[str, int], code: str | None, default: str | None, which: str) -> int:
-    """The token of a language; a code may be cut short where that leaves no doubt: ``de`` for ``de_DE``.
+    """The token of a language; a code may be cut short where that is unambiguous: ``de`` for ``de_DE``.
 
     languages: code -> token id. default: the code where none is given, or None. which: "source" or "target".
 

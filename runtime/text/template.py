@@ -33,11 +33,9 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class ChatTemplate:
-    """A compiled template. jinja2 is imported here and not before: loading it would cost every start 40 ms.
+    """A compiled template. jinja2 is imported here and not before: loading it takes 40 ms.
 
-    Args:
-        source: the template.
-        special: special tokens by the names that templates use (`bos_token`, `eos_token`, `pad_token`).
+    special: special tokens by the names that templates use (`bos_token`, `eos_token`, `pad_token`).
 
     Raises:
         BundleError: the template cannot be compiled.
@@ -76,7 +74,7 @@ def _compile(source: str) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for training; here it only stands around them."""
+        """`{% generation %}` marks the assistant's words for training; here it has no effect."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -91,8 +89,7 @@ def _compile(source: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = _now
+    environment.globals.update(raise_exception=refuse, strftime_now=_now)
     try:
         return environment.from_string(source)
     except TemplateError as e:
