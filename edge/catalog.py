@@ -166,11 +166,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """The whole catalog, by name.
-
-    Raises:
-        CatalogError: a TOML file of the catalog is malformed.
-    """
+    """The whole catalog, by name. Raises CatalogError: a TOML file of the catalog is malformed."""
     return list(_read_all().values())
 
 

@@ -158,11 +158,7 @@ def open_role(
     threads: int | None = None,
     provider: str | Provider = AUTO,
 ) -> Engine:
-    """An engine for the graph with this role.
-
-    Raises:
-        BundleError: the graph cannot be loaded.
-    """
+    """An engine for the graph with this role. Raises BundleError: the graph cannot be loaded."""
     policy = None
     if role == SKIP:
         from edge.runtime.skip.all_layers import AllLayers

@@ -82,12 +82,8 @@ def _context(bundle: Bundle, setting: Setting) -> int:
 
 
 def _open(setting: Setting) -> Bundle:
-    """The bundle at the path, checked to draft for the other one.
-
-    Raises:
-        InputError: it cannot.
-        BundleError: there is none.
-    """
+    """The bundle at the path, checked to draft for the other one. Raises InputError: it cannot; BundleError: there is
+    none."""
     assert setting.argument is not None
     bundle = open_bundle(Path(setting.argument).expanduser())
     name = bundle.manifest.name

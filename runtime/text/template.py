@@ -46,11 +46,7 @@ class ChatTemplate:
         self._template = _compile(source)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the assistant's next turn.
-
-        Raises:
-            InputError: the template refuses the conversation.
-        """
+        """The prompt for the assistant's next turn. Raises InputError: the template refuses the conversation."""
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special

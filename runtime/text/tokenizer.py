@@ -71,11 +71,8 @@ class Text:
 
 
 class _Library:
-    """Any `tokenizer.json`, read by the tokenizers library.
-
-    Raises:
-        BundleError: it cannot be read; while it is used, a part of it that is damaged.
-    """
+    """Any `tokenizer.json`, read by the tokenizers library. Raises BundleError: it cannot be read; while it is used, a
+    part of it that is damaged."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer  # 3 MB that a transcription and most translations do without

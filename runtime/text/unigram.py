@@ -127,10 +127,11 @@ class Unigram:
         return self._added.get(token_id, self._pieces[token_id] if known else None)
 
     def _full(self) -> Tokenizer:
-        """The library's tokenizer."""
-        if callable(self._library):
-            self._library = self._library()
-        return self._library
+        """The library's tokenizer; two threads may ask for it at a time."""
+        library = self._library
+        if callable(library):
+            self._library = library = library()
+        return library
 
     def _sure(self, text: str) -> bool:
         """Whether the text is encoded here as the library does it."""
