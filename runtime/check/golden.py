@@ -63,7 +63,7 @@ class FormCase:
         return {0: self.first, len(self.ids) - 1: self.last}.get(step)
 
     def fits(self, tokens: int, vocab: int) -> bool:
-        """Whether it is a record of so many tokens, at least one, of a vocabulary."""
+        """Whether it is a record of this many tokens, at least one, of a vocabulary."""
         tops = self.first, self.last
         return (
             len(self.ids) == tokens > 0
@@ -175,7 +175,7 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
     import onnxruntime
 
     cases: list[GoldenCase] = []
-    apart = 0.0
+    deviation = 0.0
     for given in inputs:
         prompt = given.prompt_ids
         cache = _new_cache(engine, given, len(prompt) + tokens + 1)
@@ -183,15 +183,15 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
         while len(tops) < tokens:
             tops.append(_top(engine.step(cache, np.array(tops[-1].ids[:1], np.int64))[0]))
         answer = [top.ids[0] for top in tops]
-        apart = max(apart, _apart(engine, given, tops))
+        deviation = max(deviation, _deviation(engine, given, tops))
         cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
-    tolerance = float(f"{max(MIN_TOLERANCE, MARGIN * apart):.2g}")
+    tolerance = float(f"{max(MIN_TOLERANCE, MARGIN * deviation):.2g}")
     return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases, [])
 
 
 def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
     """What the graph with this role, which rounds otherwise, says along the recorded answers."""
-    cases, apart = [], golden.tolerance
+    cases, deviation = [], golden.tolerance
     for case in golden.cases:
         ids: list[int] = []
         tops: list[TopLogits] = []
@@ -199,16 +199,16 @@ def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
             ids.append(int(logits.argmax()))
             if recorded := case.own.at(i):
                 tops.append(_top(logits))
-                apart = max(apart, _distance(logits, recorded))
+                deviation = max(deviation, _distance(logits, recorded))
         cases.append(FormCase(ids, tops[0], tops[-1]))
-    return GoldenForm(role, float(f"{apart:.2g}"), cases)
+    return GoldenForm(role, float(f"{deviation:.2g}"), cases)
 
 
 def read_golden(bundle: Bundle) -> Golden:
     """The bundle's golden answers.
 
     Raises:
-        BundleError: the file cannot be read, or does not hold what `record_golden` writes.
+        BundleError: the file cannot be read, or is not what `record_golden` writes.
     """
     path = bundle.path(GOLDEN)
     try:
@@ -222,7 +222,7 @@ def read_golden(bundle: Bundle) -> Golden:
         if not case.prompt_ids or not known or not case.own.fits(len(case.greedy_ids), vocab):
             raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
     if not golden.cases:
-        raise BundleError(f"{path} holds no recorded answers; export the model again.")
+        raise BundleError(f"{path} has no recorded answers; export the model again.")
     for form in golden.forms:
         sizes = [len(case.greedy_ids) for case in golden.cases]
         if len(form.cases) != len(sizes) or not all(map(FormCase.fits, form.cases, sizes, repeat(vocab))):
@@ -269,7 +269,7 @@ def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[N
 
 
 def _branched(engine: Engine, cache: KVCache, token: np.int64) -> NDArray[np.float32]:
-    """The logits [V] after `token`, which stands in a tree next to itself; the tree's other branch is dropped."""
+    """The logits [V] after `token`, which is in a tree twice; the tree's other branch is dropped."""
     length = cache.length
     bias = np.zeros((2, length + 2), np.float32)
     bias[[0, 1], [length + 1, length]] = BLOCKED  # neither sees the other
@@ -325,20 +325,20 @@ def _top(logits: NDArray[np.float32]) -> TopLogits:
     return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
 
 
-def _apart(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
-    """How far the logits of an answer, of which each step's best are given, part from those of steps of two rows."""
+def _deviation(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
+    """How far the logits of an answer, whose best of each step are given, differ from those of steps of two rows."""
     answer = [top.ids[0] for top in tops]
     cache = _new_cache(engine, given, len(given.prompt_ids) + len(answer) + 1)
     cache.exact = True
     groups, random = engine.bundle.manifest.groups, np.random.default_rng(0)
     if cache.cross is not None and any(group.method.startswith("rows") for group in groups):
         _round(cache.cross.buffers, random)
-    apart = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
+    deviation = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
     if any(group.block_size and not group.method.startswith("rows") for group in groups):
         _round([(key[:, :, : cache.length], value[:, :, : cache.length]) for key, value in cache.buffers], random)
     for token, top in zip(answer, tops[1:], strict=False):
-        apart = max(apart, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
-    return apart
+        deviation = max(deviation, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
+    return deviation
 
 
 def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:

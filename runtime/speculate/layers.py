@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 Unit = tuple[int, ...]
-"""Segments that stand apart, by their indices in the manifest."""
+"""Segments that are left out together, by their indices in the manifest."""
 
 SEARCH, EXIT = "search", "exit"  # settings; another one names layers
 PIECES = 12  # maximum units of a search: with fewer the search ends sooner

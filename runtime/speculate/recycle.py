@@ -88,7 +88,7 @@ def _dtype(vocab: int) -> np.dtype[Any]:
 
 
 class Recycle(Drafter):
-    """The matrix of a vocabulary, with so many candidates for each token."""
+    """The matrix of a vocabulary, with `candidates` for each token."""
 
     name = NAME
     priors = PRIORS
@@ -140,7 +140,7 @@ class Recycle(Drafter):
             grades.append(level - 1)
         return Draft(tokens, grades) if tokens else NOTHING
 
-    def _tree(self, token: int, most: int) -> Draft:
+    def _tree(self, token: int, maximum: int) -> Draft:
         """The likeliest nodes first, as far as sureness tells, each with its best candidates as children."""
         following, sure = self._next, self._sure
         tokens, grades, parents = list[int](), list[int](), list[int]()
@@ -157,7 +157,7 @@ class Recycle(Drafter):
                     heapq.heappush(ahead, (-chance * PRIORS[grade], next(order), child, grade, parent))
 
         reach(token, -1, 1.0)
-        while ahead and len(tokens) < most:
+        while ahead and len(tokens) < maximum:
             chance, _, token, grade, parent = heapq.heappop(ahead)
             tokens.append(token)
             grades.append(grade)
@@ -170,8 +170,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp]
     """Of logits [S, V], V >= count, the `count` largest of each row [S, count], the largest first, and the level of
     the first one's share in them [S].
 
-    A row's largest are in the columns whose maxima are the largest, where logits stand in COLUMN rows. So most are
-    looked at once, in the order they lie in.
+    A row's largest are in the columns with the largest maxima, of COLUMN logits each: most are read once, in order.
     """
     size, vocab = logits.shape
     columns = vocab // COLUMN

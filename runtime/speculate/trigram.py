@@ -73,7 +73,7 @@ class Trigram(Drafter):
             if text[kept] != token:
                 break
             kept += 1
-        self._length = kept  # what stands there was counted
+        self._length = kept  # that text was counted
         self.accept(tokens[kept:])
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -120,11 +120,11 @@ class Trigram(Drafter):
             return NOTHING
         return self.following(self._text[self._length - 2], self._text[self._length - 1], budget.tokens)
 
-    def following(self, first: int, second: int, most: int) -> Draft:
-        """The chain of up to `most` tokens that follows a pair."""
+    def following(self, first: int, second: int, maximum: int) -> Draft:
+        """The chain of up to `maximum` tokens that follows a pair."""
         pairs, successors, counts, mask = self._pairs, self._successors, self._counts, self._mask
         tokens, grades = list[int](), list[int]()
-        for _ in range(most):
+        for _ in range(maximum):
             slot = ((first * SPREAD ^ second) * SPREAD >> 12) & mask
             at = slot * SUCCESSORS
             if pairs[slot] != first << 32 | second:

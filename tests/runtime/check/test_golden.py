@@ -144,7 +144,7 @@ def test_many_near_ties_are_a_fault() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda g: g["cases"].clear(), "holds no recorded answers"),
+        (lambda g: g["cases"].clear(), "has no recorded answers"),
         (lambda g: g["cases"][1].pop("greedy_ids"), r"lacks the field 'cases\[1\].greedy_ids'"),
         (lambda g: g["cases"][0]["prompt_ids"].append(10**6), r"cases\[0\] is no recorded answer"),
         (lambda g: g["cases"][0]["greedy_ids"].clear(), r"cases\[0\] is no recorded answer"),

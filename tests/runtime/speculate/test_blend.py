@@ -28,13 +28,14 @@ from edge.runtime.speculate.planner import Planner
 from edge.runtime.speculate.successors import (
     FILE,
     HEAD,
+    LEAST,
     LEVELS,
     NONE,
     SLOT,
+    STEP,
     Context,
     Successors,
     level_of,
-    log_odds,
     write_table,
 )
 
@@ -201,7 +202,7 @@ def test_levels_are_what_comes_true_in_answers_that_were_not_counted(share: floa
             if context is not None:
                 token, level = found[context]
                 right, seen = right + (token == other[at]), seen + 1
-                claimed += 1 / (1 + math.exp(-log_odds(level)))
+                claimed += 1 / (1 + math.exp(-(LEAST + STEP * (level + 0.5))))
     assert seen > 500 and right / seen == pytest.approx(claimed / seen, abs=0.08)
     word = found[110,]
     assert word[0] == 210 and abs(word[1] - level_of(share)) <= 2
