@@ -49,11 +49,8 @@ class Bundle:
         return self.root / name
 
     def check_files(self, progress: Callable[[int], None] | None = None) -> None:
-        """Compare every file's size and sha256 with the manifest. `progress` is told how many bytes were just read.
-
-        Raises:
-            BundleError: a file is missing, truncated or changed.
-        """
+        """Compare every file's size and sha256 with the manifest; BundleError where a file is missing, truncated or
+        changed. `progress` is told how many bytes were just read."""
         self.check_sizes()
         for file in self.manifest.files:
             if sha256_of(self.path(file.path), progress) != file.sha256:
@@ -106,11 +103,8 @@ class Bundle:
 
 
 def open_bundle(path: str | Path) -> Bundle:
-    """Read a bundle's manifest and check it: version, fields, and that no path leaves the bundle.
-
-    Raises:
-        BundleError: `path` is no bundle, or the manifest cannot be accepted.
-    """
+    """Read a bundle's manifest and check it: version, fields, and that no path leaves the bundle; BundleError where
+    `path` is no bundle, or the manifest cannot be accepted."""
     root = Path(path)
     file = root / MANIFEST
     try:
@@ -143,11 +137,8 @@ def _check_inside(root: Path, name: str) -> None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The sha256 of a file, in hexadecimal. `progress` is told how many bytes were just read.
-
-    Raises:
-        BundleError: the file cannot be read.
-    """
+    """The sha256 of a file, in hexadecimal; BundleError where it cannot be read. `progress` is told how many bytes were
+    just read."""
     import hashlib  # brings OpenSSL, 3 MB of memory that a run of a bundle checked before does not need
 
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)

@@ -166,16 +166,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """The whole catalog, by name. Raises CatalogError: a TOML file of the catalog is malformed."""
+    """The whole catalog, by name; CatalogError where a TOML file of the catalog is malformed."""
     return list(_read_all().values())
 
 
 def resolve(name: str) -> Entry:
-    """The entry called `name`, in any case.
-
-    Raises:
-        CatalogError: there is none; the sentence names those that are spelled alike.
-    """
+    """The entry called `name`, in any case; CatalogError, which names similar ones, where there is none."""
     found = find(name)
     if found is None:
         known = sorted(_read_all())
@@ -241,11 +237,8 @@ def _read_all() -> dict[str, Entry]:
 
 
 def parse(text: str, where: str) -> Entry:
-    """An entry from its TOML text. `where` is the file's name, which names the model.
-
-    Raises:
-        CatalogError: not TOML, or a field is missing, of another type or unknown.
-    """
+    """An entry from the TOML text of the file `where`, which names the model; CatalogError where it is not TOML, or a
+    field is missing, of another type or unknown."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:

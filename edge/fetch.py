@@ -132,11 +132,8 @@ def _changed(source: Source, here: Path) -> list[Path]:
 
 
 def snapshot(repo: str, revision: str | None) -> Path:
-    """A model directory from the hub, in the cache of the hub's library.
-
-    Raises:
-        CatalogError: the library is missing, or the hub does not give the model.
-    """
+    """A model directory from the hub, in the cache of the hub's library; CatalogError where the library is missing, or
+    the hub does not give the model."""
     try:
         return _snapshot(repo, revision)[0]
     except _Unavailable as e:

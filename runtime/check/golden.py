@@ -74,11 +74,8 @@ class FormCase:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token.
-
-    An encoder-decoder's prompt is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)`
-    where it reads audio.
-    """
+    """One prompt and its greedy answer, with the steps that chose its first and last token. An encoder-decoder's prompt
+    is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)` where it reads audio."""
 
     prompt_ids: list[int]
     greedy_ids: list[int]
@@ -158,7 +155,7 @@ def open_role(
     threads: int | None = None,
     provider: str | Provider = AUTO,
 ) -> Engine:
-    """An engine for the graph with this role. Raises BundleError: the graph cannot be loaded."""
+    """An engine for the graph with this role; BundleError where the graph cannot be loaded."""
     policy = None
     if role == SKIP:
         from edge.runtime.skip.all_layers import AllLayers
@@ -205,11 +202,7 @@ def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
 
 
 def read_golden(bundle: Bundle) -> Golden:
-    """The bundle's golden answers.
-
-    Raises:
-        BundleError: the file cannot be read, or is not what `record_golden` writes.
-    """
+    """The bundle's golden answers; BundleError where the file cannot be read, or is not what `record_golden` writes."""
     path = bundle.path(GOLDEN)
     try:
         text = path.read_text(encoding="utf-8")

@@ -104,12 +104,8 @@ def check_window(window: int, context: int) -> None:
 
 
 def windows(ids: Sequence[int], special: Tokens, *, window: int, limit: int | None = None) -> list[NDArray[np.int64]]:
-    """A text's token ids, at most `limit` of them, as windows of `window` tokens (`check_window`), the last one
-    perhaps shorter.
-
-    Raises:
-        InputError: the limit is less than 2, or the text has fewer than 2 tokens.
-    """
+    """A text's token ids, at most `limit` of them, as windows of `window` tokens (`check_window`), the last one perhaps
+    shorter; InputError where the limit is less than 2, or the text has fewer than 2 tokens."""
     if limit is not None and limit < 2:
         raise InputError(f"--tokens {limit} leaves nothing to predict; choose 2 or more.")
     taken = np.asarray(ids[:limit], np.int64)
@@ -140,11 +136,8 @@ def compare(
     *,
     given: int = 1,
 ) -> Agreement:
-    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted.
-
-    Raises:
-        InputError: their vocabularies have different sizes.
-    """
+    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted;
+    InputError where their vocabularies have different sizes."""
     if reference.vocab_size != candidate.vocab_size:
         raise InputError(
             f"The vocabularies differ: {candidate.vocab_size} tokens and {reference.vocab_size}; only models with "

@@ -126,13 +126,8 @@ def beam_search(
 
 
 def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: Cross | None = None) -> KVCache:
-    """A cache in which no search for texts after such a prompt runs out of room.
-
-    It may have more rows than the engine's context, which limits positions: parallel branches share those.
-
-    Raises:
-        InputError: more beams than there is memory for.
-    """
+    """A cache in which no search for texts after such a prompt runs out of room; InputError for more beams than were
+    planned. It may have more rows than the engine's context, which limits positions: parallel branches share those."""
     if engine.plan is not None and options.beams > engine.plan.demand.branches:
         raise InputError(
             f"Memory was planned for {engine.plan.demand.branches} beams, not for {options.beams}; name them when the "

@@ -114,15 +114,8 @@ class Footprint:
 
 
 class MemoryModel:
-    """The memory of one bundle under any `Demand`.
-
-    Args:
-        bundle: an opened bundle, whose manifest is read.
-        present: private bytes of this process so far, which count where they are clearly more than the libraries'.
-
-    Raises:
-        BundleError: a file of the bundle cannot be read.
-    """
+    """The memory of one bundle under any `Demand`; BundleError where its tokenizer cannot be read. present:
+    private bytes of this process so far, which count where they are clearly more than the libraries'."""
 
     def __init__(self, bundle: Bundle, present: int = 0) -> None:
         manifest = bundle.manifest

@@ -65,11 +65,7 @@ class Plan:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes.
-
-    Raises:
-        InputError: something else, or nothing.
-    """
+    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes; InputError for anything else."""
     found = SIZE.fullmatch(text)
     size = int(Decimal(found[1]) * UNITS[(found[2] or "").lower()]) if found else 0
     if size < 1:

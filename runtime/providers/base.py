@@ -90,11 +90,8 @@ class Provider(Protocol):
         """What this machine has for it."""
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
-        """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes.
-
-        Raises:
-            BundleError: the bundle has no such graph, or it cannot be opened on this provider.
-        """
+        """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes;
+        BundleError where the bundle has no such graph, or it cannot be opened on this provider."""
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
         """As `open`, over a model: a file, or the bytes of one. name: for errors. folder: of its external weights.

@@ -20,11 +20,7 @@ _told = False  # whether it was said that it keeps its size
 
 def share_thread_pool(threads: int | None) -> int:
     """The threads of the pool. The first call sizes it: `threads`, default `default_threads`. A later call with another
-    size logs a warning, once.
-
-    Raises:
-        InputError: a number of threads that a pool cannot have.
-    """
+    size logs a warning, once; InputError for a number of threads that a pool cannot have."""
     global _pool, _told
     check_threads(threads)
     if _pool is None:

@@ -147,11 +147,8 @@ def table_bytes(name: str, bundle: Bundle, context: int, source: int = 0, *, fil
 
 
 def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
-    """The policy of layers for a drafter that runs parts of the decoder; None for all others.
-
-    Raises:
-        InputError: there is no such drafter, or the bundle has no segments for it.
-    """
+    """The policy of layers for a drafter that runs parts of the decoder; None for all others; InputError where there is
+    no such drafter, or the bundle has no segments for it."""
     if name in (AUTO, OFF):
         return None
     entry, argument = _parts(name)
@@ -161,11 +158,8 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
 
 
 def chosen(name: str, bundle: Bundle) -> str:
-    """What drafts for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder.
-
-    Raises:
-        InputError: there is no such drafter, or it does not serve the bundle.
-    """
+    """What drafts for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder; InputError where
+    there is no such drafter, or it does not serve the bundle."""
     manifest = bundle.manifest
     if name == AUTO and manifest.encoder is not None:
         return OFF
@@ -183,12 +177,8 @@ def chosen(name: str, bundle: Bundle) -> str:
 
 
 def check_argument(name: str, bundle: Bundle) -> str:
-    """`chosen`, after a check of what follows ``=`` in the name, before anything is loaded.
-
-    Raises:
-        InputError: see `chosen`; or the drafter cannot be made of it for this bundle.
-        BundleError: it names no bundle, or a damaged one.
-    """
+    """`chosen`, after a check of what follows ``=`` in the name, before anything is loaded; InputError or BundleError
+    where the drafter cannot be made of it."""
     name = chosen(name, bundle)
     if "=" in name:
         module, argument = find(name)
@@ -210,11 +200,8 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> tuple[DrafterModule, str | None]:
-    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``, or ``auto``.
-
-    Raises:
-        InputError: there is no such drafter, or it needs an argument, or takes none.
-    """
+    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``, or ``auto``; InputError
+    where there is no such drafter, or it needs an argument, or takes none."""
     entry, argument = _parts(CHOSEN if name == AUTO else name)
     return cast(DrafterModule, entry.load()), argument
 

@@ -58,11 +58,8 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> Blend:
-    """An index of as many tokens as a text may have or as memory has room for, and the bundle's table.
-
-    Raises:
-        BundleError: the table cannot be read.
-    """
+    """An index of as many tokens as a text may have or as memory has room for, and the bundle's table; BundleError
+    where the table cannot be read."""
     size = lookup.index_size(setting, PLACE)
     return Blend(size, Successors(setting.bundle) if _with_table(setting, size) else None)
 

@@ -66,11 +66,8 @@ class Choice:
 
 
 def choice(bundle: Bundle, setting: str | None) -> Choice:
-    """The choice that is asked for: ``search`` (or None), ``exit``, ``unified:R`` or layers' numbers, ``3,4,9``.
-
-    Raises:
-        InputError: the setting is none of these, or names layers that cannot be left out.
-    """
+    """The choice that is asked for: ``search`` (or None), ``exit``, ``unified:R`` or layers' numbers, ``3,4,9``;
+    InputError where the setting is none of these, or names layers that cannot be left out."""
     segments = bundle.manifest.segments
     units = skip.skippable(segments)
     if setting in (None, SEARCH):

@@ -52,12 +52,8 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> DraftModel:
-    """The smaller model, loaded.
-
-    Raises:
-        InputError: it has another tokenizer, an encoder, or takes more than the limit.
-        BundleError: it is no bundle, or is damaged.
-    """
+    """The smaller model, loaded; InputError where it has another tokenizer, an encoder, or takes more than the limit,
+    BundleError where it is damaged."""
     bundle = _open(setting)
     setting.check_limit(f"The model that drafts, {bundle.manifest.name},", _nbytes(bundle, setting), "auto")
     bundle.check_files_once()
@@ -82,7 +78,7 @@ def _context(bundle: Bundle, setting: Setting) -> int:
 
 
 def _open(setting: Setting) -> Bundle:
-    """The bundle at the path, checked to draft for the other one. Raises InputError: it cannot; BundleError: there is
+    """The bundle at the path, checked to draft for the other one; InputError where it cannot; BundleError: there is
     none."""
     assert setting.argument is not None
     bundle = open_bundle(Path(setting.argument).expanduser())
@@ -110,13 +106,7 @@ def _compare(bundle: Bundle, other: Bundle) -> None:
 
 
 class DraftModel(Drafter):
-    """A model that drafts.
-
-    Args:
-        engine: the smaller model's.
-        vocab: tokens that both models know.
-        cost: of one of its steps, in steps of the larger model.
-    """
+    """A model that drafts. vocab: tokens that both models know. cost: of its steps, in steps of the larger model."""
 
     name = NAME
     priors = PRIORS

@@ -78,11 +78,8 @@ class StepCosts:
     What was measured during an answer counts from the next one on, so that the first answer of a process is always the
     same.
 
-    Args:
-        curve: gives the curve that was measured on this device, where there is one.
-        width: maximum tokens of a step.
-        multiple: of which the engine makes every step's size.
-        slope: the guess where there is no curve: of each further token, in plain steps.
+    curve: gives the curve that was measured on this device, where there is one. width: maximum tokens of a step.
+    multiple: of which the engine makes every step's size. slope: the guess of each further token, in plain steps.
     """
 
     def __init__(
@@ -152,13 +149,9 @@ def _follow(known: float, measured: float, share: float = FOLLOWED) -> float:
 class Planner:
     """Cuts drafts to what pays.
 
-    Args:
-        priors: what is believed of the drafter's grades.
-        costs: what steps cost.
-        width: maximum tokens of a step, the one before the draft included.
-        trees: whether steps take trees.
-        cost: of drafting a token, in plain steps, before it was measured.
-        even: the costs of the steps of exact answers, which run even numbers of tokens; default: `costs`.
+    priors: what is believed of the drafter's grades. width: maximum tokens of a step, with the one before the draft.
+    trees: whether steps take trees. cost: of drafting a token, in plain steps, before it was measured. even: the costs
+    of the steps of exact answers, which run even numbers of tokens; default: `costs`.
     """
 
     def __init__(

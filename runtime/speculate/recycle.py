@@ -57,12 +57,8 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> Recycle:
-    """A matrix with the bundle's rows in it, where it has some.
-
-    Raises:
-        InputError: a row of one candidate for each token is more than the limit.
-        BundleError: the file cannot be read.
-    """
+    """A matrix with the bundle's rows in it, where it has some; InputError where one candidate for each token is more
+    than the limit, BundleError where the file cannot be read."""
     recycle = Recycle(setting.bundle.manifest.dims.vocab_size, _candidates(setting))
     seed = read_seed(setting.bundle)
     if seed is not None:
@@ -205,11 +201,8 @@ def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any
 
 
 def read_seed(bundle: Bundle) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]] | None:
-    """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None where it has none.
-
-    Raises:
-        BundleError: the file cannot be read, or is not what `write_seed` writes.
-    """
+    """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None without one, BundleError where it
+    cannot be read or is not what `write_seed` writes."""
     if all(file.path != SEED for file in bundle.manifest.files):
         return None
     path = bundle.path(SEED)

@@ -51,11 +51,7 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> SelfDraft:
-    """The drafter over the engine that verifies.
-
-    Raises:
-        InputError: the engine is not one for it, or the memory has no room.
-    """
+    """The drafter over the engine that verifies; InputError where that has no segments, or the memory has no room."""
     setting.check_limit("The drafter self", nbytes(setting))
     engine, chosen = setting.engine, choice(setting.bundle, setting.argument)
     if not isinstance(engine, SegmentedEngine) or not isinstance(engine.policy, AllLayers):
@@ -64,11 +60,8 @@ def make(setting: Setting) -> SelfDraft:
 
 
 def policy(bundle: Bundle, setting: str | None) -> AllLayers:
-    """What runs where no draft leaves anything out.
-
-    Raises:
-        InputError: the bundle has no segments of whole layers, or the setting is not understood.
-    """
+    """What runs where no draft leaves anything out; InputError where the bundle has no segments of whole layers, or the
+    setting is not understood."""
     middle(bundle, parts=("layers", "attention"), what="self")
     choice(bundle, setting)
     return AllLayers(bundle)

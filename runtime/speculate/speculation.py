@@ -60,15 +60,10 @@ class Speculation:
 
 
 class AnswerDrafts(Drafts):
-    """The drafts of one answer. Times its steps, by which the planner goes.
+    """The drafts of one answer to `prompt`, of up to `maximum` tokens. Times its steps, for the planner.
 
-    Args:
-        prompt: tokens that the answer follows.
-        maximum: tokens of the answer.
-        ends: tokens that end it.
-        drawn: whether tokens are drawn at random.
-        source: other tokens that the answer may repeat; see `Drafter.begin`.
-        figures: what is added to.
+    ends: tokens that end the answer. drawn: whether tokens are drawn at random. source: see `Drafter.begin`. figures:
+    what is added to.
     """
 
     def __init__(
@@ -162,11 +157,7 @@ def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
 
 def make_speculation(name: str, engine: Engine) -> Speculation | None:
     """What ``auto`` or a drafter's name stands for; None where nothing drafts, or where a memory budget has no room for
-    steps of two tokens.
-
-    Raises:
-        InputError: there is no such drafter, or it cannot be made.
-    """
+    steps of two tokens; InputError where there is no such drafter, or it cannot be made."""
     if name == OFF:
         return None
     plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder

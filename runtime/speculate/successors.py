@@ -71,11 +71,8 @@ def table_nbytes(bundle: Bundle) -> int:
 
 
 class Successors:
-    """The table of a bundle that has the file, mapped into memory.
-
-    Raises:
-        BundleError: the file cannot be read, or is not what `write_table` writes.
-    """
+    """The table of a bundle that has the file, mapped into memory; BundleError where the file cannot be read, or is not
+    what `write_table` writes."""
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.path(FILE)

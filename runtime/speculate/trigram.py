@@ -41,7 +41,7 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> Trigram:
-    """A table as large as memory has room for. Raises InputError: there is no room for the smallest."""
+    """A table as large as memory has room for; InputError where there is no room for the smallest."""
     setting.check_limit("The drafter trigram", nbytes(setting))
     return Trigram(_slots(setting), setting.context)
 

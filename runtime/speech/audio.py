@@ -69,11 +69,8 @@ def open_audio(path: str | Path, rate: int) -> Audio:
 
 
 def from_samples(samples: NDArray[Any], rate: int) -> Audio:
-    """Sound that is in memory: mono samples [N] of a float type at `rate`, full scale 1.
-
-    Raises:
-        InputError: another shape or type, or no samples; while reading, a sample that is no number.
-    """
+    """Sound that is in memory: mono samples [N] of a float type at `rate`, full scale 1; InputError for another shape,
+    type, no samples or, while reading, a sample that is not a number."""
     if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
         raise InputError(
             f"Samples must be one channel of floats at {rate:,} Hz between -1 and 1, "

@@ -92,13 +92,7 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes one window after the other: `hear` it, then `decode` it.
-
-    Args:
-        engine: of a bundle whose manifest has `speech`.
-        text: what decodes its tokens.
-        speculation: what drafts, if anything.
-    """
+    """Decodes one window after the other: `hear` it, then `decode` it. engine: of a bundle for speech."""
 
     def __init__(
         self, engine: Engine, text: Spoken, options: DecodingOptions, speculation: Speculation | None = None

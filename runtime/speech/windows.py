@@ -26,14 +26,10 @@ def until_full(held: NDArray[np.float32]) -> bool:
 
 
 class Windows:
-    """A window over blocks of sound that moves forward.
+    """A window of up to `size` samples over blocks of mono sound, [N] float32 each, that moves forward.
 
-    Args:
-        blocks: mono sound, [N] float32 each.
-        size: maximum samples in a window.
-        enough: given what is in the buffer, whether to go on without a full window.
-
-    `position` is where the window begins, in samples. Damage in the stream (`InputError`) ends it; `close` raises it.
+    enough: given what is in the buffer, whether to go on without a full window. position: where the window begins, in
+    samples. Damage in the stream (`InputError`) ends it; `close` raises it.
     """
 
     def __init__(

@@ -31,11 +31,8 @@ class Framing:
         return prompt if self._forced is None else [*prompt, self._forced]
 
     def tokens(self, text: str, source: str | None, target: str | None) -> tuple[list[int], list[int]]:
-        """The tokens of a text as the encoder takes them, and those of the text alone.
-
-        Raises:
-            InputError: the text is empty, or a language that the model does not have.
-        """
+        """The tokens of a text as the encoder takes them, and those of the text alone; InputError for an empty text or
+        an unknown language."""
         if not text.strip():
             raise InputError("The text is empty; give the model something to work on.")
         format = self._format

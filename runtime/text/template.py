@@ -33,20 +33,15 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class ChatTemplate:
-    """A compiled template. jinja2 is imported here and not before: loading it takes 40 ms.
-
-    special: special tokens by the names that templates use (`bos_token`, `eos_token`, `pad_token`).
-
-    Raises:
-        BundleError: the template cannot be compiled.
-    """
+    """A compiled template; BundleError where it cannot be. special: special tokens by the names that templates use
+    (`bos_token`, `eos_token`, `pad_token`)."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         self._special = dict(special)
         self._template = _compile(source)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the assistant's next turn. Raises InputError: the template refuses the conversation."""
+        """The prompt for the assistant's next turn; InputError where the template refuses the conversation."""
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
@@ -63,7 +58,7 @@ def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
     return ChatTemplate(manifest.chat_template, special)
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(source: str) -> jinja2.Template:  # imports jinja2, which takes 40 ms
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser

@@ -24,11 +24,7 @@ _MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/]{8})[^"]*"')  #
 
 
 class Text:
-    """The bundle's tokenizer, with the special tokens its manifest names.
-
-    Raises:
-        BundleError: `tokenizer.json` cannot be read.
-    """
+    """The bundle's tokenizer and its special tokens; BundleError where `tokenizer.json` cannot be read."""
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.path(TOKENIZER)
@@ -42,11 +38,8 @@ class Text:
         self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised, none is added.
-
-        Raises:
-            InputError: `text` has half of a surrogate pair.
-        """
+        """Token ids of `text`, in which special tokens are recognised and none is added; InputError where it is not
+        valid Unicode."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -71,7 +64,7 @@ class Text:
 
 
 class _Library:
-    """Any `tokenizer.json`, read by the tokenizers library. Raises BundleError: it cannot be read; while it is used, a
+    """Any `tokenizer.json`, read by the tokenizers library; BundleError where it cannot be read; while it is used, a
     part of it that is damaged."""
 
     def __init__(self, path: Path) -> None:
@@ -185,11 +178,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds the first of some strings in streamed text, also where it spans pieces.
-
-    Raises:
-        InputError: a stop string is empty.
-    """
+    """Finds the first of some strings in streamed text, also across pieces; InputError where one is empty."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:

@@ -48,13 +48,8 @@ class Tokenizer(Protocol):
 
 
 def read_unigram(path: Path, library: Callable[[], Tokenizer]) -> Unigram | None:
-    """The tokenizer of a `tokenizer.json`; None where it is no Unigram model, or has parts that are not known here.
-
-    library: reads the same file with the library.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """The tokenizer of a `tokenizer.json`; None where it is not a Unigram model or has unknown parts, OSError or
+    ValueError where it cannot be read. library: reads the same file with the library."""
     content = json.loads(path.read_bytes())
     try:
         return Unigram(content, library)
