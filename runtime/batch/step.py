@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.providers.base import Buffer
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.providers.base import Buffer
 
 
 class Slots:

@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,8 @@ from edge.errors import InputError
 from edge.runtime.decode.branches import Branches
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
 
 EarlyStopping = Literal["never"] | bool
 Reason = Literal["stop", "length", "context", "interrupted"]

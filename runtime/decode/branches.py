@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.engine.engine import BLOCKED, Tree
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import BLOCKED, Engine, Tree
 
 # Dead rows that are not worth moving the others for: attention over one of them costs 0.26 us a step, moving
 # rows 25 to 60 us (a T5 of 4 layers).

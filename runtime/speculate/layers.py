@@ -9,14 +9,11 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.skip import base as skip
 from edge.runtime.skip.unified import spread
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 Unit = tuple[int, ...]
 """Segments that are left out together, by their indices in the manifest."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +17,13 @@ from numpy.typing import NDArray
 from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.text.tokenizer import Text
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
 
 NAME = "model"
 HELP = "what a smaller bundle with the same tokenizer says, whose path this is"
@@ -78,8 +75,7 @@ def _context(bundle: Bundle, setting: Setting) -> int:
 
 
 def _open(setting: Setting) -> Bundle:
-    """The bundle at the path, checked to draft for the other one; InputError where it cannot; BundleError: there is
-    none."""
+    """The bundle at the path, checked to draft for the other one; InputError or BundleError where it cannot."""
     assert setting.argument is not None
     bundle = open_bundle(Path(setting.argument).expanduser())
     name = bundle.manifest.name

@@ -16,18 +16,16 @@ import heapq
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 NAME = "recycle"
 HELP = "what the model held likely when it last read the same token"

@@ -11,7 +11,6 @@ The engine is one over the bundle's graph `skip`, in units that drafts leave out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from edge.manifest import SKIP
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import reader
 from edge.runtime.decode.sampling import greedy
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.memory.footprint import GRAPH
 from edge.runtime.skip.all_layers import AllLayers
 from edge.runtime.skip.base import middle
@@ -30,9 +30,6 @@ from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import PRIORS, written
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
 
 NAME = "self"
 HELP = "what the model says with some of its layers left out, over a bundle's segments"

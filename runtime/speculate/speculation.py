@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter as clock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,10 @@ from edge.manifest import FLOAT32, KV8_STEP
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import Choose, Drafts, Step, reader
 from edge.runtime.decode.sampling import Sampler
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
 

@@ -11,14 +11,11 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge.bundle import Bundle
 from edge.errors import BundleError
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 FILE = "successors.bin"
 HEAD = struct.Struct("<II")  # the logarithm of the number of slots, and that of levels

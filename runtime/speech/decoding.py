@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,14 @@ from edge.runtime.decode.beam import BeamOptions, beam_search, never, new_cache
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
 from edge.runtime.decode.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
 from edge.runtime.speculate.base import EARLIER
+from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.speech.rules import speech_rules
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.speculate.speculation import Figures, Speculation
-    from edge.runtime.speech.words import Spoken
+from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and 10% less of their time
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

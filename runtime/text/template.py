@@ -33,7 +33,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 class ChatTemplate:
-    """A compiled template; BundleError where it cannot be. special: special tokens by the names that templates use
+    """A compiled template; BundleError where it is invalid. special: special tokens by the names that templates use
     (`bos_token`, `eos_token`, `pad_token`)."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
