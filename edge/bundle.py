@@ -60,13 +60,8 @@ class Bundle:
                 )
 
     def check_files_once(self) -> None:
-        """`check_files`, unless it passed before and no file has changed since, by sizes, times and inodes.
-
-        What passed is remembered in the cache folder; where that cannot be written, every call reads all files.
-
-        Raises:
-            BundleError: as `check_files`.
-        """
+        """`check_files`, unless it passed before and no file has changed since, by sizes, times and inodes. What passed
+        is remembered in the cache folder; where that cannot be written, every call reads all files."""
         self.check_sizes()
         before = self._stamp()
         key = zlib.crc32(os.fsencode(self.root.resolve()))  # two bundles with one key would only be read again
@@ -176,11 +171,8 @@ class TensorSpan:
 
 class BundleWriter:
     """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
-    leaving the block without removes what was written.
-
-    Raises:
-        ExportError: the target exists and `force` is false, or cannot be written.
-    """
+    leaving the block without removes what was written. ExportError where the target exists and `force` is false, or it
+    cannot be written."""
 
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
         self.target = Path(target)

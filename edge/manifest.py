@@ -44,11 +44,8 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file, and what a host must know of it before it opens it.
-
-    Roles: ``decoder``, and ``prefill``, ``tree``, ``kv8`` and ``skip`` next to it; ``encoder`` and, for speech,
-    ``frontend``.
-    """
+    """One ONNX file. Roles: ``decoder``, ``prefill``, ``tree``, ``kv8``, ``skip``, ``encoder`` and, for speech,
+    ``frontend``."""
 
     role: str
     path: str
@@ -282,12 +279,8 @@ def sealed(fields: dict[str, Any]) -> str:
 
 
 def parse(text: str, where: str) -> Manifest:
-    """A manifest from its JSON text; `where` names the file in errors. Unknown fields are ignored, so that a later
-    producer may add some.
-
-    Raises:
-        BundleError: not JSON, changed since it was written, another format version, or a wrong or missing field.
-    """
+    """A manifest from its JSON text; BundleError, in which `where` names the file, if it is not JSON, was changed, has
+    another format version or a wrong or missing field. Unknown fields are ignored: a later producer may add some."""
     raw = read_json(text, where)
     before, found, after = text.rpartition(f'"{CHECKSUM}"')
     if found and _checksum(before) not in after:

@@ -236,7 +236,10 @@ def replay_golden(
             place = f"prompt {number}, token {i + 1}"
             _check_token(report, place, logits, own.ids[i])
             if top := own.at(i):
-                _check_logits(report, place, logits, top)
+                difference = _distance(logits, top)
+                report.largest_difference = max(report.largest_difference, difference)
+                if not difference <= report.tolerance:  # so that NaN is a fault
+                    report.faults.append(f"{place}: two logits are {difference:.3g} farther or closer than recorded")
             report.tokens += 1
             progress(1)
     ties = len(report.near_ties)
@@ -299,13 +302,6 @@ def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], 
         report.near_ties.append(f"{place}: {best} instead of {recorded}, whose logit is only {gap:.2g} lower")
     else:
         report.faults.append(f"{place}: {best} instead of the recorded {recorded}, whose logit is {gap:.3g} lower")
-
-
-def _check_logits(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: TopLogits) -> None:
-    difference = _distance(logits, recorded)
-    report.largest_difference = max(report.largest_difference, difference)
-    if not difference <= report.tolerance:  # so that NaN is a fault
-        report.faults.append(f"{place}: two logits are {difference:.3g} farther apart or closer than recorded")
 
 
 def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:

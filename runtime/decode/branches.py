@@ -31,10 +31,8 @@ class Branches:
         self._rows = np.arange(width, dtype=np.int64)
 
     def step(self, parents: NDArray[np.intp], tokens: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Continue the branches `parents` [S] with `tokens` [S], which makes S branches in this order; logits [S, V].
-
-        None where the cache has no room for it, even without the rows of dead branches.
-        """
+        """Continue the branches `parents` [S] with `tokens` [S], which makes S branches in this order; logits [S, V],
+        None where the cache has no room, even without the rows of dead branches."""
         cache, size = self._cache, len(tokens)
         attended = self._bias[parents, : cache.length]  # [S, rows]
         if cache.room < size or cache.length - self._live > SPARE_ROWS:

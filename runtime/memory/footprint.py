@@ -13,11 +13,12 @@ and random models. docs/lab/memory.md compares predictions and measurements.
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from dataclasses import dataclass
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
-from edge.manifest import FLOAT32, KV8, LONGER, SKIP, TensorGroup
+from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
 from edge.runtime.providers import instructions
 
 MIB = 2**20
@@ -125,12 +126,7 @@ class MemoryModel:
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
         roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
         self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # instead of the decoder's
-        self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
-        if manifest.text is not None and _unigram(bundle):
-            pieces = manifest.dims.vocab_size
-            self._tokenizer, self._reading = OWN_PIECE * pieces, OWN_PIECE_READING * pieces
-        if manifest.speech is not None:
-            self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
+        self._tokenizer, self._reading = _tokenizer(bundle, sizes[TOKENIZER])
         groups = {group.name: group for group in manifest.groups}
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
         head = [groups["head"]] if "head" in groups else looked[:1]
@@ -142,14 +138,10 @@ class MemoryModel:
             self._prefill = SESSION + GRAPH * sizes[manifest.graph("prefill").path] + sum(map(_packed, packed))
             self._prefill += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
-        self._feed_forward = _width(
-            groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
-        )
+        self._feed_forward = _width(groups.get("feed_forward"), dims, dims.intermediate_size)
         if manifest.encoder is not None:
             own = manifest.encoder
-            self._encoder_feed_forward = _width(
-                groups.get("encoder.feed_forward"), own.num_layers, own.hidden_size, dims.intermediate_size
-            )
+            self._encoder_feed_forward = _width(groups.get("encoder.feed_forward"), own, dims.intermediate_size)
             self._encoder = manifest.graph("encoder")
             if self._encoder.precise_layers and "encoder.cross_attention" in groups:
                 self._packed += _packed(groups["encoder.cross_attention"])
@@ -214,13 +206,11 @@ class MemoryModel:
             floats += 2 * self._cached(demand)  # the attention bias of the host, and what the graph takes of it
         elif instructions.ARM:  # see the CPU's provider
             floats += dims.num_heads * demand.context
-        return max(0, round(tokens * floats + self._unpacked_rows(demand)) * FLOAT - LEFT)
-
-    def _unpacked_rows(self, demand: Demand) -> int:
-        """Floats that a step of many tokens makes of one layer's rows, where the KV cache has int8."""
-        if demand.kv == FLOAT32:
-            return 0
-        return UNPACKED * demand.context * max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
+        unpacked = 0  # what a step of many tokens makes of one layer's rows, where the KV cache has int8
+        if demand.kv != FLOAT32:
+            row = max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
+            unpacked = UNPACKED * demand.context * row
+        return max(0, round(tokens * floats + unpacked) * FLOAT - LEFT)
 
     def _encoding(self, rows: int) -> int:
         """Bytes of the encoder for this many rows; for sound, with the host's copies of a window."""
@@ -244,10 +234,10 @@ class MemoryModel:
         return rows * ENCODE_CROSS * self._cross_bytes // len(cross.layers) + floats * FLOAT
 
 
-def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> int:
+def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> int:
     """Values per token of a feed-forward block's first products: gate and up, or one where there is no gate; the last
     product reads `inner`."""
-    return inner if group is None else max(inner, group.parameters // (layers * hidden) - inner)
+    return inner if group is None else max(inner, group.parameters // (dims.num_layers * dims.hidden_size) - inner)
 
 
 def _packed(group: TensorGroup) -> int:
@@ -259,23 +249,23 @@ def _packed(group: TensorGroup) -> int:
     return group.bytes + group.parameters // group.block_size * BLOCK_SUM
 
 
-def _tokenizer(unigram: bool, size: int, vocab: int) -> tuple[int, int]:
+def _tokenizer(bundle: Bundle, size: int) -> tuple[int, int]:
     """Bytes of a tokenizer, and while it is read from a file of `size` bytes."""
-    if unigram:
-        return (TOKENIZERS + PIECE * vocab,) * 2
-    return TOKENIZERS + BPE * vocab, TOKENIZERS + BPE * vocab + BPE_READING * size
+    manifest, vocab = bundle.manifest, bundle.manifest.dims.vocab_size
+    if manifest.speech is not None:
+        return WORDS, WORDS + WORDS_READING * size
+    if not _unigram(bundle):
+        return TOKENIZERS + BPE * vocab, TOKENIZERS + BPE * vocab + BPE_READING * size
+    if manifest.text is not None:
+        return OWN_PIECE * vocab, OWN_PIECE_READING * vocab
+    return (TOKENIZERS + PIECE * vocab,) * 2
 
 
 def _unigram(bundle: Bundle) -> bool:
-    """Whether the tokenizer is a Unigram model, found without taking its file into memory."""
-    word, end = b'"Unigram"', b""
+    """Whether the tokenizer is a Unigram model, found without taking its file into private memory."""
     path = bundle.path(TOKENIZER)
     try:
-        with path.open("rb") as file:
-            while block := file.read(MIB):
-                if word in end + block:
-                    return True
-                end = block[-len(word) :]
-    except OSError as e:
-        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
-    return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b'"Unigram"') >= 0
+    except (OSError, ValueError) as e:  # an empty file cannot be mapped
+        raise BundleError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None

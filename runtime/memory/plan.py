@@ -268,17 +268,14 @@ class _Choices:
 def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
     moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
-    moves += [(_loss(chunk), 0, chunk) for chunk in chunks[1:]]
+    for chunk in chunks[1:]:  # of one that was not measured, what the next larger one loses
+        loss = next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
+        moves.append((loss, 0, chunk))
     width, chunk = widths[0], chunks[0]
     yield width, chunk
     for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
         width, chunk = narrower or width, smaller or chunk
         yield width, chunk
-
-
-def _loss(chunk: int) -> float:
-    """What prompts lose by a chunk of this size, or of the next larger one that was measured."""
-    return next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
 
 
 def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:

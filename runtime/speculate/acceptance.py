@@ -28,11 +28,8 @@ POSITIONS = 6
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one drafter did.
-
-    seen, right: by position in a draft, how often all before it were right, and how often it was right as well. share:
-    of the steps that had a draft.
-    """
+    """What one drafter did. seen, right: by position in a draft, how often all before it were right, and how often it
+    was right as well. share: of the steps that had a draft."""
 
     drafter: str
     seen: list[int]
@@ -66,14 +63,8 @@ def measure(
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Acceptance]:
-    """Answer `PROMPTS` with each drafter, and plainly, in turns, for about `seconds`.
-
-    Args:
-        model: gives the model with a drafter's name or ``off``, all over one engine.
-
-    Returns:
-        Plain decoding first, then the drafters.
-    """
+    """Answer `PROMPTS` plainly and with each drafter, in turns, for about `seconds`; the result in this order. model:
+    gives the model with a drafter's name or ``off``, all over one engine."""
     models = {name: model(name) for name in (OFF, *drafters)}
     counters = {
         name: _Counter(each.speculation.planner) for name, each in models.items() if each.speculation is not None

@@ -34,10 +34,7 @@ BELIEVED = 8.0  # drafted tokens that what is believed of an exit at first count
 
 
 class Choice:
-    """Says which units a draft leaves out: the same ones always.
-
-    units: all that may be left out, in their order.
-    """
+    """Says which units a draft leaves out: always all `units`."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
@@ -153,8 +150,6 @@ class Exits(Choice):
 
     Entin et al. 2025, "DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding". There the head
     is run after every layer to learn how often each would be right; here that is learnt from the exits that were taken.
-
-    layers: of the whole model.
     """
 
     def __init__(self, units: Sequence[Unit], layers: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.speculate import lookup
 from edge.runtime.speculate.base import Budget
 
 if TYPE_CHECKING:
@@ -276,11 +277,9 @@ def compared(draft: Draft, sampled: Sequence[int]) -> Iterator[tuple[Sequence[in
 def expected_gain(ratios: Sequence[float], width: int) -> float:
     """The speed of answers to questions like Spec-Bench's with `lookup`, in multiples of plain decoding: a low estimate
     of `blend`. ratios: cost in plain steps of steps by size, from 0 on. width: maximum tokens of a step."""
-    from edge.runtime.speculate.lookup import LONGEST, PRIORS, SHARES
-
     tokens = time = 0.0
-    for match, share in enumerate(SHARES):
-        chances = [PRIORS[min(match + i, LONGEST)] for i in range(width - 1)] if match else []
+    for match, share in enumerate(lookup.SHARES):
+        chances = [lookup.PRIORS[min(match + i, lookup.LONGEST)] for i in range(width - 1)] if match else []
         length = _best_length(chances, ratios)
         tokens += share * sum(math.prod(chances[:i]) for i in range(length + 1))
         time += share * ratios[length + 1]

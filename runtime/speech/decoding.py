@@ -230,10 +230,7 @@ class Decoder:
 
 
 class Scored:
-    """Chooses as another sampler does, and sums the log probabilities of what it chose.
-
-    work: [V], overwritten.
-    """
+    """Chooses as another sampler does, and sums the log probabilities of what it chose. work: [V], overwritten."""
 
     def __init__(self, sampler: Sampler, work: NDArray[np.float32]) -> None:
         self._sampler, self._work = sampler, work

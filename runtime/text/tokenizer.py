@@ -130,9 +130,8 @@ class Detokenizer:
     """Turns a stream of token ids into text as soon as characters are whole.
 
     The pieces add up to what decoding all tokens at once gives. Each token costs decoding a few: those whose text is
-    not complete, after the last ones that were, because a token's leading space depends on the token before.
-
-    decode: gives the text of token ids. silent: ids that have no text.
+    not complete, after the last ones that were, because a token's leading space depends on the token before. silent:
+    ids that have no text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int]) -> None:
