@@ -53,7 +53,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: its library libsndfile is not there
-        sound: _Sound = _WaveFile(path)
+        sound: _SoundFile | _WaveFile = _WaveFile(path)
     else:
         sound = _SoundFile(soundfile, path)
     if sound.rate not in RATES:
@@ -129,24 +129,8 @@ def _resampled(
     return (stream.resample_chunk(block, last=last) for block, last in ends)
 
 
-class _Sound:
-    """An open sound file: `rate` in samples a second, `frames` in all (None: unknown), blocks [N, channels]."""
-
-    rate: int
-    frames: int | None
-    channels: int
-
-    @property
-    def block(self) -> int:
-        """The frames that are read at once."""
-        return max(1, min(BLOCK_S * self.rate, BLOCK_SAMPLES // self.channels))
-
-    def read(self) -> Iterator[NDArray[Any]]:
-        raise NotImplementedError
-
-
-class _SoundFile(_Sound):
-    """Whatever libsndfile reads."""
+class _SoundFile:
+    """Whatever libsndfile reads: `rate` in samples a second, `frames` in all (None: unknown), blocks [N, channels]."""
 
     def __init__(self, soundfile: Any, path: Path) -> None:
         self._error, self._path = soundfile.SoundFileError, path
@@ -157,7 +141,7 @@ class _SoundFile(_Sound):
                 f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg turns most "
                 "other files into one of them."
             ) from None
-        self.rate, self.channels = self._file.samplerate, self._file.channels
+        self.rate, self._block = self._file.samplerate, _block(self._file.samplerate, self._file.channels)
         self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
 
     def read(self) -> Iterator[NDArray[Any]]:
@@ -165,7 +149,7 @@ class _SoundFile(_Sound):
             position = 0
             while True:
                 try:
-                    block = file.read(self.block, dtype="float32", always_2d=True)
+                    block = file.read(self._block, dtype="float32", always_2d=True)
                 except self._error as e:
                     at = position / self.rate
                     raise InputError(f"{self._path} is damaged after {at:.0f} s ({_reason(e)}).") from None
@@ -175,8 +159,8 @@ class _SoundFile(_Sound):
                 yield block
 
 
-class _WaveFile(_Sound):
-    """A WAV file of plain PCM, with nothing but the standard library."""
+class _WaveFile:
+    """As `_SoundFile`, a WAV file of plain PCM, with nothing but the standard library."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -188,13 +172,18 @@ class _WaveFile(_Sound):
                 f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: {EXTRA}"
             ) from None
         self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
-        self.channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
+        self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
 
     def read(self) -> Iterator[NDArray[Any]]:
         with self._file as file:
-            while data := file.readframes(self.block):
-                whole = len(data) // (self._width * self.channels) * self._width * self.channels
-                yield _scaled(data[:whole], self._width).reshape(-1, self.channels)
+            while data := file.readframes(_block(self.rate, self._channels)):
+                whole = len(data) // (self._width * self._channels) * self._width * self._channels
+                yield _scaled(data[:whole], self._width).reshape(-1, self._channels)
+
+
+def _block(rate: int, channels: int) -> int:
+    """The frames that are read at once."""
+    return max(1, min(BLOCK_S * rate, BLOCK_SAMPLES // channels))
 
 
 def _scaled(data: bytes, width: int) -> NDArray[np.float32]:
