@@ -49,10 +49,10 @@ LOGITS = 8 * 2**20  # maximum bytes of the rows of logits of one step
 
 class Budget(NamedTuple):
     """The maximum `tokens` of a draft, the chance of acceptance with its whole path below which a token cannot pay
-    (`least`), and whether the step takes `trees`; if not, a draft is a chain."""
+    (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain."""
 
     tokens: int
-    least: float = 0.0
+    min_chance: float = 0.0
     trees: bool = False
 
 

@@ -126,7 +126,7 @@ class Blend(Drafter):
             odds += LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
         if match and (draft := self._copied(match, budget, third, said, odds)).tokens:
             return draft
-        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.least)
+        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.min_chance)
 
     def _copied(
         self, match: int, budget: Budget, third: int, said: tuple[int, int] | None, rival: float
@@ -134,7 +134,7 @@ class Blend(Drafter):
         """`lookup`'s tokens and their grades, up to where the chance that all are accepted falls below the budget's;
         nothing where the log-odds of the first one are below the `rival`'s."""
         second, last, table, followed = self._second, self._last, self._table, 1
-        maximum, least = budget.tokens, budget.least
+        maximum, min_chance = budget.tokens, budget.min_chance
         tokens, grades, accepted = list[int](), list[int](), 1.0
         # How often tokens and pairs followed each other, by hashes of which each is made from the one before.
         ones, pairs, triples, mask = self._ones, self._pairs, self._triples, 2 * self._size - 1
@@ -154,7 +154,7 @@ class Blend(Drafter):
             tokens.append(token)
             grades.append((ONE if length == 1 else SHORT if length < 5 else LONG) * SCORES + score)
             accepted *= CHANCES[score]
-            if accepted < least or len(tokens) == maximum:
+            if accepted < min_chance or len(tokens) == maximum:
                 break
             third, second, last, followed = second, last, token, 0
             one, two = token * SPREAD, pair
@@ -162,9 +162,9 @@ class Blend(Drafter):
                 said = table.after(third, second, last)
         return Draft(tokens, grades)
 
-    def _said(self, said: tuple[int, int] | None, odds: float, maximum: int, least: float) -> Draft:
+    def _said(self, said: tuple[int, int] | None, odds: float, maximum: int, min_chance: float) -> Draft:
         """The chain of the table, from what it says after the text, which has these log-odds, up to where the chance
-        that all of it is accepted falls below `least`."""
+        that all of it is accepted falls below `min_chance`."""
         second, last, table = self._second, self._last, self._table
         tokens, grades, kind, accepted = list[int](), list[int](), SAID, 1.0
         while said is not None and len(tokens) < maximum and table is not None:
@@ -172,7 +172,7 @@ class Blend(Drafter):
             tokens.append(said[0])
             grades.append(kind * SCORES + score)
             accepted *= CHANCES[score]
-            if accepted < least:
+            if accepted < min_chance:
                 break
             third, second, last = second, last, said[0]
             said = table.after(third, second, last)

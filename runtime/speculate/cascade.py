@@ -80,7 +80,7 @@ class Cascade(Drafter):
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
         if not budget.trees or self._recycle is None:
             return self._chain(context, budget)
-        chain = self._chain(context, Budget(budget.tokens, budget.least))
+        chain = self._chain(context, Budget(budget.tokens, budget.min_chance))
         tree = _graded(self._recycle.propose(context, budget), IN_TREE)
         both = _together(chain, tree)
         if both.parents is None or len(both.tokens) <= budget.tokens:
@@ -94,7 +94,7 @@ class Cascade(Drafter):
             weak = self._lookup.propose(context, budget)
             if weak.tokens and weak.grades[0] >= ENOUGH:
                 return weak
-        draft, chain = NOTHING, Budget(budget.tokens, budget.least)
+        draft, chain = NOTHING, Budget(budget.tokens, budget.min_chance)
         if self._trigram is not None:
             draft = _graded(self._trigram.propose(context, chain), TRIGRAM)
         if self._recycle is None:
@@ -103,7 +103,7 @@ class Cascade(Drafter):
             draft = _graded(self._recycle.propose(context, chain), RECYCLE)
             unsure = not draft.tokens or self.priors[draft.grades[0]] < self.priors[1]
             return weak if weak.tokens and unsure else draft
-        rest = Budget(budget.tokens - len(draft.tokens), budget.least)
+        rest = Budget(budget.tokens - len(draft.tokens), budget.min_chance)
         more = _graded(self._recycle.propose(draft.tokens[-1:], rest), RECYCLE)
         return Draft([*draft.tokens, *more.tokens], [*draft.grades, *more.grades])
 

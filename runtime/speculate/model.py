@@ -138,7 +138,7 @@ class DraftModel(Drafter):
         if count < 1 or not self._readable or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
             return NOTHING
         self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
-        return written(self._run, self._read(context), Budget(count, budget.least), self._vocab)
+        return written(self._run, self._read(context), Budget(count, budget.min_chance), self._vocab)
 
     def _read(self, text: Sequence[int]) -> NDArray[np.float32]:
         """Hold `text` and nothing else; logits [V] of what follows it, where there was anything to run."""
@@ -179,11 +179,11 @@ def written(
         token = int(known.argmax())
         probability = 1 / float(np.exp(known - known[token]).sum())
         chance *= probability
-        if tokens and chance < budget.least:
+        if tokens and chance < budget.min_chance:
             break
         tokens.append(token)
         grades.append(bisect.bisect(BOUNDS, probability))
-        if len(tokens) == budget.tokens or chance < budget.least:
+        if len(tokens) == budget.tokens or chance < budget.min_chance:
             break
         logits = run(tokens[-1:])
     return Draft(tokens, grades)

@@ -118,7 +118,7 @@ class SelfDraft(Drafter):
                     logits: NDArray[np.float32] = self._engine.step(cache, np.array(tokens, np.int64))[-1]
                     return logits
 
-                draft = written(run, run(context[-1:]), Budget(count, budget.least))
+                draft = written(run, run(context[-1:]), Budget(count, budget.min_chance))
         finally:
             cache.truncate(length)
         self._drafted = units, draft.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from edge.errors import BundleError, InputError
@@ -80,7 +81,7 @@ def _compile(source: str) -> jinja2.Template:  # imports jinja2, which takes 40 
         trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=refuse, strftime_now=_now)
+    environment.globals.update(raise_exception=refuse, strftime_now=lambda layout: datetime.now().strftime(layout))
     try:
         return environment.from_string(source)
     except TemplateError as e:
@@ -90,9 +91,3 @@ def _compile(source: str) -> jinja2.Template:  # imports jinja2, which takes 40 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """jinja2's own `tojson` escapes characters for HTML, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _now(layout: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(layout)

@@ -71,7 +71,7 @@ def test_a_draft_goes_on_while_all_of_it_may_hold(tmp_path: Path) -> None:
         chances = list(itertools.accumulate((blend.PRIORS[grade] for grade in whole.grades), float.__mul__))
         assert len(whole.tokens) == 7
         for count in (1, 2, 4):
-            short = made.propose(text, Budget(7, least=chances[count - 1] + 1e-9))
+            short = made.propose(text, Budget(7, min_chance=chances[count - 1] + 1e-9))
             assert short.tokens == whole.tokens[:count] and short.grades == whole.grades[:count]
 
 
