@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.runtime.decode.answer import FinishReason, never
 from edge.runtime.decode.branches import Branches
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
@@ -24,15 +25,9 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 
 EarlyStopping = Literal["never"] | bool
-Reason = Literal["stop", "length", "context", "interrupted"]
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
 LOWEST = np.finfo(np.float32).min
-
-
-def never() -> bool:
-    """For searches that nobody interrupts."""
-    return False
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ class Hypothesis:
     token_ids: list[int]
     score: float
     log_probability: float
-    finish_reason: Reason
+    finish_reason: FinishReason
 
 
 def beam_search(
@@ -166,7 +161,7 @@ def search(
     groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
     spare = np.empty((options.beams, logits.shape[1]), np.float32)
     certain = 0
-    reason: Reason = "length"
+    reason: FinishReason = "length"
     while True:
         if options.interrupted():
             reason = "interrupted"
@@ -272,13 +267,13 @@ class _Group:
         far = options.early_stopping == "never" and options.length_penalty > 0
         return self._score(best, self._limit if far else self.length) <= self.ended[-1].score
 
-    def cut(self, reason: Reason) -> None:
+    def cut(self, reason: FinishReason) -> None:
         """Let the texts that go on end where they are."""
         for text, score in zip(self.texts, self.scores, strict=True):
             self._add(text[self.start :], score, reason)
         self.done = True
 
-    def _add(self, tokens: list[int], value: float, reason: Reason) -> None:
+    def _add(self, tokens: list[int], value: float, reason: FinishReason) -> None:
         score = self._score(value, self.start + max(1, len(tokens)))
         self.ended.append(Hypothesis(tokens, score, value, reason))
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)

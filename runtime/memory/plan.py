@@ -52,11 +52,8 @@ SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmg]i?)?b?\s*", re.IGN
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may take, and its bytes.
-
-    budget: in bytes; None where there is none. widest: maximum tokens of a step that the budget has room for, up to 64;
-    that of `demand` where there is no budget.
-    """
+    """What a run may take, and its bytes. budget: in bytes; None where there is none. widest: maximum tokens of a step
+    that the budget has room for, up to 64; that of `demand` where there is no budget."""
 
     demand: Demand
     footprint: Footprint

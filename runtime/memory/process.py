@@ -26,12 +26,9 @@ def held() -> Held | None:
     """The memory of this process; None where the system does not tell.
 
     Private bytes are on Linux anonymous and shared memory, in RAM or in swap (RssAnon, RssShmem and VmSwap of /proc),
-    on macOS the physical footprint, on Windows the private commit charge. Code of libraries and mapped weights are
-    resident and not private.
-
-    Linux keeps no peak of private memory: there `peak_private` is the maximum of all calls so far. The runtime calls
-    this when a model has loaded, when sound was encoded and when an answer ends; memory that came and went in between
-    is missed (docs/lab/memory.md).
+    on macOS the physical footprint, on Windows the private commit charge. Linux keeps no peak of them: there
+    `peak_private` is the maximum of all calls so far, which the runtime makes when a model has loaded, when sound was
+    encoded and when an answer ends (docs/lab/memory.md).
     """
     if sys.platform == "win32":
         from edge.runtime.memory import windows

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.decode.beam import BeamOptions, beam_search, never, new_cache
+from edge.runtime.decode.answer import never
+from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
 from edge.runtime.decode.sampling import Categorical, Sampler, SamplingOptions, greedy

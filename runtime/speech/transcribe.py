@@ -74,14 +74,8 @@ class Transcript:
 class Transcriber(Loaded):
     """A speech bundle in memory. `edge.load` makes one.
 
-    Args:
-        bundle: the opened bundle, whose manifest has `speech`.
-        engine: the engine over it, which may still be loading.
-        text: what decodes its tokens.
-        speculate: ``off`` or a drafter's name.
-
-    Raises:
-        InputError: the drafter does not serve the bundle.
+    engine: over the bundle; may still be loading. text: what decodes its tokens. speculate: ``off`` or the name of a
+    drafter; InputError where that does not serve the bundle.
     """
 
     def __init__(
