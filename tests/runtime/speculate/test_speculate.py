@@ -264,8 +264,8 @@ def test_a_cheap_drafter_may_stop_where_a_token_cannot_pay() -> None:
     """Well below: what is learnt of a grade may be more than the drafter knows."""
     costs = StepCosts(lambda: None, 9, slope=0.24)
     costs.begin()
-    assert Planner((0.5,), costs, 9).budget(8, 100).least == pytest.approx(0.12)
-    assert Planner((0.5,), costs, 9, cost=0.3).budget(8, 100).least == pytest.approx(0.54)
+    assert Planner((0.5,), costs, 9).budget(8, 100).min_chance == pytest.approx(0.12)
+    assert Planner((0.5,), costs, 9, cost=0.3).budget(8, 100).min_chance == pytest.approx(0.54)
 
 
 def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
