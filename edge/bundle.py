@@ -1,7 +1,7 @@
 """Reading and writing bundles: a folder `NAME.edge` whose manifest lists every file with its sha256.
 
-A bundle is written under a temporary name beside its target and renamed when whole, so that a target either
-does not exist or is complete.
+A bundle is written under a temporary name next to its target and renamed when whole: a target does not exist or is
+complete.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import shutil
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,8 @@ class Bundle:
         return self.root / name
 
     def check_files(self, progress: Callable[[int], None] | None = None) -> None:
-        """Compare every file's size and sha256 with the manifest. `progress` is told how many bytes were just read.
-
-        Raises:
-            BundleError: a file is missing, truncated or changed.
-        """
+        """Compare every file's size and sha256 with the manifest; BundleError where a file is missing, truncated or
+        changed. `progress` is told how many bytes were just read."""
         self.check_sizes()
         for file in self.manifest.files:
             if sha256_of(self.path(file.path), progress) != file.sha256:
@@ -64,14 +60,8 @@ class Bundle:
                 )
 
     def check_files_once(self) -> None:
-        """`check_files`, unless it has passed before and no file has changed since by the file system's account.
-
-        What passed is remembered in the cache folder, of the bundles used last; where that cannot be written, every
-        call reads all files.
-
-        Raises:
-            BundleError: as `check_files`.
-        """
+        """`check_files`, unless it passed before and no file has changed since, by sizes, times and inodes. What passed
+        is remembered in the cache folder; where that cannot be written, every call reads all files."""
         self.check_sizes()
         before = self._stamp()
         key = zlib.crc32(os.fsencode(self.root.resolve()))  # two bundles with one key would only be read again
@@ -97,32 +87,26 @@ class Bundle:
     def check_sizes(self) -> None:
         """Compare only presence and sizes: what can be seen without reading the files."""
         for file in self.manifest.files:
-            self._check_size(file)
-
-    def _check_size(self, file: File) -> None:
-        path = self.path(file.path)
-        if not path.is_file():
-            raise BundleError(f"{path} is missing from the bundle; export or copy the bundle again.")
-        size = path.stat().st_size
-        if size != file.size:
-            raise BundleError(
-                f"{path} is {size} bytes long where the manifest says {file.size}; export or copy the bundle again."
-            )
+            path = self.path(file.path)
+            if not path.is_file():
+                raise BundleError(f"{path} is missing from the bundle; export or copy the bundle again.")
+            size = path.stat().st_size
+            if size != file.size:
+                raise BundleError(
+                    f"{path} is {size} bytes long where the manifest says {file.size}; export or copy the bundle again."
+                )
 
 
 def open_bundle(path: str | Path) -> Bundle:
-    """Read a bundle's manifest and check it: version, fields, and that no path leaves the bundle.
-
-    Raises:
-        BundleError: `path` is no bundle, or the manifest cannot be accepted.
-    """
+    """Read a bundle's manifest and check it: version, fields, and that no path leaves the bundle; BundleError where
+    `path` is no bundle, or the manifest cannot be accepted."""
     root = Path(path)
     file = root / MANIFEST
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if os.path.lexists(root):
-            raise BundleError(f"{root} is not a bundle: it holds no {MANIFEST}.") from None
+            raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}.") from None
         raise BundleError(f"There is no bundle at {root}; edge export makes one.") from None
     except OSError as e:
         raise BundleError(f"{file} cannot be read: {e.strerror}.") from None
@@ -130,11 +114,11 @@ def open_bundle(path: str | Path) -> Bundle:
         raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
     names = [f.path for f in manifest.files]
-    graphs = [graph.path for graph in manifest.graphs]
-    routers = [] if manifest.routers is None else [manifest.routers]
-    for name in [*names, *graphs, *routers]:
+    needed = [WEIGHTS, TOKENIZER, GOLDEN, *(graph.path for graph in manifest.graphs)]
+    needed += [] if manifest.routers is None else [manifest.routers]
+    for name in [*names, *needed]:
         _check_inside(root, name)
-    for name in [WEIGHTS, TOKENIZER, GOLDEN, *graphs, *routers]:
+    for name in needed:
         if name not in names:
             raise BundleError(f"{file} does not list {name!r} among its files; export the model again.")
     return Bundle(root=root, manifest=manifest)
@@ -148,11 +132,8 @@ def _check_inside(root: Path, name: str) -> None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The sha256 of a file, in hexadecimal. `progress` is told how many bytes were just read.
-
-    Raises:
-        BundleError: the file cannot be read.
-    """
+    """The sha256 of a file, in hexadecimal; BundleError where it cannot be read. `progress` is told how many bytes were
+    just read."""
     import hashlib  # brings OpenSSL, 3 MB of memory that a run of a bundle checked before does not need
 
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)
@@ -189,14 +170,9 @@ class TensorSpan:
 
 
 class BundleWriter:
-    """Writes a bundle under a temporary name; `commit` makes it appear whole at the target.
-
-    Used as a context manager: leaving the block without `commit`, by an exception or Ctrl-C too, removes what was
-    written.
-
-    Raises:
-        ExportError: the target exists and `force` is false, or cannot be written (a full disk too).
-    """
+    """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
+    leaving the block without removes what was written. ExportError where the target exists and `force` is false, or it
+    cannot be written."""
 
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
         self.target = Path(target)
@@ -253,14 +229,14 @@ class BundleWriter:
             ]
             whole = dataclasses.replace(manifest, files=files)
             (self._root / MANIFEST).write_bytes(whole.to_json().encode())  # the same bytes on every system
-            for p in self._root.rglob("*"):
-                if p.is_file():
-                    _sync(p)
+            for path in [*(self._root / file.path for file in files), self._root / MANIFEST]:
+                with path.open("r+b") as written:  # Windows writes out only files that may be written
+                    os.fsync(written.fileno())
             self._take_place()
         return Bundle(self.target, whole)
 
     def _take_place(self) -> None:
-        """Rename to the target. What stood there is removed afterwards, and put back where this fails."""
+        """Rename to the target. What was there is removed afterwards, and put back where this fails."""
         old = self.target.parent / f".{self.target.name}.{os.getpid()}.old"
         try:
             if self.target.exists():
@@ -274,16 +250,14 @@ class BundleWriter:
     def __enter__(self) -> BundleWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
             self._weights.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
 
 def _sweep(target: Path) -> None:
-    """Remove what exports to this target left behind that were killed outright."""
+    """Remove what exports to this target left that were killed."""
     for part in target.parent.iterdir():
         owner = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
         if part.name == f".{target.name}.{owner}.part" and owner.isdecimal() and not _alive(int(owner)):
@@ -297,27 +271,15 @@ def _alive(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
+    except OSError as e:
+        return not isinstance(e, ProcessLookupError)
     return True
 
 
-def _sync(path: Path) -> None:
-    with path.open("r+b") as file:  # Windows writes out only files that may be written
-        os.fsync(file.fileno())
-
-
-class _disk_errors(contextlib.AbstractContextManager[None]):
+@contextlib.contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
     """Turns the operating system's errors while writing into one sentence about the target."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise ExportError(f"{self.target} could not be written: {reason}; nothing was left there.") from None
+    try:
+        yield
+    except OSError as e:
+        raise ExportError(f"{target} could not be written: {e.strerror or e}; nothing was left there.") from None

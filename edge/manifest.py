@@ -44,17 +44,14 @@ class Dims:
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file, and what a host must know of it before it opens it.
-
-    Roles: ``decoder``, and ``prefill``, ``tree``, ``kv8`` and ``skip`` beside it; ``encoder`` and, for speech,
-    ``frontend``. Bundles exported earlier have role and path alone: the defaults are what is safe to believe of them.
-    """
+    """One ONNX file. Roles: ``decoder``, ``prefill``, ``tree``, ``kv8``, ``skip``, ``encoder`` and, for speech,
+    ``frontend``."""
 
     role: str
     path: str
     batch: bool = False  # a step may take a token of each of several sequences
     trees: bool = False  # a step's tokens need not follow each other: it has the input `attention_bias`
-    tokens: bool = False  # it says the likeliest tokens
+    tokens: bool = False  # it has the likeliest tokens as an output
     scores: bool = True  # some attention has all its scores in memory at a time
     parts: int = 1  # of the rows of an encoder, which feed-forward blocks take one after the other
     precise_layers: int = 1  # of an encoder, from the first on, that read rows in 16 bits and are packed twice
@@ -87,7 +84,7 @@ class EncoderDims:
     num_layers: int
     hidden_size: int
     num_heads: int
-    max_length: int  # most rows that it hands to the decoder: tokens of text, or frames of audio
+    max_length: int  # maximum rows that it hands to the decoder: tokens of text, or frames of audio
     input: str  # "text": input_ids; "audio": what the frontend graph makes of samples
     values_transposed: bool = False  # cross.{i}.value is [1, heads, head_dim, T], not [1, heads, T, head_dim]
 
@@ -106,7 +103,7 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class PrefillGraph:
-    """A second form of the decoder's layers, for steps of many tokens: the graph ``prefill``, over the same cache."""
+    """The int8 prefill graph: the decoder's layers for steps of many tokens, over the same cache."""
 
     weights: str  # int8
     version: int  # of what a host must know to run it
@@ -122,8 +119,8 @@ class PrefillGraph:
 class Segment:
     """A unit of the graph `skip`; a decoder has either none or all, in the order they run.
 
-    part: ``start`` (embedding and first layer), ``layers``, or ``attention`` and ``feed_forward`` in turns, and ``end``
-    (last layer, final norm and head). Those between start and end can be left out.
+    part: ``start`` (embedding and first layer), ``layers``, or ``attention`` and ``feed_forward`` in turns, ``end``
+    (last layer, final norm and head). Those in between can be left out.
     """
 
     part: str
@@ -156,11 +153,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How text stands in an encoder's input, and what a text decoder begins with.
+    """How text is framed in an encoder's input, and what a text decoder begins with.
 
-    A multilingual model has `languages`, code -> token id. The source's token stands before the text or behind it
-    (`source_at`: "prefix", "suffix", or "" where there is none), next to the ends of the input; the target's token
-    follows `decoder_start` where `target_at_start` is true, or is the input's first where `target_in_source` is.
+    A multilingual model has `languages`, code -> token id. The source's token is the first or last of the input
+    (`source_at`: "prefix", "suffix", or "" where there is none); the target's token follows `decoder_start` where
+    `target_at_start` is true, or is the input's first where `target_in_source` is.
     """
 
     prefix: list[int] = field(default_factory=list)
@@ -176,7 +173,7 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class Speech:
-    """What a host must know to transcribe: the audio's form and the ids of Whisper's special tokens."""
+    """What a host must know to transcribe: the audio's format and the ids of Whisper's special tokens."""
 
     sample_rate: int
     window_samples: int  # that one run of the encoder takes
@@ -238,7 +235,7 @@ class Manifest:
     kind: str  # "decoder" or "encoder-decoder"
     weights: str  # the export's --weights: fp32, fp16, int8, int4 or keep
     dims: Dims
-    context: int  # most tokens (prompt and answer) that the graphs can take
+    context: int  # maximum tokens (prompt and answer) that the graphs can take
     graphs: list[Graph]
     kv: KVLayout
     groups: list[TensorGroup]
@@ -275,20 +272,15 @@ class Manifest:
 
 
 def sealed(fields: dict[str, Any]) -> str:
-    """A manifest's JSON text, whose last field is a checksum of all that stands before it."""
+    """A manifest's JSON text, whose last field is a checksum of all before it."""
     text = json.dumps({name: value for name, value in fields.items() if name != CHECKSUM}, indent=1, ensure_ascii=False)
     before = text.removesuffix("\n}") + ",\n "
     return f'{before}"{CHECKSUM}": "{_checksum(before)}"\n}}\n'
 
 
 def parse(text: str, where: str) -> Manifest:
-    """A manifest from its JSON text. `where` names the file in errors. Unknown fields of the same format
-    version are ignored, so that a later producer may add some.
-
-    Raises:
-        BundleError: not JSON, changed since it was written, another format version, or a field missing or of another
-            type.
-    """
+    """A manifest from its JSON text; BundleError, in which `where` names the file, if it is not JSON, was changed, has
+    another format version or a wrong or missing field. Unknown fields are ignored: a later producer may add some."""
     raw = read_json(text, where)
     before, found, after = text.rpartition(f'"{CHECKSUM}"')
     if found and _checksum(before) not in after:
@@ -296,14 +288,9 @@ def parse(text: str, where: str) -> Manifest:
     version = raw.get("format_version")
     if not isinstance(version, int) or isinstance(version, bool):
         raise BundleError(f"{where} has no format_version; it is not a manifest of this project.")
-    if version > FORMAT_VERSION:
-        raise BundleError(
-            f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; upgrade edge."
-        )
-    if version < FORMAT_VERSION:
-        raise BundleError(
-            f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; export the model again."
-        )
+    if version != FORMAT_VERSION:
+        advice = "upgrade edge" if version > FORMAT_VERSION else "export the model again"
+        raise BundleError(f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; {advice}.")
     manifest = typed(raw, Manifest, where)
     for fault in _faults(manifest):
         raise BundleError(f"{where} cannot be used: {fault}; export the model again.")
@@ -315,7 +302,7 @@ def _checksum(text: str) -> str:
 
 
 def _faults(manifest: Manifest) -> Iterator[str]:
-    """What no export writes and a reader would stumble over later."""
+    """What no export writes, in sentences."""
     for name, value in dataclasses.asdict(manifest.dims).items():
         if value < 1:
             yield f"dims.{name} is {value}"

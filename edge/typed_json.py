@@ -34,42 +34,53 @@ class _Misfit(Exception):
 
 
 def typed(
-    raw: dict[str, Any], kind: type[T], where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
+    raw: dict[str, Any],
+    kind: type[T],
+    where: str,
+    *,
+    advice: str = ADVICE,
+    error: type[EdgeError] = BundleError,
+    strict: bool = False,
 ) -> T:
-    """A dataclass from a JSON object; `error` names a field that is missing or of another type, with the advice."""
+    """A dataclass from a JSON object; `error` names a field that is missing or of another type, with the advice, and
+    with `strict` fields that are unknown."""
     try:
-        return typing.cast(T, _value(raw, kind, ""))
+        return typing.cast(T, _value(raw, kind, "", strict))
     except _Misfit as e:
         raise error(f"{where}{e}; {advice}.") from None
 
 
-def _value(raw: Any, kind: Any, path: str) -> Any:
+def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
     """`raw` checked against the type `kind` and turned into it; `path` is its place in the document."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, dict):
             raise _mismatch(path, "an object", raw)
         hints = typing.get_type_hints(kind)
+        if strict and (unknown := raw.keys() - hints.keys()):
+            raise _Misfit(f" has unknown fields: {', '.join(sorted(unknown))}")
         values = {}
         for f in dataclasses.fields(kind):
             place = f"{path}.{f.name}" if path else f.name
             if f.name in raw:
-                values[f.name] = _value(raw[f.name], hints[f.name], place)
+                values[f.name] = _value(raw[f.name], hints[f.name], place, strict)
             elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
                 raise _Misfit(f" lacks the field {place!r}")
         return typing.cast(Any, kind)(**values)
     if origin is types.UnionType:  # `X | None`, or several of JSON's own types
         if raw is None and types.NoneType in args:
             return None
-        return _value(raw, type(raw) if type(raw) in args else args[0], path)
+        return _value(raw, type(raw) if type(raw) in args else args[0], path, strict)
     if origin is list:
         if not isinstance(raw, list):
             raise _mismatch(path, "a list", raw)
-        return [_value(item, args[0], f"{path}[{i}]") for i, item in enumerate(raw)]
+        return [_value(item, args[0], f"{path}[{i}]", strict) for i, item in enumerate(raw)]
     if origin is dict:
         if not isinstance(raw, dict):
             raise _mismatch(path, "an object", raw)
-        return {key: _value(item, args[1], f"{path}.{key}") for key, item in raw.items()}
+        return {key: _value(item, args[1], f"{path}.{key}", strict) for key, item in raw.items()}
+    if kind is Any:
+        return raw
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         return float(raw)
     if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):

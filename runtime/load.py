@@ -19,7 +19,6 @@ from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant,
 from edge.runtime.keywords import with_keywords
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Provider
-from edge.runtime.providers.instructions import warn_of_overflow
 from edge.runtime.speculate.base import check_name
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
     check_name(options.speculate)
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    warn_of_overflow(bundle.manifest)
     variant = choose(bundle, options, present=private_bytes())
 
     def make() -> Engine:

@@ -314,7 +314,7 @@ class Text2Text(Loaded):
         plain = task.options
         if plain.repetition_penalty is not None:
             plain = dataclasses.replace(plain, repetition_penalty=None)  # that is a processor here
-        sampler = make_sampler(plain, self.bundle.manifest.dims.vocab_size)
+        sampler = make_sampler(plain)
         return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
 
     def _task(self, options: Text2TextOptions, engine: Engine) -> _Task:

@@ -19,7 +19,7 @@ class _Edge:
         from edge.runtime.decode.sampling import make_sampler
 
         self._model = edge.load(model, context=capacity, threads=threads)
-        self._greedy = make_sampler(edge.GenerateOptions(), self._model.bundle.manifest.dims.vocab_size, [])
+        self._greedy = make_sampler(edge.GenerateOptions())
 
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
         from edge.runtime.decode.answer import never

@@ -45,7 +45,7 @@ class _Edge:
         if not prefill:
             self.model.engine.prefill = None
         self._cache = self.model.engine.new_cache()
-        self._greedy = make_sampler(edge.GenerateOptions(), self.model.bundle.manifest.dims.vocab_size, [])
+        self._greedy = make_sampler(edge.GenerateOptions())
 
     def generate(self, ids: list[int], n: int) -> Timed:
         import numpy as np

@@ -1,1 +1,1 @@
-"""Several prompts side by side in one decoder: a step takes a token of each answer."""
+"""Several prompts in one decoder at a time: a step takes a token of each answer."""

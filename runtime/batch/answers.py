@@ -1,8 +1,7 @@
-"""Answers to several prompts that grow side by side.
+"""Answers to several prompts in parallel.
 
 A step of 8 sequences costs 2.2 (8 bits) to 3.3 times (4 bits) a step of one (SmolLM2-135M, two cores): they share the
-streaming of the weights. Each sequence keeps its own rows and positions, so that what it says does not depend on what
-the others say.
+reading of the weights. Each has its own rows and positions, so that answers do not depend on each other.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +17,19 @@ from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Result, Timings, result
 from edge.runtime.decode.loop import prefill
 from edge.runtime.decode.sampling import make_sampler
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.tokenizer import StopStrings, Text
 
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
-
-WIDTH = 8  # sequences: 16 were as fast in 8 bits and a tenth faster in 4, and hold twice the keys and values
+WIDTH = 8  # sequences: 16 were as fast in 8 bits and 10% faster in 4, with twice the keys and values
 WHOLE: Route = (0,)  # of a decoder that leaves nothing out
 
 
 class Growing:
-    """One answer while it grows.
-
-    prompt: its token ids. cache: its keys and values, in a slot.
-    """
+    """One answer while it grows. prompt: its token ids. cache: its keys and values, in a slot."""
 
     def __init__(
         self, place: int, prompt: list[int], cache: KVCache, options: GenerateOptions, engine: Engine, text: Text
@@ -46,7 +39,7 @@ class Growing:
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt))
-        self._sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+        self._sampler = make_sampler(options, prompt)
         self._ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)
         self._stops = StopStrings(options.stop)
         self._detokenizer = text.detokenizer()
@@ -72,7 +65,7 @@ class Growing:
         return finish and self._flushed(finish)
 
     def _flushed(self, finish: FinishReason) -> FinishReason:
-        """The reason, after what was held back for a stop string was shown."""
+        """The reason, after the text that was kept back for a stop string was shown."""
         shown, found = self._stops.push(self._detokenizer.flush())
         self._shown.append(shown if found else shown + self._stops.flush())
         return finish
@@ -85,29 +78,24 @@ class Growing:
 
 
 class Batch:
-    """Answers prompts side by side in one engine, whose steps take several sequences.
-
-    capacity: most tokens of any prompt with its answer. chunk: most prompt tokens of one step.
-    """
+    """Answers prompts in parallel in one engine, whose steps take several sequences. capacity: maximum tokens of a
+    prompt with its answer. chunk: maximum prompt tokens of one step."""
 
     def __init__(self, engine: Engine, text: Text, *, capacity: int, width: int, chunk: int) -> None:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
         self._capacity = capacity
-        # Kernels take rows by twos, and a last one alone comes out otherwise: exact steps have an even number of them.
+        # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
         self._multiple = 2 if engine.exact else 1
         self._slots = Slots(engine.new_cache(capacity), self._rows(width))
         self._steps: dict[int, BatchStep] = {}  # by the number of rows
 
     def _rows(self, sequences: int) -> int:
-        """Rows of a step of so many sequences."""
+        """Rows of a step of this many sequences."""
         return -(-sequences // self._multiple) * self._multiple
 
     def answers(self, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
-        """Each prompt's place and answer, as they are done; the longest prompts are begun first. Where somebody
-        interrupts, answers end where they are, and those that were not begun are empty.
-
-        options: of each prompt; the first one's say whether somebody interrupts.
-        """
+        """Each prompt's place and answer, as they are done; the longest prompts are begun first. Once the first one's
+        options interrupt, answers end where they are."""
         interrupted = options[0].interrupted
         waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
         growing: list[Growing] = []  # in the order of their slots
@@ -132,7 +120,7 @@ class Batch:
         yield from ((i, result("", [], "interrupted", Timings(len(prompts[i])))) for i in waiting)
 
     def _cache(self, prompt: int, options: GenerateOptions, slot: int) -> KVCache:
-        """A cache for a prompt of so many tokens, as large as when it is answered alone."""
+        """A cache for a prompt of this many tokens, as large as when it is answered alone."""
         cache = self._engine.new_cache(self._capacity)
         cache.capacity = cache.ends = min(self._engine.context, prompt + options.max_tokens)
         cache.prompt = prompt
@@ -140,7 +128,7 @@ class Batch:
         return cache
 
     def _open(self, growing: Sequence[Growing]) -> bool:
-        """Whether another answer may begin beside those that grow: where layers hang on its length, only with them."""
+        """Whether another answer may begin: where layers depend on the length, only together with the others."""
         uniform = not isinstance(self._engine, SegmentedEngine) or self._engine.policy.uniform
         return uniform or not growing or growing[0].cache.length == growing[0].cache.prompt
 

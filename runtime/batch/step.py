@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.providers.base import Buffer
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 
-if TYPE_CHECKING:
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.providers.base import Buffer
-
 
 class Slots:
-    """Memory for the keys and values of up to `width` sequences, each in a slice of the same buffers.
-
-    like: a cache as the engine makes it, whose shapes are taken; its own memory was never touched and goes with it.
-    """
+    """Memory for the keys and values of up to `width` sequences, each in a slice of the same buffers, shaped as in the
+    cache `like`."""
 
     def __init__(self, like: KVCache, width: int) -> None:
         self.width, self._provider = width, like.provider
@@ -43,7 +38,7 @@ class Slots:
 
     def move(self, cache: KVCache, slot: int) -> None:
         """Take a cache's rows to another slot."""
-        before, rows = cache.buffers, cache.length  # a layer that tokens skipped holds fewer
+        before, rows = cache.buffers, cache.length  # a layer that tokens skipped has fewer
         self.give(cache, slot)
         for old, new in zip(before, cache.buffers, strict=True):
             for source, target in zip(old, new, strict=True):
@@ -51,11 +46,7 @@ class Slots:
 
 
 class BatchStep:
-    """A step of up to `size` sequences, in the first slots; logits [size, V] of the token after each.
-
-    session: over the whole decoder or the graph of its units, which takes several sequences. units: how many these
-    are, 1 where it is the whole decoder.
-    """
+    """A step of up to `size` sequences, in the first slots. units: of the engine's graph, 1 for the whole decoder."""
 
     def __init__(self, engine: Engine, slots: Slots, size: int, units: int) -> None:
         provider, vocab = engine.provider, engine.bundle.manifest.dims.vocab_size
@@ -82,8 +73,8 @@ class BatchStep:
             self._bound.output(name, given[name])
 
     def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> NDArray[np.float32]:
-        """Append a token to each of the caches, which stand in the first slots, through the units of `route`; logits
-        [B, V] of these, overwritten by the next step. A slot that is left over runs a token for nobody."""
+        """Append a token to each of the caches, which are in the first slots, through the units of `route`; logits
+        [B, V], overwritten by the next step. The results of other slots are not used."""
         count = len(caches)
         self._tokens[:count, 0] = tokens
         self._positions[:count, 0] = [cache.length for cache in caches]
@@ -101,7 +92,7 @@ class BatchStep:
 
 
 def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:
-    """Take one token into a cache; how many rows each unit holds then."""
+    """Append one token to a cache; how many rows each unit has then."""
     if isinstance(cache, SegmentedCache):
         cache.sync()
         cache.append(position, route, alike=False)

@@ -1,28 +1,21 @@
 """Golden answers: recorded at export, replayed by any host to prove that it computes what the exporter computed.
 
 A replay is forced along the recorded tokens: after every step the recorded token is fed, whatever the host itself
-would have chosen. Where each step's best token is the recorded one, free greedy decoding gives the same answer too;
-and where one is not, the steps behind it are still comparable.
+chooses, so that the steps after a difference are still comparable.
 
-Two right hosts need not agree in the last bits of a logit: another instruction set adds in another order, and
-rounding activations to 8 bits amplifies that, from layer to layer and from token to token. So the recorder answers a
-second time with its other kernels (for steps of two rows, from the prompt on) and writes a multiple of how far the two
-part down as the tolerance: by how much the distance between two of the best logits may differ. (A shift common to all
-logits changes no probability.) Some kernels round alike for one row and two, and an encoder has one kernel: so the
-keys and values of the prompt and of the input are changed, too, by as much as rounding activations to 8 bits does,
-where products do that. A token
-that is not the recorded one but whose logit is no farther above it than the tolerance is a near-tie, not damage.
-Near-ties are rare by nature, so that many of them are damage again.
+Two right hosts differ in the last bits of a logit, and rounding activations to 8 bits amplifies that. So the recorder
+answers a second time with its kernels for two rows, and with keys and values changed by as much as that rounding does
+where products do it; the tolerance is a multiple of how far the two answers part. What is compared are distances
+between two of the best logits: a shift common to all changes no probability. Another token whose logit lies within the
+tolerance is a near-tie; many near-ties are a fault.
 
-A run may take other graphs than the decoder's (`roles`). Trees and the graph that skips compute the same, and replay
-the same answers. The int8 prefill graph (`prefill`) and the one over a KV cache in int8 round otherwise: the recorder
-writes down what they say along the same answers. Their tolerance is the distance of their logits from the decoder's:
-two hosts that round alike, but for some last bits, differ by less than two ways of rounding do.
+Trees and the graph that skips compute what the decoder's graph does, and replay its answers. The int8 prefill graph and
+the one over a KV cache in int8 round otherwise: what they say along the same answers is recorded too, with the distance
+of their logits from the decoder's as the tolerance.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -44,12 +37,9 @@ from edge.typed_json import read_json, typed
 
 TOP = 5
 MARGIN = 2.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
-LEAST_TOLERANCE = 1e-3
+MIN_TOLERANCE = 1e-3
 ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and values, in multiples of their size (RMS)
-MOST_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
-MOST_OTHERS = 1 / 4  # of the tokens of a graph that rounds otherwise, where nothing was recorded of the graph itself
-
-ROUNDED = (PREFILL, KV8)  # what rounds otherwise than the decoder, and has answers of its own
+MAX_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ class FormCase:
         return {0: self.first, len(self.ids) - 1: self.last}.get(step)
 
     def fits(self, tokens: int, vocab: int) -> bool:
-        """Whether it is a record of so many tokens, at least one, of a vocabulary."""
+        """Whether it is a record of this many tokens, at least one, of a vocabulary."""
         tops = self.first, self.last
         return (
             len(self.ids) == tokens > 0
@@ -84,11 +74,8 @@ class FormCase:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One prompt and its greedy answer; `first` and `last` are the steps that chose its first and last token.
-
-    An encoder-decoder's prompt is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)`
-    where it reads audio.
-    """
+    """One prompt and its greedy answer, with the steps that chose its first and last token. An encoder-decoder's prompt
+    is what its decoder begins with; its input is `source_ids`, or `noise(source_seed)` where it reads audio."""
 
     prompt_ids: list[int]
     greedy_ids: list[int]
@@ -119,22 +106,17 @@ class Golden:
     recorder: str
     tolerance: float  # by how much the distance between two of a step's best logits may differ
     cases: list[GoldenCase]
-    forms: list[GoldenForm] = field(default_factory=list)  # none in bundles that were exported earlier
+    forms: list[GoldenForm]  # of graphs that round otherwise
 
     def form(self, role: str) -> GoldenForm:
-        """What the graph with this role should say: what was recorded of it or of the decoder, with any tolerance where
-        the graph rounds otherwise and nothing was recorded of it."""
-        tolerance = math.inf if role in ROUNDED else self.tolerance
-        others = GoldenForm(role, tolerance, [case.own for case in self.cases])
-        return next((form for form in self.forms if form.role == role), others)
+        """What the graph with this role should say: what was recorded of it, or of the decoder."""
+        own = GoldenForm(role, self.tolerance, [case.own for case in self.cases])
+        return next((form for form in self.forms if form.role == role), own)
 
 
 @dataclass
 class GoldenReport:
-    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong.
-
-    tolerance: infinite where nothing was recorded of the graph, so that all tokens but the decoder's are near-ties.
-    """
+    """What a replay found. `faults` are sentences; `near_ties` are too, and do not make the bundle wrong."""
 
     tolerance: float
     prompts: int = 0
@@ -173,11 +155,7 @@ def open_role(
     threads: int | None = None,
     provider: str | Provider = AUTO,
 ) -> Engine:
-    """An engine for the graph with this role.
-
-    Raises:
-        BundleError: the graph cannot be loaded.
-    """
+    """An engine for the graph with this role; BundleError where the graph cannot be loaded."""
     policy = None
     if role == SKIP:
         from edge.runtime.skip.all_layers import AllLayers
@@ -194,7 +172,7 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
     import onnxruntime
 
     cases: list[GoldenCase] = []
-    apart = 0.0
+    deviation = 0.0
     for given in inputs:
         prompt = given.prompt_ids
         cache = _new_cache(engine, given, len(prompt) + tokens + 1)
@@ -202,15 +180,15 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
         while len(tops) < tokens:
             tops.append(_top(engine.step(cache, np.array(tops[-1].ids[:1], np.int64))[0]))
         answer = [top.ids[0] for top in tops]
-        apart = max(apart, _apart(engine, given, tops))
+        deviation = max(deviation, _deviation(engine, given, tops))
         cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
-    tolerance = float(f"{max(LEAST_TOLERANCE, MARGIN * apart):.2g}")
-    return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases)
+    tolerance = float(f"{max(MIN_TOLERANCE, MARGIN * deviation):.2g}")
+    return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases, [])
 
 
 def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
-    """What the graph with this role, one of `ROUNDED`, says along the recorded answers."""
-    cases, apart = [], golden.tolerance
+    """What the graph with this role, which rounds otherwise, says along the recorded answers."""
+    cases, deviation = [], golden.tolerance
     for case in golden.cases:
         ids: list[int] = []
         tops: list[TopLogits] = []
@@ -218,17 +196,13 @@ def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
             ids.append(int(logits.argmax()))
             if recorded := case.own.at(i):
                 tops.append(_top(logits))
-                apart = max(apart, _distance(logits, recorded))
+                deviation = max(deviation, _distance(logits, recorded))
         cases.append(FormCase(ids, tops[0], tops[-1]))
-    return GoldenForm(role, float(f"{apart:.2g}"), cases)
+    return GoldenForm(role, float(f"{deviation:.2g}"), cases)
 
 
 def read_golden(bundle: Bundle) -> Golden:
-    """The bundle's golden answers.
-
-    Raises:
-        BundleError: the file cannot be read, or does not hold what `record_golden` writes.
-    """
+    """The bundle's golden answers; BundleError where the file cannot be read, or is not what `record_golden` writes."""
     path = bundle.path(GOLDEN)
     try:
         text = path.read_text(encoding="utf-8")
@@ -241,7 +215,7 @@ def read_golden(bundle: Bundle) -> Golden:
         if not case.prompt_ids or not known or not case.own.fits(len(case.greedy_ids), vocab):
             raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
     if not golden.cases:
-        raise BundleError(f"{path} holds no recorded answers; export the model again.")
+        raise BundleError(f"{path} has no recorded answers; export the model again.")
     for form in golden.forms:
         sizes = [len(case.greedy_ids) for case in golden.cases]
         if len(form.cases) != len(sizes) or not all(map(FormCase.fits, form.cases, sizes, repeat(vocab))):
@@ -253,8 +227,7 @@ def read_golden(bundle: Bundle) -> Golden:
 def replay_golden(
     engine: Engine, golden: Golden, progress: Callable[[int], object] = lambda tokens: None, *, role: str = DECODER
 ) -> GoldenReport:
-    """Run every recorded answer on this host, in the graph with this role. `progress` is told how many tokens were just
-    checked."""
+    """Run every recorded answer here, in the graph with this role. progress: gets the tokens just checked."""
     form = golden.form(role)
     report = GoldenReport(form.tolerance)
     for number, (case, own) in enumerate(zip(golden.cases, form.cases, strict=True), 1):
@@ -263,13 +236,15 @@ def replay_golden(
             place = f"prompt {number}, token {i + 1}"
             _check_token(report, place, logits, own.ids[i])
             if top := own.at(i):
-                _check_logits(report, place, logits, top)
+                difference = _distance(logits, top)
+                report.largest_difference = max(report.largest_difference, difference)
+                if not difference <= report.tolerance:  # so that NaN is a fault
+                    report.faults.append(f"{place}: two logits are {difference:.3g} farther or closer than recorded")
             report.tokens += 1
             progress(1)
     ties = len(report.near_ties)
-    most, what = (MOST_NEAR_TIES, "near-ties") if form.tolerance < math.inf else (MOST_OTHERS, "not the decoder's")
-    if ties > most * report.tokens:
-        report.faults.append(f"{ties} of {report.tokens} tokens are {what}, of which there should be a few")
+    if ties > MAX_NEAR_TIES * report.tokens:
+        report.faults.append(f"{ties} of {report.tokens} tokens are near-ties, of which there should be a few")
     return report
 
 
@@ -290,7 +265,7 @@ def _forced(engine: Engine, case: GoldenCase, role: str = DECODER) -> Iterator[N
 
 
 def _branched(engine: Engine, cache: KVCache, token: np.int64) -> NDArray[np.float32]:
-    """The logits [V] after `token`, which stands in a tree next to itself; the tree's other branch is dropped."""
+    """The logits [V] after `token`, which is in a tree twice; the tree's other branch is dropped."""
     length = cache.length
     bias = np.zeros((2, length + 2), np.float32)
     bias[[0, 1], [length + 1, length]] = BLOCKED  # neither sees the other
@@ -324,16 +299,9 @@ def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], 
         return
     gap = float(logits[best] - logits[recorded])
     if gap <= report.tolerance:
-        report.near_ties.append(f"{place}: {best} in place of {recorded}, whose logit is only {gap:.2g} lower")
+        report.near_ties.append(f"{place}: {best} instead of {recorded}, whose logit is only {gap:.2g} lower")
     else:
-        report.faults.append(f"{place}: {best} in place of the recorded {recorded}, whose logit is {gap:.3g} lower")
-
-
-def _check_logits(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: TopLogits) -> None:
-    difference = _distance(logits, recorded)
-    report.largest_difference = max(report.largest_difference, difference)
-    if not difference <= report.tolerance:  # so that NaN is a fault
-        report.faults.append(f"{place}: two logits are {difference:.3g} farther apart or closer than recorded")
+        report.faults.append(f"{place}: {best} instead of the recorded {recorded}, whose logit is {gap:.3g} lower")
 
 
 def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:
@@ -346,20 +314,20 @@ def _top(logits: NDArray[np.float32]) -> TopLogits:
     return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
 
 
-def _apart(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
-    """How far the logits of an answer, of which each step's best are given, part from those of steps of two rows."""
+def _deviation(engine: Engine, given: GoldenInput, tops: Sequence[TopLogits]) -> float:
+    """How far the logits of an answer, whose best of each step are given, differ from those of steps of two rows."""
     answer = [top.ids[0] for top in tops]
     cache = _new_cache(engine, given, len(given.prompt_ids) + len(answer) + 1)
     cache.exact = True
     groups, random = engine.bundle.manifest.groups, np.random.default_rng(0)
     if cache.cross is not None and any(group.method.startswith("rows") for group in groups):
         _round(cache.cross.buffers, random)
-    apart = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
+    deviation = _distance(engine.step(cache, np.array(given.prompt_ids, np.int64))[0], tops[0])
     if any(group.block_size and not group.method.startswith("rows") for group in groups):
         _round([(key[:, :, : cache.length], value[:, :, : cache.length]) for key, value in cache.buffers], random)
     for token, top in zip(answer, tops[1:], strict=False):
-        apart = max(apart, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
-    return apart
+        deviation = max(deviation, _distance(engine.step(cache, np.array([token], np.int64))[0], top))
+    return deviation
 
 
 def _round(pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]], random: np.random.Generator) -> None:

@@ -1,9 +1,8 @@
 """Perplexity of one source of logits, and how far two of them agree: numpy and the engine, no torch.
 
-The convention is that of docs/guide/export.md: tokens are cut into windows that do not overlap; each window is a
-text of its own, whose every token but the first is predicted, and the perplexity is the exponential of the mean
-negative log-likelihood over all predicted tokens. Where the tokenizer asks for a beginning-of-text token every
-window starts with one.
+Tokens are cut into windows that do not overlap; every token of a window but the first is predicted, and the perplexity
+is the exponential of the mean negative log-likelihood over all predicted tokens (docs/guide/export.md). Where the
+tokenizer asks for a beginning-of-text token every window starts with one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from edge.errors import InputError
 from edge.manifest import Tokens
 from edge.runtime.engine.engine import Engine
 
-CHUNK = 64  # rows of logits held at once: 13 MB of float32 at a vocabulary of 49,152
+CHUNK = 64  # rows of logits at a time: 13 MB of float32 at a vocabulary of 49,152
 
 Progress = Callable[[int, int], None]  # windows done, windows in all
 
@@ -32,10 +31,8 @@ class LogitsSource(Protocol):
     def vocab_size(self) -> int: ...
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
-        """Logits of `tokens` [S], a text of its own, as consecutive pieces [CHUNK or fewer, V].
-
-        A piece is valid until the next one is asked for.
-        """
+        """Logits of `tokens` [S], a text of its own, as consecutive pieces [CHUNK or fewer, V], each valid until the
+        next one."""
         ...
 
 
@@ -74,7 +71,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A candidate beside a reference, over the same predicted tokens."""
+    """A candidate compared with a reference, over the same predicted tokens."""
 
     tokens: int
     top1: float  # share of positions where both find the same token most likely
@@ -85,7 +82,7 @@ class Agreement:
 
 
 def check_decoder(bundle: Bundle) -> None:
-    """InputError where a bundle is not a decoder alone: what others say of a text depends on an input that it lacks."""
+    """InputError where a bundle is not a decoder alone: others need an input besides the text."""
     if bundle.manifest.speech is not None:
         raise InputError(f"{bundle.manifest.name} reads audio, and the perplexity of a text is of decoders alone.")
     if bundle.manifest.encoder is not None:
@@ -107,12 +104,8 @@ def check_window(window: int, context: int) -> None:
 
 
 def windows(ids: Sequence[int], special: Tokens, *, window: int, limit: int | None = None) -> list[NDArray[np.int64]]:
-    """A text's token ids, at most `limit` of them, as windows of `window` tokens (`check_window`), the last one
-    perhaps shorter.
-
-    Raises:
-        InputError: the limit is less than 2, or the text has fewer than 2 tokens.
-    """
+    """A text's token ids, at most `limit` of them, as windows of `window` tokens (`check_window`), the last one perhaps
+    shorter; InputError where the limit is less than 2, or the text has fewer than 2 tokens."""
     if limit is not None and limit < 2:
         raise InputError(f"--tokens {limit} leaves nothing to predict; choose 2 or more.")
     taken = np.asarray(ids[:limit], np.int64)
@@ -143,11 +136,8 @@ def compare(
     *,
     given: int = 1,
 ) -> Agreement:
-    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted.
-
-    Raises:
-        InputError: their vocabularies have different sizes.
-    """
+    """How far `candidate` agrees with `reference` on the same windows, whose first `given` tokens are not predicted;
+    InputError where their vocabularies have different sizes."""
     if reference.vocab_size != candidate.vocab_size:
         raise InputError(
             f"The vocabularies differ: {candidate.vocab_size} tokens and {reference.vocab_size}; only models with "
@@ -195,11 +185,10 @@ def _told(texts: Sequence[NDArray[np.int64]], progress: Progress | None) -> Iter
 def _predictions(
     source: LogitsSource, tokens: NDArray[np.int64], given: int = 1
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """Pieces of logits [R, V] and the R tokens that follow, from token `given` on; the window's last token predicts
-    nothing."""
+    """Pieces of logits [R, V] and the R tokens that follow, from token `given` on."""
     start = 1
     for logits in source.logits(tokens):
-        targets = tokens[start : start + len(logits)]
+        targets = tokens[start : start + len(logits)]  # the window's last token predicts nothing
         left_out = max(0, given - start)
         start += len(logits)
         if len(targets) > left_out:

@@ -152,7 +152,7 @@ def answer(
         speculation: what drafts, where anything does.
     """
     timings = Timings(len(prompt), cache.length)
-    sampler = make_sampler(options, engine.bundle.manifest.dims.vocab_size, prompt)
+    sampler = make_sampler(options, prompt)
     # What is drawn anew every time has no text to keep to.
     cache.exact = engine.exact and (options.temperature == 0 or options.seed is not None)
     ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)  # the last token is never run

@@ -1,8 +1,8 @@
 """Beam search as a tree in one KV cache: the beams are the rows of one step, and what they share is kept once.
 
 The rules are those of transformers 5 (`GenerationMixin._beam_search`), so that the same model gives the same texts.
-Diverse beam search (Vijayakumar et al. 2016) follows transformers 4, whose code moved to the hub with 5, as
-`transformers-community/group-beam-search`; a group's search ends by rules that differ in two places, see `_Group`.
+Diverse beam search (Vijayakumar et al. 2016) follows transformers 4 (`transformers-community/group-beam-search`), which
+differs in two rules, see `_Group`.
 """
 
 from __future__ import annotations
@@ -11,30 +11,23 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.runtime.decode.answer import FinishReason, never
 from edge.runtime.decode.branches import Branches
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
 
 EarlyStopping = Literal["never"] | bool
-Reason = Literal["stop", "length", "context", "interrupted"]
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
 STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
 LOWEST = np.finfo(np.float32).min
-
-
-def never() -> bool:
-    """For searches that nobody interrupts."""
-    return False
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,13 @@ class BeamOptions:
 
     Args:
         beams: texts that are pursued at a time.
-        groups: of as many beams each, which are kept apart by `diversity`; 1: no groups.
-        diversity: taken from the score of a token for each beam of an earlier group that has it at the same place.
+        groups: equal groups of beams, kept different by `diversity`; 1: no groups.
+        diversity: subtracted from the score of a token for each beam of an earlier group that has it in this step.
         length_penalty: a text's log probability is divided by its length to this power; above 0 favours longer texts.
-        early_stopping: True ends the search when there are as many whole texts as beams; False also goes on while the
-            best unfinished text, at its present length, is ahead of the worst of them; "never" while it may get ahead.
+        early_stopping: True ends the search when there are as many whole texts as beams; False when no unfinished text,
+            at its present length, is ahead of the worst of them; "never" when none can get ahead.
         n_best: whole texts to return, up to `beams`.
-        max_tokens: most tokens of a text.
+        max_tokens: maximum tokens of a text.
         interrupted: asked before every step; the search ends once it says True.
 
     Raises:
@@ -70,7 +63,7 @@ class BeamOptions:
             ("number of beams", self.beams),
             ("number of beam groups", self.groups),
             ("number of best texts", self.n_best),
-            ("most tokens to generate", self.max_tokens),
+            ("maximum of tokens to generate", self.max_tokens),
         ):
             if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
                 raise InputError(f"The {name} must be 1 or more, not {value!r}.")
@@ -82,13 +75,10 @@ class BeamOptions:
             raise InputError(f"The length penalty must be a number, not {self.length_penalty}.")
         if not (math.isfinite(self.diversity) and self.diversity >= 0):
             raise InputError(f"The diversity must be a number of 0 or more, not {self.diversity}.")
-        if (self.diversity > 0) != (self.groups > 1):
-            raise InputError(
-                "Beam groups need a diversity above 0, or they would all find the same; "
-                f"there are {self.groups} groups with a diversity of {self.diversity:g}."
-                if self.groups > 1
-                else "A diversity needs beam groups, which it keeps apart; give 2 or more."
-            )
+        if self.groups > 1 and self.diversity == 0:
+            raise InputError(f"{self.groups} beam groups need a diversity above 0, or they would all find the same.")
+        if self.groups == 1 and self.diversity > 0:
+            raise InputError("A diversity needs beam groups, which it keeps different; give 2 or more.")
         if self.early_stopping not in (True, False, "never"):
             raise InputError(f"Early stopping must be true, false or never, not {self.early_stopping!r}.")
 
@@ -97,15 +87,15 @@ class BeamOptions:
 class Hypothesis:
     """A text that a search found.
 
-    token_ids are those behind the prompt, with the end token. score is what texts are ranked by: the log probability,
-    after what `diversity` and processors changed in it, divided by the length to the power of the length penalty.
-    finish_reason: ``stop``: an end token; ``length``: max_tokens; ``context``: the cache is full; ``interrupted``.
+    token_ids: after the prompt, with the end token. score: the log probability, as `diversity` and processors changed
+    it, divided by the length to the power of the length penalty. finish_reason: ``stop``: an end token; ``length``:
+    max_tokens; ``context``: the cache is full; ``interrupted``.
     """
 
     token_ids: list[int]
     score: float
     log_probability: float
-    finish_reason: Reason
+    finish_reason: FinishReason
 
 
 def beam_search(
@@ -118,7 +108,7 @@ def beam_search(
     processors: Sequence[Processor] = (),
     forced: int = 0,
 ) -> list[Hypothesis]:
-    """Find the `options.n_best` most likely texts behind `prompt`, the best first; see `search`."""
+    """Find the `options.n_best` most likely texts after `prompt`, the best first; see `search`."""
     found = search(engine, cache, prompt, options, eos=eos, processors=processors, forced=forced)
     while True:
         try:
@@ -129,13 +119,8 @@ def beam_search(
 
 
 def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: Cross | None = None) -> KVCache:
-    """A cache in which no search for texts behind such a prompt runs out of room.
-
-    It may have more rows than the engine's context, which limits positions: branches side by side share those.
-
-    Raises:
-        InputError: more beams than there is memory for.
-    """
+    """A cache in which no search for texts after such a prompt runs out of room; InputError for more beams than were
+    planned. It may have more rows than the engine's context, which limits positions: parallel branches share those."""
     if engine.plan is not None and options.beams > engine.plan.demand.branches:
         raise InputError(
             f"Memory was planned for {engine.plan.demand.branches} beams, not for {options.beams}; name them when the "
@@ -154,16 +139,16 @@ def search(
     processors: Sequence[Processor] = (),
     forced: int = 0,
 ) -> Generator[list[int], None, list[Hypothesis]]:
-    """Search step by step: yields the tokens that became certain, because whatever is still possible goes on with them,
-    and returns what `beam_search` does. The best hypothesis begins with what was yielded.
+    """Search step by step: yields the tokens that became certain, because all possible texts go on with them, and
+    returns what `beam_search` does.
 
     Args:
-        cache: `new_cache` makes one; what it already holds stands before the prompt.
+        cache: `new_cache` makes one; what is in it already comes before the prompt.
         prompt: [P], P >= 1: what the decoder begins with.
         eos: tokens that end a text.
         processors: change the log probabilities, in this order.
-        forced: how many of the last prompt tokens count as part of the text where its length does: those that
-            transformers generates by force (`forced_bos_token_id`) and that are given to the decoder at once here.
+        forced: how many of the last prompt tokens count towards a text's length: those that transformers generates by
+            force (`forced_bos_token_id`).
     """
     if not engine.takes_trees:
         raise InputError("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
@@ -176,7 +161,7 @@ def search(
     groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
     spare = np.empty((options.beams, logits.shape[1]), np.float32)
     certain = 0
-    reason: Reason = "length"
+    reason: FinishReason = "length"
     while True:
         if options.interrupted():
             reason = "interrupted"
@@ -224,13 +209,11 @@ class _Group:
     """The beams of one group: their texts so far, prompt included, and the best of those that ended.
 
     `leaves` are the rows of the last step's logits that belong to its n beams; `parents` and `tokens` say which of
-    those rows are continued with which tokens.
+    those rows are continued with which tokens. Lists of so few beams take a third of the time of small arrays.
 
     Two rules differ between one search and several groups, as they do between transformers 5 and its group search.
     At the limit of tokens, texts that go on compete with those that end there, or come after them. And what may yet be
     reached is judged by the best beam that goes on, or by the best candidate, whether it goes on or not.
-
-    Beams are few: lists of them take a third of the time of small arrays.
     """
 
     def __init__(self, prompt: list[int], options: BeamOptions, eos: frozenset[int], forced: int) -> None:
@@ -284,13 +267,13 @@ class _Group:
         far = options.early_stopping == "never" and options.length_penalty > 0
         return self._score(best, self._limit if far else self.length) <= self.ended[-1].score
 
-    def cut(self, reason: Reason) -> None:
+    def cut(self, reason: FinishReason) -> None:
         """Let the texts that go on end where they are."""
         for text, score in zip(self.texts, self.scores, strict=True):
             self._add(text[self.start :], score, reason)
         self.done = True
 
-    def _add(self, tokens: list[int], value: float, reason: Reason) -> None:
+    def _add(self, tokens: list[int], value: float, reason: FinishReason) -> None:
         score = self._score(value, self.start + max(1, len(tokens)))
         self.ended.append(Hypothesis(tokens, score, value, reason))
         self.ended.sort(key=lambda hypothesis: -hypothesis.score)
@@ -316,7 +299,7 @@ def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]
 
 
 def _certain(groups: Sequence[_Group], known: int) -> list[int]:
-    """What all texts that may still be the best begin with, after `known` tokens behind the prompt."""
+    """What all texts that may still be the best begin with, `known` tokens after the prompt."""
     texts = [text[group.start + known :] for group in groups for text in group.texts]
     certain = texts[0][: _same(texts)]
     if ended := [group.ended[0] for group in groups if group.ended]:
@@ -345,8 +328,8 @@ def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> Non
 def _largest(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
     """The `count` largest of the scores [n, V] above -inf, in order: value, row and column.
 
-    The scores are laid out in columns of STRIDE. As many of the columns' maxima as are wanted are no smaller than the
-    least of these, so that only what reaches that one needs sorting: a tenth of the time of partitioning a vocabulary.
+    Only scores that reach the `count`-th largest of the maxima of columns of STRIDE are sorted: 10% of the time of
+    partitioning a vocabulary.
     """
     flat = scores.reshape(-1)
     columns = len(flat) // STRIDE

@@ -1,33 +1,24 @@
-"""Branches of one text in one KV cache: rows that they share are kept once, an attention bias holds them apart."""
+"""Branches of one text in one KV cache: rows that they share are kept once, an attention bias separates them."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.engine.engine import BLOCKED, Tree
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import BLOCKED, Engine, Tree
 
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
-
-# Rows of dead branches that are not worth moving the others for. Attention over one of them cost 0.26 us a step, moving
-# rows 25 to 60 us (a T5 of 4 layers); four beams leave three dead rows a step.
+# Dead rows that are not worth moving the others for: attention over one of them costs 0.26 us a step, moving
+# rows 25 to 60 us (a T5 of 4 layers).
 SPARE_ROWS = 32
 
 
 class Branches:
     """The branches that grow from what a cache holds; all of them have the same length.
 
-    The rows that the cache holds at first belong to all branches. Each step adds one token to each branch; a branch
-    may be continued in several ways, or in none, which is its end. Rows of dead branches stay until there are some:
-    attention goes over them in vain, and moving rows costs as well.
-
-    Args:
-        cache: holds at least one row.
-        width: most branches at a time.
+    The first rows of the cache belong to all branches. Each step adds one token to each branch; a branch may be
+    continued in several ways, or in none, which is its end. Rows of dead branches stay until there are enough to move
+    the others for. cache: has at least one row. width: maximum branches at a time.
     """
 
     def __init__(self, engine: Engine, cache: KVCache, width: int) -> None:
@@ -40,10 +31,8 @@ class Branches:
         self._rows = np.arange(width, dtype=np.int64)
 
     def step(self, parents: NDArray[np.intp], tokens: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        """Continue the branches `parents` [S] with `tokens` [S], which makes S branches in this order; logits [S, V].
-
-        None where the cache has no room for it, although the rows of dead branches were given up.
-        """
+        """Continue the branches `parents` [S] with `tokens` [S], which makes S branches in this order; logits [S, V],
+        None where the cache has no room, even without the rows of dead branches."""
         cache, size = self._cache, len(tokens)
         attended = self._bias[parents, : cache.length]  # [S, rows]
         if cache.room < size or cache.length - self._live > SPARE_ROWS:

@@ -6,13 +6,16 @@ Each follows the logits processor of transformers that its docstring names, for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from edge.manifest import Generation
-from edge.runtime.decode.sampling import Sampler
+
+if TYPE_CHECKING:
+    from edge.runtime.decode.sampling import Sampler
 
 Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], None]
 """Is given B texts so far as token ids [B, L], the decoder's first tokens included, and the scores of what may follow
@@ -47,8 +50,7 @@ class NoRepeatNgrams:
 
 
 class MinLength:
-    """Forbids the end tokens before a text has `length` tokens, the decoder's first ones included
-    (MinLengthLogitsProcessor)."""
+    """Forbids the end tokens before a text has `length` tokens with the decoder's first (MinLengthLogitsProcessor)."""
 
     def __init__(self, length: int, ends: Collection[int]) -> None:
         self._length = length
@@ -60,8 +62,7 @@ class MinLength:
 
 
 class ForcedEnd:
-    """Makes `token` the last of the `length` tokens that a text may have, the decoder's first ones included
-    (ForcedEOSTokenLogitsProcessor)."""
+    """Makes `token` the last of `length` tokens with the decoder's first (ForcedEOSTokenLogitsProcessor)."""
 
     def __init__(self, length: int, token: int) -> None:
         self._length = length
@@ -109,8 +110,7 @@ def make_processors(
 ) -> list[Processor]:
     """The rules that settings ask for, in the order in which transformers applies them.
 
-    ends: the end tokens. begin: how many tokens the decoder begins with. least, most: how many a text may have, with
-    these.
+    ends: the end tokens. begin: tokens that the decoder begins with. least, most: tokens of a text, with these.
     """
     processors: list[Processor] = []
     if settings.repetition_penalty != 1:
@@ -131,13 +131,8 @@ def make_processors(
 
 
 class ProcessedSampler:
-    """Lets processors change the logits, then asks a sampler; keeps the text that they are shown.
-
-    Args:
-        processors: asked in this order.
-        sampler: chooses the token.
-        prompt: token ids that the text begins with.
-    """
+    """Lets processors change the logits, in their order, then asks a sampler; keeps the text for them, which begins
+    with the tokens of `prompt`."""
 
     def __init__(self, processors: Sequence[Processor], sampler: Sampler, prompt: Sequence[int]) -> None:
         self._processors = processors

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
 
 DRAW_BLOCK = 256  # weights summed at once while drawing: a cumulative sum over a vocabulary costs ten times more
 SMALLEST = float(np.finfo(np.float32).tiny)
-NUCLEUS = 256  # the first guess of how many of the largest weights hold top_p of the mass
+NUCLEUS = 256  # the first guess of how many of the largest weights sum up to top_p
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,12 @@ def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str
     raise InputError(f"The {name} must be {wanted}, not {value!r}.")
 
 
-def make_sampler(options: SamplingOptions, vocab_size: int, prompt: Sequence[int] = ()) -> Sampler:
-    """The sampler for one answer to `prompt` (token ids, which the repetition penalty counts as said)."""
+def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:
+    """The sampler for one answer to `prompt` (token ids, which the repetition penalty takes for said)."""
     sampler: Sampler = greedy if options.temperature == 0 else Categorical(options)
-    penalty = options.repetition_penalty
-    if penalty is not None and penalty != 1:
-        return RepetitionPenalty(penalty, sampler, vocab_size, prompt)
-    return sampler
+    if options.repetition_penalty in (None, 1):
+        return sampler
+    return ProcessedSampler([RepetitionPenalty(options.repetition_penalty)], sampler, prompt)
 
 
 def greedy(logits: NDArray[np.float32]) -> int:
@@ -86,33 +86,9 @@ def greedy(logits: NDArray[np.float32]) -> int:
     return int(logits.argmax())
 
 
-class RepetitionPenalty:
-    """Makes tokens that were said before less likely, then asks another sampler."""
-
-    def __init__(self, penalty: float, sampler: Sampler, vocab_size: int, prompt: Sequence[int]) -> None:
-        self._penalty = np.float32(penalty)
-        self._sampler = sampler
-        self._scores = np.empty(vocab_size, np.float32)
-        self._said = np.zeros(vocab_size, np.bool_)
-        self._said[np.asarray(prompt, np.int64)] = True
-
-    def __call__(self, logits: NDArray[np.float32]) -> int:
-        scores, said = self._scores, self._said
-        scores[:] = logits
-        positive = scores > 0
-        np.divide(scores, self._penalty, out=scores, where=said & positive)
-        np.multiply(scores, self._penalty, out=scores, where=said & ~positive)
-        token = self._sampler(scores)
-        said[token] = True
-        return token
-
-
 class Categorical:
-    """Draws a token at random after temperature, top-k, top-p and min-p.
-
-    Works on unnormalised probabilities whose largest is 1. Top-p and min-p each keep a head of the tokens in order
-    of likelihood, so they are found apart and the shorter head is kept.
-    """
+    """Draws a token at random after temperature, top-k, top-p and min-p, from unnormalised probabilities whose largest
+    is 1. Top-p and min-p each are a threshold, and the higher one counts."""
 
     def __init__(self, options: SamplingOptions) -> None:
         self._options = options

@@ -1,30 +1,30 @@
 """The memory model: the private memory that a bundle takes, in bytes by kind, computed from its manifest before
 anything is allocated.
 
-Memory peaks twice, and the higher peak counts. While a model loads, reading the tokenizer leaves garbage next to the
-packed weights. While it runs, the KV cache and the activations of the largest step are there. Pages of files, which are
-code and mapped weights, do not count: the system takes them back when it needs room.
+Memory peaks twice, and the higher peak counts: while loading, reading the tokenizer leaves garbage next to the packed
+weights; while running, the KV cache and the activations of the largest step are there. Pages of files (code, mapped
+weights) do not count: the system takes them back when it needs room.
 
-Sizes of tensors follow from the manifest. What the libraries add to them was measured: private memory from
-/proc/self/status around each phase (Linux 6.18, x86-64, Python 3.11, numpy 2.4, onnxruntime 1.31.1, two threads) over
-SmolLM2-135M in 4 bits, a small T5 and random models, Whisper base's shape among them. docs/lab/memory.md shows how far
-predictions and measurements lie apart.
+Sizes of tensors follow from the manifest. What the libraries add was measured: private memory from /proc/self/status
+(Linux 6.18, x86-64, Python 3.11, numpy 2.4, onnxruntime 1.31.1, two threads) over SmolLM2-135M in 4 bits, a small T5
+and random models. docs/lab/memory.md compares predictions and measurements.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from dataclasses import dataclass
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
-from edge.manifest import FLOAT32, KV8, LONGER, SKIP, TensorGroup
+from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
 from edge.runtime.providers import instructions
 
 MIB = 2**20
 FLOAT = 4  # bytes
-LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, or in the place of another one
-ROWS = "rows"  # what the methods of groups begin with whose rows have a scale each
+LATER = ("prefill", "tree", KV8, SKIP)  # graphs that are opened when they pay, or instead of another one
+ROWS = "rows"  # what the methods of groups begin with that have a scale for each row
 
 IMPORTED = 25 * MIB  # after importing what `edge.load` needs
 SLACK = 4 * MIB  # by which programs differ that do little else
@@ -46,44 +46,44 @@ GRAPH, BRANCHED = 24, 32
 # A kernel packs a float matrix as it is and blocks of integers with the sums of each block, a float, added (MLAS).
 BLOCK_SUM = 4
 
-# What onnxruntime's arena holds for a step, in floats per token: multiples of the widths of the first feed-forward
-# product and of query, key and value, less what fits into memory that loading left. For steps of 16 to 256 tokens of
-# seven models 192 to 2048 wide that was off by -2 to +6 MiB: the arena's gaps come and go with sizes.
+# onnxruntime's arena in a step, in floats per token: multiples of the sizes of the first feed-forward product and of
+# query, key and value, less what fits into memory that loading left. For steps of 16 to 256 tokens of seven models of
+# hidden sizes 192 to 2048 that was off by -2 to +6 MiB.
 STEP_FEED_FORWARD, STEP_ATTENTION, LEFT = 3.5, 2, 2 * MIB
 CROSS_SCORES = 4  # copies of the scores over the encoder's rows: product, transposed, softmax, transposed back
-# Copies of one layer's keys, or values, where the KV cache has bytes: both as they are made, and with the new rows.
+# Copies of one layer's keys, or values, where the KV cache has int8: both as they are made, and with the new rows.
 UNPACKED = 5
-# An encoder runs all its rows at once: more of them fit into each other's place. Feed-forward blocks with a gate hold
-# the two halves of their first product beside it.
+# An encoder runs all its rows at once, and reuses more. Feed-forward blocks with a gate keep the two halves of their
+# first product next to it.
 ENCODE_FEED_FORWARD, ENCODE_GATED = 2, 3
 ENCODE_ATTENTION, ENCODE_RESIDUAL = 2, 1
 ENCODE_CROSS = 2  # copies of one decoder layer's keys and values
-# Copies of the scores [heads, T, T], where the encoder's attention keeps them, and of their bias. Feed-forward blocks
-# find a place where scores were. 3.0 to 3.5 were measured from 700 to 8,189 tokens, up and down with the arena's gaps.
+# Copies of the scores [heads, T, T], where the encoder's attention keeps them, and of their bias; 3.0 to 3.5 were
+# measured from 700 to 8,189 tokens.
 SCORES = 3.15
-# One of sound, in floats per frame and width: in attention queries, keys and values twice, the stream and what comes
-# out; in feed-forward blocks the stream and three copies of what their first product makes. Gaps come on top: measured
-# over windows of 30 s with random weights of Whisper base's shape.
+# An encoder of sound, in floats per frame and hidden size: attention has queries, keys and values twice, its input and
+# output; feed-forward blocks their input and three copies of their first product. Gaps were measured over windows of
+# 30 s with random weights of Whisper base's shape.
 SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.75
 WINDOWS = 4  # float copies of a window of sound, and its features
-# A table of a transcription's tokens, and what reading it from tokenizer.json takes, in times the file's size.
+# A table of a transcription's tokens, and what reading it takes, in multiples of the size of tokenizer.json.
 WORDS, WORDS_READING = MIB, 12
 SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run is asked to hold.
+    """What a run is asked for.
 
     Args:
         context: tokens of prompt and answer.
-        chunk: most prompt tokens of one step.
-        width: most tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
-        branches: texts that grow side by side in the KV cache, each with rows of its own: beams.
-        source: tokens of an encoder's input; of one for sound nothing is asked, its window has one size.
-        drafts: bytes of the tables that drafts are made from.
+        chunk: maximum prompt tokens of one step.
+        width: maximum tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
+        branches: texts in the KV cache, each with rows of its own: beams.
+        source: tokens of an encoder's input; 0 for sound, whose window has one size.
         prefill: whether prompts are read in the int8 prefill graph, in steps that are twice as long.
-        kv: what the KV cache is kept in.
+        drafts: bytes of draft tables.
+        kv: type of the KV cache.
     """
 
     context: int
@@ -115,16 +115,8 @@ class Footprint:
 
 
 class MemoryModel:
-    """The memory of one bundle under any `Demand`.
-
-    Args:
-        bundle: an opened bundle, whose manifest is read.
-        present: private bytes of this process so far. Where they are clearly more than the libraries', a program of its
-            own stands around the model, and counts as well.
-
-    Raises:
-        BundleError: a file of the bundle cannot be read.
-    """
+    """The memory of one bundle under any `Demand`; BundleError where its tokenizer cannot be read. present:
+    private bytes of this process so far, which count where they are clearly more than the libraries'."""
 
     def __init__(self, bundle: Bundle, present: int = 0) -> None:
         manifest = bundle.manifest
@@ -133,13 +125,8 @@ class MemoryModel:
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
         roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
-        self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # in the place of the decoder's
-        self._tokenizer, self._reading = _tokenizer(_unigram(bundle), sizes[TOKENIZER], manifest.dims.vocab_size)
-        if manifest.text is not None and _unigram(bundle):
-            pieces = manifest.dims.vocab_size
-            self._tokenizer, self._reading = OWN_PIECE * pieces, OWN_PIECE_READING * pieces
-        if manifest.speech is not None:
-            self._tokenizer, self._reading = WORDS, WORDS + WORDS_READING * sizes[TOKENIZER]
+        self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # instead of the decoder's
+        self._tokenizer, self._reading = _tokenizer(bundle, sizes[TOKENIZER])
         groups = {group.name: group for group in manifest.groups}
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
         head = [groups["head"]] if "head" in groups else looked[:1]
@@ -151,14 +138,10 @@ class MemoryModel:
             self._prefill = SESSION + GRAPH * sizes[manifest.graph("prefill").path] + sum(map(_packed, packed))
             self._prefill += 2 * manifest.dims.hidden_size**2 * FLOAT
         dims = manifest.dims
-        self._feed_forward = _width(
-            groups.get("feed_forward"), dims.num_layers, dims.hidden_size, dims.intermediate_size
-        )
+        self._feed_forward = _width(groups.get("feed_forward"), dims, dims.intermediate_size)
         if manifest.encoder is not None:
             own = manifest.encoder
-            self._encoder_feed_forward = _width(
-                groups.get("encoder.feed_forward"), own.num_layers, own.hidden_size, dims.intermediate_size
-            )
+            self._encoder_feed_forward = _width(groups.get("encoder.feed_forward"), own, dims.intermediate_size)
             self._encoder = manifest.graph("encoder")
             if self._encoder.precise_layers and "encoder.cross_attention" in groups:
                 self._packed += _packed(groups["encoder.cross_attention"])
@@ -167,7 +150,6 @@ class MemoryModel:
 
     def footprint(self, demand: Demand) -> Footprint:
         """Bytes by kind for what is asked."""
-        tokens = demand.context + (demand.branches - 1) * self._own(demand)  # that are in the cache
         graphs = self._graphs + (self._kv8 if demand.kv != FLOAT32 else 0)
         always = {"graphs": graphs, "packed weights": self._packed}
         loading = always | {"program": self._program + TO_LOAD, "tokenizer": self._reading}
@@ -176,7 +158,7 @@ class MemoryModel:
             "tokenizer": self._tokenizer,
             **always,
             "tables": self._tables(demand),
-            "KV cache": tokens * dataclasses.replace(self.manifest.kv, dtype=demand.kv).bytes_per_token,
+            "KV cache": self._cached(demand) * dataclasses.replace(self.manifest.kv, dtype=demand.kv).bytes_per_token,
             "activations": self._activations(demand),
             "logits": (2 * demand.width + SAMPLING) * self.manifest.dims.vocab_size * FLOAT,
         }
@@ -186,17 +168,17 @@ class MemoryModel:
             running["int8 prefill graph"] = self._prefill
         if self.manifest.encoder is not None:
             running["cross-attention KV"] = self._rows(demand) * self._cross_bytes
-            # Both halves take theirs from one arena one after the other, but what the decoder asks for is so different
-            # in size that it finds no place in the encoder's: the sum was what transcribing took.
+            # Encoder and decoder share one arena, but the sum was measured: sizes differ too much to reuse memory.
             running["encoder activations"] = self._encoding(self._rows(demand))
         return Footprint({kind: loading.get(kind, 0) for kind in running}, running)
 
-    def _own(self, demand: Demand) -> int:
-        """Tokens that a branch does not share with others: all but a transcription's prompt, which takes half."""
-        return demand.context if self.manifest.speech is None else demand.context // 2
+    def _cached(self, demand: Demand) -> int:
+        """Tokens in the KV cache. Branches share none but a transcription's prompt, which takes half."""
+        own = demand.context if self.manifest.speech is None else demand.context // 2
+        return demand.context + (demand.branches - 1) * own
 
     def _tables(self, demand: Demand) -> int:
-        """Rows of the tables of positions: cosines and sines for each base that there is, or one row of the width."""
+        """Tables of positions: cosines and sines for each base, or rows of the hidden size."""
         dims, encoder = self.manifest.dims, self.manifest.encoder
         if encoder is None:
             return demand.context * dims.head_dim * FLOAT * len({layer.window for layer in self.manifest.kv.layers})
@@ -214,28 +196,24 @@ class MemoryModel:
         return 0 if self.manifest.cross is None else self.manifest.cross.bytes_per_token
 
     def _activations(self, demand: Demand) -> int:
-        """What the largest step of the decoder holds."""
+        """Bytes of the largest step of the decoder."""
         chunk = LONGER * demand.chunk if demand.prefill else demand.chunk
         dims, tokens = self.manifest.dims, max(min(chunk, demand.context), demand.width)
         attention = (dims.num_heads + 2 * dims.num_kv_heads) * dims.head_dim
         floats = STEP_FEED_FORWARD * self._feed_forward + STEP_ATTENTION * attention
         if self.manifest.encoder is not None:
             floats += CROSS_SCORES * dims.num_heads * self._rows(demand)
+            floats += 2 * self._cached(demand)  # the attention bias of the host, and what the graph takes of it
         elif instructions.ARM:  # see the CPU's provider
             floats += dims.num_heads * demand.context
-        if self.manifest.encoder is not None:
-            # The bias of the host, and what the graph takes of it.
-            floats += 2 * (demand.context + (demand.branches - 1) * self._own(demand))
-        return max(0, round(tokens * floats + self._unpacked_rows(demand)) * FLOAT - LEFT)
-
-    def _unpacked_rows(self, demand: Demand) -> int:
-        """Floats that a step of many tokens makes of one layer's rows, where the KV cache has bytes."""
-        if demand.kv == FLOAT32:
-            return 0
-        return UNPACKED * demand.context * max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
+        unpacked = 0  # what a step of many tokens makes of one layer's rows, where the KV cache has int8
+        if demand.kv != FLOAT32:
+            row = max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
+            unpacked = UNPACKED * demand.context * row
+        return max(0, round(tokens * floats + unpacked) * FLOAT - LEFT)
 
     def _encoding(self, rows: int) -> int:
-        """What the encoder holds for so many rows; for sound, with what the host holds of a window."""
+        """Bytes of the encoder for this many rows; for sound, with the host's copies of a window."""
         encoder, cross, speech = self.manifest.encoder, self.manifest.cross, self.manifest.speech
         assert encoder is not None and cross is not None
         if speech is not None:
@@ -256,14 +234,14 @@ class MemoryModel:
         return rows * ENCODE_CROSS * self._cross_bytes // len(cross.layers) + floats * FLOAT
 
 
-def _width(group: TensorGroup | None, layers: int, hidden: int, inner: int) -> int:
-    """Values for each token of what a feed-forward block's first products make: gate and up, or one where there is no
-    gate; the last product reads `inner`."""
-    return inner if group is None else max(inner, group.parameters // (layers * hidden) - inner)
+def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> int:
+    """Values per token of a feed-forward block's first products: gate and up, or one where there is no gate; the last
+    product reads `inner`."""
+    return inner if group is None else max(inner, group.parameters // (dims.num_layers * dims.hidden_size) - inner)
 
 
 def _packed(group: TensorGroup) -> int:
-    """Bytes of a group's matrices as the kernels keep them. Zero points are counted, which they take up in the sums."""
+    """Bytes of a group's matrices as the kernels keep them, with zero points."""
     if not group.block_size:
         return group.parameters * FLOAT
     if group.method.startswith(ROWS):
@@ -271,23 +249,23 @@ def _packed(group: TensorGroup) -> int:
     return group.bytes + group.parameters // group.block_size * BLOCK_SUM
 
 
-def _tokenizer(unigram: bool, size: int, vocab: int) -> tuple[int, int]:
+def _tokenizer(bundle: Bundle, size: int) -> tuple[int, int]:
     """Bytes of a tokenizer, and while it is read from a file of `size` bytes."""
-    if unigram:
-        return (TOKENIZERS + PIECE * vocab,) * 2
-    return TOKENIZERS + BPE * vocab, TOKENIZERS + BPE * vocab + BPE_READING * size
+    manifest, vocab = bundle.manifest, bundle.manifest.dims.vocab_size
+    if manifest.speech is not None:
+        return WORDS, WORDS + WORDS_READING * size
+    if not _unigram(bundle):
+        return TOKENIZERS + BPE * vocab, TOKENIZERS + BPE * vocab + BPE_READING * size
+    if manifest.text is not None:
+        return OWN_PIECE * vocab, OWN_PIECE_READING * vocab
+    return (TOKENIZERS + PIECE * vocab,) * 2
 
 
 def _unigram(bundle: Bundle) -> bool:
-    """Whether the tokenizer is a Unigram model, found without taking its file into memory."""
-    word, end = b'"Unigram"', b""
+    """Whether the tokenizer is a Unigram model, found without taking its file into private memory."""
     path = bundle.path(TOKENIZER)
     try:
-        with path.open("rb") as file:
-            while block := file.read(MIB):
-                if word in end + block:
-                    return True
-                end = block[-len(word) :]
-    except OSError as e:
-        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
-    return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b'"Unigram"') >= 0
+    except (OSError, ValueError) as e:  # an empty file cannot be mapped
+        raise BundleError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None

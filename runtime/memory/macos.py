@@ -1,7 +1,7 @@
-"""What macOS tells of this process and this machine, by functions of its C library.
+"""Memory and processor on macOS, by functions of its C library.
 
-Source: Apple's headers mach/task_info.h, mach/host_info.h, mach/vm_statistics.h and sys/sysctl.h. Nobody has run this
-on macOS yet: the tests hold it against the documented layouts.
+Source: Apple's headers mach/task_info.h, mach/host_info.h, mach/vm_statistics.h and sys/sysctl.h. Not yet run on macOS:
+the tests compare it with the documented layouts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ LONGEST_NAME = 256
 
 
 class TaskInfo(ctypes.Structure):
-    """task_vm_info, as of its third revision, which has the footprint's peak; later ones are longer and begin with
-    it."""
+    """task_vm_info as of its third revision, which later ones begin with."""
 
     _fields_ = (
         ("virtual_size", ctypes.c_uint64),
@@ -35,7 +34,7 @@ class TaskInfo(ctypes.Structure):
 
 
 class PageCounts(ctypes.Structure):
-    """vm_statistics64, as of its first version with 38 words; later ones are longer and begin with it."""
+    """vm_statistics64 as of its first version with 38 words, which later ones begin with."""
 
     _fields_ = (
         ("free", ctypes.c_uint32),
@@ -59,8 +58,7 @@ def held() -> Held | None:
     system, found = ctypes.CDLL(None), TaskInfo()
     count = ctypes.c_uint32(ctypes.sizeof(found) // WORD)
     system.task_info.argtypes = (ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
-    failed = system.task_info(_this_task(system), TASK_VM_INFO, ctypes.byref(found), ctypes.byref(count))
-    if failed:
+    if system.task_info(_this_task(system), TASK_VM_INFO, ctypes.byref(found), ctypes.byref(count)):
         return None
     peak = max(found.footprint, found.footprint_peak)  # which older kernels leave at 0
     return Held(found.footprint, peak, found.resident_size, found.resident_size_peak)

@@ -1,18 +1,14 @@
-"""Choosing how much private memory a run may hold, so that it stays inside a budget.
+"""Choosing how much private memory a run may take, so that it stays inside a budget.
 
 What is given up, in the order of least loss:
 
-1. **The int8 prefill graph** of a bundle that has one: prompts are read in the decode graph, in half the speed.
-2. **Step width** down to `KV8_STEP`: a narrower step verifies fewer drafted tokens; the answer is the same.
-3. **Bits of the KV cache**, of a bundle with a graph for that: in int8 it takes a quarter. Plain decoding is then 3%
-   slower behind short texts and a third faster behind 2,000 tokens, steps of 4 to 8 tokens up to a quarter slower.
-4. **Narrower steps and a smaller prompt chunk**, in turns, by `WIDTH_LOSS` and `CHUNK_LOSS`: a prompt that runs in
-   steps of 32 tokens instead of 128 is the same prompt, read more slowly. With steps of one token nothing is drafted,
-   and the tables that drafts are made from are not there. Those that a bundle brings are given up before steps of less
-   than `OWN_TABLES` tokens: a few percent of speed for a few hundred kilobytes.
-5. **Context**: a conversation that does not fit cannot be answered at all. So a context that was asked for is never
-   given up. Without one, all of the above goes first where less than `GOAL` tokens would be left; above that, speed is
-   worth more than a few percent of context that nobody asked for.
+1. **The int8 prefill graph**: prompts are read in the decode graph, at half the speed.
+2. **Step width** down to `KV8_STEP`: a shorter step verifies fewer drafted tokens; the answer is the same.
+3. **Bits of the KV cache**: int8 takes a quarter. Plain decoding is 3% slower at a short context and 1.3 times as fast
+   at context 2,000, steps of 4 to 8 tokens up to 25% slower.
+4. **Step width and prompt chunk**, in turns, by `WIDTH_LOSS` and `CHUNK_LOSS`. With steps of one token nothing is
+   drafted, and there are no draft tables; those of the bundle go before steps of less than `OWN_TABLES` tokens.
+5. **Context**, where none was asked for. All of the above goes first where less than `GOAL` tokens would be left.
 
 Beams are never given up: with fewer of them a model says something else. A further thing to save on is a field of
 `Demand`, and a step of `_Choices.ladder` before the context.
@@ -37,13 +33,12 @@ from edge.runtime.memory.footprint import SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
 
 GOAL = 1024  # tokens of context
-LEAST_CONTEXT = 128  # a question and a short answer
-LEAST_CHUNK = 16
+MIN_CONTEXT = 128  # a question and a short answer
+MIN_CHUNK = 16
 RESERVE = 0.04  # of a prediction: peaks were up to 2% above; at least the `SLACK` by which programs differ
 TEXT_START = 4  # tokens that a text decoder begins with: start, language and what is forced
-# What answers lose by steps of at most so many tokens in the place of twice as many (Spec-Bench's questions,
-# SmolLM2-135M), and prompts by chunks of so many in the place of twice as many (SmolLM2-135M, and a model 2048 wide;
-# two cores).
+# What answers lose by steps of this size instead of twice as many tokens (Spec-Bench's questions, SmolLM2-135M), and
+# prompts by chunks of this size instead of twice as many (SmolLM2-135M, and a model of hidden size 2048; two cores).
 WIDTH_LOSS = {8: 0.02, 4: 0.04, 2: 0.08, 1: 0.12}
 CHUNK_LOSS = {64: 0.05, 32: 0.10, 16: 0.15}
 SPEECH_CHUNK = 64  # tokens of earlier text that a transcription runs at once
@@ -57,11 +52,8 @@ SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmg]i?)?b?\s*", re.IGN
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may hold, and the bytes that it takes then.
-
-    budget: in bytes; None where there is none. widest: the widest step that the budget has room for besides, up to 64
-    tokens; that of `demand` where there is no budget.
-    """
+    """What a run may take, and its bytes. budget: in bytes; None where there is none. widest: maximum tokens of a step
+    that the budget has room for, up to 64; that of `demand` where there is no budget."""
 
     demand: Demand
     footprint: Footprint
@@ -70,15 +62,11 @@ class Plan:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes.
-
-    Raises:
-        InputError: something else, or nothing.
-    """
+    """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes; InputError for anything else."""
     found = SIZE.fullmatch(text)
     size = int(Decimal(found[1]) * UNITS[(found[2] or "").lower()]) if found else 0
     if size < 1:
-        raise InputError(f"{text!r} is no amount of memory; write it like 300MB, 1.5GB or 512MiB.")
+        raise InputError(f"{text!r} is not an amount of memory; write it like 300MB, 1.5GB or 512MiB.")
     return size
 
 
@@ -99,27 +87,26 @@ def make_plan(
 
     Args:
         bundle: an opened bundle.
-        budget: most private bytes that the process may hold, as a number or like ``300MB``; None: no limit.
+        budget: maximum private bytes of the process, as a number or like ``300MB``; None: no limit.
         context: tokens of prompt and answer that must fit, and of an encoder's text; default: what the budget has room
             for, up to the bundle's; without a budget up to 4,096.
-        chunk: most prompt tokens of a step; default: 128.
-        branches: texts that grow side by side (beams); default: as many as the bundle sets.
-        speculate: what drafts: ``auto``, ``off`` or a drafter's name.
+        chunk: maximum prompt tokens of a step; default: 128.
+        branches: beams; default: as many as the bundle sets.
+        speculate: ``auto``, ``off`` or a drafter's name.
         prefill: whether the run uses the int8 prefill graph of a bundle that has one.
-        kv: what the KV cache may be kept in, as `edge.runtime.engine.variant.kv_dtypes` says, rather the first.
-        present: private bytes that this process holds already; see `MemoryModel`.
-        like: a demand whose context, prompt chunk, form and KV cache are kept; default: all are chosen.
+        kv: types that the KV cache may have (`edge.runtime.engine.variant.kv_dtypes`), the preferred one first.
+        present: private bytes of this process so far; see `MemoryModel`.
+        like: a demand whose context, prompt chunk, prefill graph and KV cache are kept; default: all are chosen.
 
     Raises:
-        InputError: the context is not within the bundle's, or the budget is too small; the smallest that would do is
-            named.
+        InputError: the context is not within the bundle's, or the budget is too small; the smallest is named.
         BundleError: a file of the bundle cannot be read.
     """
     budget = parse_size(budget) if isinstance(budget, str) else budget
     model = MemoryModel(bundle, present)
     choices = _Choices(bundle, context, chunk, branches, speculate, prefill, kv, like)
     if budget is None:
-        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.most), next(choices.ladder()))
+        demand = choices.demand(context or min(DEFAULT_CONTEXT, choices.maximum), next(choices.ladder()))
         return Plan(demand, model.footprint(demand), None, demand.width)
 
     def fits(demand: Demand) -> bool:
@@ -129,14 +116,14 @@ def make_plan(
         """How many of these sizes of the context fit: the first ones."""
         return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, rung)))
 
-    sizes, count = range(choices.least, choices.most + 1), 0
+    sizes, count = range(choices.minimum, choices.maximum + 1), 0
     for rung in choices.ladder():
         count = fitting(sizes, rung)
         if count and sizes[count - 1] >= choices.goal:
             break
     if not count:
-        smallest = needed(model.footprint(choices.demand(choices.least, rung)))
-        what = "" if bundle.manifest.speech else f" with {choices.least} tokens of context"
+        smallest = needed(model.footprint(choices.demand(choices.minimum, rung)))
+        what = "" if bundle.manifest.speech else f" with {choices.minimum} tokens of context"
         shorter = 0 if context is None else fitting(range(1, context), rung)
         raise InputError(
             f"{bundle.manifest.name}{what} does not fit into {show_size(budget, math.floor)}; the smallest budget that "
@@ -149,8 +136,8 @@ def make_plan(
 
 
 def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculate: str = OFF, **given: Any) -> Plan:
-    """As `make_plan`, for a decoder whose answers are exact: what they are made of (context, prompt chunk, form and KV
-    cache) is what ``auto`` leaves, whatever drafts, and where nothing does."""
+    """As `make_plan`, for a decoder whose answers are exact: context, prompt chunk, prefill graph and KV cache are what
+    ``auto`` leaves, whatever drafts."""
     common = make_plan(bundle, budget, speculate=AUTO, **given)
     if speculate == AUTO:
         return common
@@ -166,18 +153,16 @@ def budgets(
     prefill: bool = True,
     kv: Sequence[str] = (FLOAT32,),
 ) -> list[int]:
-    """The budgets from which on less is given up, rising, in bytes: the smallest that would do, one for each thing of
-    the list above that there is room for from there on, and one that holds the whole context besides.
-
-    Arguments and errors are those of `make_plan`, which makes the plan of each.
+    """The budgets from which on less is given up, rising, in bytes, from the smallest that does to one for the whole
+    context. Arguments and errors are those of `make_plan`.
     """
     model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, prefill, kv)
     rungs = list(choices.ladder())
-    demands = [choices.demand(choices.most, rungs[0])]
+    demands = [choices.demand(choices.maximum, rungs[0])]
     demands += [choices.demand(choices.goal, rung) for rung in rungs]
-    demands += [choices.demand(choices.least, rungs[-1])]
+    demands += [choices.demand(choices.minimum, rungs[-1])]
     found: list[int] = []
-    for demand in demands:  # what is chosen rather comes first: whatever needs more than it is never chosen
+    for demand in demands:  # the preferred first: what needs more is never chosen
         budget = math.ceil(needed(model.footprint(demand)) / SHOWN) * SHOWN
         if not found or budget < found[-1]:
             found.append(budget)
@@ -200,7 +185,7 @@ class _Rung:
 
 
 class _Choices:
-    """The demands that can be made of one bundle, and which of them are rather made."""
+    """The demands that can be made of one bundle, and which of them are preferred."""
 
     def __init__(
         self,
@@ -233,28 +218,28 @@ class _Choices:
         if manifest.speech is not None:
             if context not in (None, limit):
                 raise InputError(f"{manifest.name} transcribes sound, a window at a time; leave out the context.")
-            self._branches = branches or 1  # whatever the checkpoint's own settings say, transcriptions are greedy
+            self._branches = branches or 1  # transcriptions are greedy, whatever the checkpoint's settings say
             context = limit  # of its window's text
         elif manifest.encoder is not None and context is None:
             limit = max(limit, manifest.encoder.max_length)
-        self.most = limit if context is None else context
-        self.least = min(LEAST_CONTEXT, limit) if context is None else context
+        self.maximum = limit if context is None else context
+        self.minimum = min(MIN_CONTEXT, limit) if context is None else context
         self.goal = min(GOAL, limit) if context is None else context
 
     def ladder(self) -> Iterator[_Rung]:
-        """Step widths, prompt chunks, forms and KV caches, the best first."""
+        """Step widths, prompt chunks, prefill graphs and KV caches, the best first."""
         widths = [self._branches] if self._manifest.text is not None else [1]
         if self._speculate != OFF:
-            most = widest_draft(self._manifest.dims.vocab_size)
-            widths = [most, *(width for width in WIDTHS if width < most), 1]
+            widest = widest_draft(self._manifest.dims.vocab_size)
+            widths = [widest, *(width for width in WIDTHS if width < widest), 1]
         chunks = [self._chunk]
         if self._manifest.encoder is not None:
             chunks = [SPEECH_CHUNK if self._manifest.speech is not None else TEXT_START]
-        while self._manifest.encoder is None and chunks[-1] // 2 >= LEAST_CHUNK:
+        while self._manifest.encoder is None and chunks[-1] // 2 >= MIN_CHUNK:
             chunks.append(chunks[-1] // 2)
         if (like := self._like) is not None:
-            most = KV8_STEP if like.kv == INT8 else widths[0]
-            yield from (_Rung(width, like.chunk, like.prefill, like.kv) for width in widths if width <= most)
+            widest = KV8_STEP if like.kv == INT8 else widths[0]
+            yield from (_Rung(width, like.chunk, like.prefill, like.kv) for width in widths if width <= widest)
             return
         pairs = list(_narrowing(widths, chunks))
         both = FLOAT32 in self._kv and INT8 in self._kv
@@ -280,17 +265,14 @@ class _Choices:
 def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Step widths and prompt chunks, both falling, from the first of both to the last: what costs least goes next."""
     moves = [(WIDTH_LOSS.get(width, 0.0), width, 0) for width in widths[1:]]
-    moves += [(_loss(chunk), 0, chunk) for chunk in chunks[1:]]
+    for chunk in chunks[1:]:  # of one that was not measured, what the next larger one loses
+        loss = next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
+        moves.append((loss, 0, chunk))
     width, chunk = widths[0], chunks[0]
     yield width, chunk
     for _, narrower, smaller in sorted(moves, key=lambda move: move[0]):
         width, chunk = narrower or width, smaller or chunk
         yield width, chunk
-
-
-def _loss(chunk: int) -> float:
-    """What prompts lose by a chunk of this size; of one that was not measured, what the next larger one costs."""
-    return next((CHUNK_LOSS[size] for size in sorted(CHUNK_LOSS) if size >= chunk), 0.0)
 
 
 def show_size(size: int, whole: Callable[[float], int] = math.ceil) -> str:

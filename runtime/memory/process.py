@@ -1,4 +1,4 @@
-"""What this process holds: private memory, which the system cannot take back, and resident memory next to it."""
+"""The memory of this process: private, which the system cannot take back, and resident."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MIB = 2**20
 STATUS = "/proc/self/status"
 LONGEST = 2**14  # bytes of that file, which has 1,500
 
-_peak = 0  # most private bytes that `held` has found; Linux keeps no peak of them
+_peak = 0  # the maximum that `held` has found of private bytes
 
 
 class Held(NamedTuple):
-    """Bytes that a process holds, now and at its peak so far: private ones, and all that are resident (RSS)."""
+    """Bytes of a process, now and at its peak so far: private, and resident (RSS)."""
 
     private: int
     peak_private: int
@@ -23,17 +23,12 @@ class Held(NamedTuple):
 
 
 def held() -> Held | None:
-    """What this process holds; None where the system does not tell.
+    """The memory of this process; None where the system does not tell.
 
-    Private bytes are those that the system cannot take back: on Linux anonymous and shared memory, in RAM or in swap
-    (RssAnon, RssShmem and VmSwap of /proc), on macOS the physical footprint, on Windows the private commit charge. Code
-    of libraries and mapped weights are resident and not private: the system drops them when it needs room, and reads
-    them again from their files.
-
-    Linux keeps no peak of private memory. There `peak_private` is the most that any call of this function has found.
-    The runtime calls it when a model has loaded, when sound was encoded and when an answer ends, while the KV cache and
-    the activations' arena are still there. Memory that came and went in between is missed; docs/lab/memory.md says how
-    much.
+    Private bytes are on Linux anonymous and shared memory, in RAM or in swap (RssAnon, RssShmem and VmSwap of /proc),
+    on macOS the physical footprint, on Windows the private commit charge. Linux keeps no peak of them: there
+    `peak_private` is the maximum of all calls so far, which the runtime makes when a model has loaded, when sound was
+    encoded and when an answer ends (docs/lab/memory.md).
     """
     if sys.platform == "win32":
         from edge.runtime.memory import windows

@@ -1,7 +1,7 @@
-"""What Windows tells of this process and this machine: memory by functions of kernel32, the processor by the registry.
+"""Memory and processor on Windows, by functions of kernel32 and the registry.
 
 Source: Microsoft's documentation of GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS_EX, GlobalMemoryStatusEx and
-MEMORYSTATUSEX. Nobody has run this on Windows yet: the tests hold it against the documented layouts.
+MEMORYSTATUSEX. Not yet run on Windows: the tests compare it with the documented layouts.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Subject:
         self.engine, self.capacity = engine, capacity
         self._manifest = engine.bundle.manifest
         self._rng = np.random.default_rng(0)
-        self._sampler = make_sampler(SamplingOptions(), self._manifest.dims.vocab_size)
+        self._sampler = make_sampler(SamplingOptions())
         self._cross: Cross | None = None  # behind which tokens are decoded: that of the first input, until `fill`
         self._cache = engine.new_cache(capacity)
         self._written = 0  # rows that hold something

@@ -16,15 +16,8 @@ PROVIDERS = Registry(__name__, "provider")
 
 
 def open_provider(provider: str | Provider, threads: int | None = None, manifest: Manifest | None = None) -> Provider:
-    """The provider of this name, or the one that is given.
-
-    Args:
-        threads: of the pool that all sessions of this process share; the first provider or engine decides.
-        manifest: of the bundle that it is for.
-
-    Raises:
-        InputError: there is no such provider, or no such number of threads.
-    """
+    """The provider of this name, or the one that is given, for the bundle of this manifest; InputError where it is
+    unknown, or a pool cannot have this number of threads."""
     if not isinstance(provider, str):
         return provider
     module = cast("ProviderModule", PROVIDERS[name_of(provider)].load())
@@ -32,11 +25,7 @@ def open_provider(provider: str | Provider, threads: int | None = None, manifest
 
 
 def name_of(provider: str) -> str:
-    """The name of the provider that is asked for.
-
-    Raises:
-        InputError: there is no such provider.
-    """
+    """The name of the provider that is asked for; InputError where there is no such provider."""
     return PROVIDERS.find(BEST if provider == AUTO else provider).name
 
 

@@ -1,8 +1,7 @@
 """What every execution provider offers: everything outside this folder is the same for a CPU, an NPU and a GPU.
 
 A provider is a module of this folder with a `NAME`, a one-line `HELP` and a function `make`, which gives a `Provider`.
-Sessions are onnxruntime's on every device; what differs is how they are made, where memory is, and what may be computed
-in it without a session.
+Sessions are onnxruntime's on every device; how they are made and where memory is differ.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class Device:
 
 
 class Buffer:
-    """Memory that sessions read and write in place: `array` as the host sees it, `value` as sessions do. Its content
-    may change between two runs, its shape and its place never do."""
+    """Memory that sessions read and write in place: `array` for the host, `value` for sessions. Its content may change
+    between two runs, its shape and address never do."""
 
     __slots__ = ("array", "value")
 
@@ -44,8 +43,7 @@ class Buffer:
 
 
 class Binding:
-    """A session whose inputs and outputs are bound once and run many times. An input that is bound again takes the
-    place of the last one."""
+    """A session whose inputs and outputs are bound once and run many times. Binding an input again replaces it."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._bound = session.io_binding()
@@ -73,11 +71,11 @@ class Session:
         self.outputs = frozenset(value.name for value in inference.get_outputs())
 
     def bind(self) -> Binding:
-        """A binding of its own, to which nothing is bound yet."""
+        """A new binding."""
         return Binding(self.inference)
 
     def run(self, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """All outputs, each in memory of its own."""
+        """All outputs, each in its own memory."""
         made: list[NDArray[Any]] = self.inference.run(None, inputs)
         return made
 
@@ -92,41 +90,27 @@ class Provider(Protocol):
         """What this machine has for it."""
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
-        """A session over the graph with this role.
-
-        profile: what the file's name begins with that onnxruntime's profiler writes; default: none is written.
-
-        Raises:
-            BundleError: the bundle has no such graph, or it cannot be opened here; nothing is tried elsewhere.
-        """
+        """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes;
+        BundleError where the bundle has no such graph, or it cannot be opened on this provider."""
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
-        """A session over a model: a file, or the bytes of one. name: for errors. folder: where its external weights
-        are; weights: how many bytes of them it reads, at most.
-
-        Raises:
-            BundleError: as `open`.
-        """
+        """As `open`, over a model: a file, or the bytes of one. name: for errors. folder: of its external weights.
+        weights: maximum bytes of them."""
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
-        """Zeroed memory; what is large is taken from the system as it is written.
-
-        Raises:
-            MemoryError: there is not so much.
-        """
+        """Zeroed memory, or MemoryError; large blocks are taken from the system as they are written."""
 
     def adopt(self, array: NDArray[Any]) -> Buffer:
         """The host's own array as memory that sessions read."""
 
     def part(self, buffer: Buffer, shape: tuple[int, ...], start: int = 0) -> Buffer:
-        """A part of a buffer, which shares its memory: from its element `start` on, with a shape of its own."""
+        """A part of a buffer, which shares its memory, from its element `start` on."""
 
     def copy_rows(self, buffer: Buffer, rows: NDArray[np.intp], start: int) -> None:
         """Copy `rows` [N] of keys or values [1, heads, rows, head_dim] to the rows from `start` on."""
 
     def choose(self, logits: Buffer) -> NDArray[np.int64]:
-        """The token of the largest logit of each row [R], the first of equals, computed where the logits [1, R, V]
-        are."""
+        """The token of the largest logit of each row [R] of logits [1, R, V], the first of equals."""
 
     def placement(self, session: Session) -> dict[str, int]:
         """How many nodes of a session each execution provider runs, by onnxruntime's names."""
@@ -148,11 +132,7 @@ class ProviderModule(Protocol):
 def open_session(
     model: Path | bytes, name: str, options: ort.SessionOptions, providers: list[str], profile: Path | None = None
 ) -> Session:
-    """A session on exactly these providers: onnxruntime would catch a provider's failure and run on the CPU.
-
-    Raises:
-        BundleError: onnxruntime refuses it.
-    """
+    """A session on exactly these providers, without onnxruntime's fallback to the CPU; BundleError where it fails."""
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)

@@ -29,8 +29,7 @@ PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP
 AUDIO_ROWS = 16  # rows of activations for each of an encoder's frames: half are alive, which leaves the arena few gaps
 
 # On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2: drafts would
-# change answers. Without blocks all steps agree. onnxruntime reads this when it makes a session. The scores of a step
-# are then in memory as a whole.
+# change answers. Without blocks all steps agree, and the scores of a step are in memory as a whole.
 if ARM:
     os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
 
@@ -96,13 +95,13 @@ def _options(folder: Path | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3  # its warnings are about the graph, which only the exporter can change
-    # Else the second step of a shape takes all of its activations again, in one block, beside the first's, and keeps
-    # both: 76 MB more for Whisper base's encoder, 6 MB for a chunk of 128 tokens of SmolLM2, at the same speed.
+    # Else the second step of a shape allocates all of its activations again, and keeps both: 76 MB more for Whisper
+    # base's encoder, 6 MB for a chunk of 128 tokens of SmolLM2, at the same speed.
     options.enable_mem_pattern = False
-    # Else an operator's buffer waits for the next one that needs its size, in the next layer or at the end, and is
-    # there all the while: 26 MB of what Whisper base's encoder holds, 6 MB for a chunk of 128 tokens of SmolLM2-135M.
+    # Else buffers wait for the next operator of their size: 26 MB of Whisper base's encoder, 6 MB for a chunk of 128
+    # tokens of SmolLM2-135M.
     options.enable_mem_reuse = False
-    # Threads take an operator's work in small blocks: one that the system holds up delays a step less (2% faster).
+    # Threads take an operator's work in small blocks: a delayed thread delays a step less (2% faster).
     options.add_session_config_entry("session.dynamic_block_base", "4")
     options.add_session_config_entry("session.use_env_allocators", "1")
     if folder is not None:
@@ -112,21 +111,17 @@ def _options(folder: Path | None) -> ort.SessionOptions:
 
 @functools.cache
 def _share_arena(first: int) -> None:
-    """Let all sessions of this process take their activations from one arena: what one is done with, the next uses.
-
-    Of 30 s of audio that is 10 MB between Whisper's graphs, and as much again because one arena has fewer gaps than
-    three. Weights are not in it: a model that is dropped gives them back. Each further region is twice as large as the
-    one before, and one large region has fewer gaps than many.
-    """
+    """Let all sessions of this process take their activations from one arena, in which the next reuses memory: 20 MB of
+    Whisper's graphs over 30 s of audio. Weights are not in it. first: bytes of its first region."""
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     growth = {"max_mem": 0, "arena_extend_strategy": 0, "initial_chunk_size_bytes": first}
-    # The first arena of a process stays, that of a program which has registered one of its own among them.
+    # The first arena of a process stays, a program's own too.
     with contextlib.suppress(RuntimeError):
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg(growth))
 
 
 def _arena_bytes(manifest: Manifest | None) -> int:
-    """Bytes that the arena should begin with: enough for the activations of sound, which have one size; else -1."""
+    """Bytes of the arena's first region: the activations of sound, which have one size; else -1."""
     encoder = None if manifest is None else manifest.encoder
     if encoder is None or encoder.input != "audio":
         return -1

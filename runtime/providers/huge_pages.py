@@ -1,12 +1,9 @@
 """Memory in pages of 2 MiB for a session's weights.
 
-A step reads all weights once. In pages of 4 KiB these are more addresses than a processor keeps at hand, so that it
-looks up where a page is again and again while it waits for memory. onnxruntime takes each packed matrix from the C
-library, whose blocks the kernel does not put into large pages by itself: they are added to a mapping one by one, and
-each is written before the 2 MiB around it are there. So these are made ready beforehand.
-
-That sets the C library's thresholds for the whole process, which is its owner's to decide: `EDGE_HUGE_PAGES=1` in the
-environment asks for it, and the command `edge` does so in its own process.
+A step reads all weights once: in pages of 4 KiB these are more addresses than a processor's TLB has. onnxruntime takes
+each packed matrix from the C library, whose blocks the kernel does not put into large pages by itself: these are
+prepared. That sets the C library's thresholds for the whole process. `EDGE_HUGE_PAGES=1` in the environment asks for
+it, and the command `edge` does so in its own process.
 """
 
 from __future__ import annotations
@@ -21,16 +18,16 @@ from functools import cache
 
 ASKED = "EDGE_HUGE_PAGES"
 PAGE = 2**21
-LEAST = 2**24  # bytes of weights below which 4 KiB pages do: processors keep the addresses of some 3,000 at hand
+LEAST = 2**24  # bytes of weights below which 4 KiB pages do: TLBs have about 3,000 entries
 # glibc gives each thread heaps of 64 MiB: two blocks and a stop fill one, and the next block begins the next.
 BLOCK = 30 * 2**20
 BLOCKS = 2
-STOP = 2**16  # bytes behind blocks that are given back, which keep the heap from being given back with them
+STOP = 2**16  # bytes after freed blocks, which keep the heap from being freed with them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST = 2**25  # bytes of a block that comes from a heap
 NEVER = -1  # what is free at a heap's end is given back
-# Bytes that may be free there afterwards. With the 64 MiB that glibc comes to by itself for blocks this large, a
-# thread's heap keeps what a session that is gone had held: 55 MiB of SmolLM2-135M.
+# Bytes that may be free there afterwards. With glibc's own 64 MiB a thread's heap keeps the memory of a session that is
+# gone: 55 MiB of SmolLM2-135M.
 KEPT = 2**22
 OWN_SETTINGS = ("MALLOC_MMAP_", "MALLOC_TRIM_")  # what variables that set the same begin with
 TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
@@ -39,8 +36,7 @@ TUNABLES, OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 @contextmanager
 def huge_pages(size: int) -> Iterator[None]:
     """While open, the first `size` bytes that this thread takes from the C library come in pages of 2 MiB, where the
-    process asked for it and the kernel has such. Only addresses are reserved, no memory. glibc on Linux only; elsewhere
-    nothing happens."""
+    process asked for it. Only addresses are reserved, no memory. Linux with glibc only."""
     if os.environ.get(ASKED) != "1" or size < LEAST or not _can():
         yield
         return
@@ -72,7 +68,7 @@ def _make_ready(size: int) -> list[int]:
 
 
 def _joined(blocks: list[int]) -> list[tuple[int, int]]:
-    """Where blocks begin and end, those that stand side by side as one."""
+    """Where blocks begin and end, adjacent ones as one."""
     found: list[tuple[int, int]] = []
     for block in sorted(blocks):
         if found and block - found[-1][1] < mmap.PAGESIZE:

@@ -1,7 +1,6 @@
 """The host's pool of threads, which all sessions of a process share, whatever runs them.
 
-With pools of their own, 30 sessions in turn cost 90 ms a token where they cost 4 ms with a shared one, because idle
-pools spin.
+With pools of their own, 30 sessions in turn take 90 ms a token instead of 4 ms, because idle pools spin.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ _told = False  # whether it was said that it keeps its size
 
 
 def share_thread_pool(threads: int | None) -> int:
-    """The threads of the pool. The first call sizes it: `threads`, or `default_threads` where that is None. The first
-    later call that asks for another size is answered with a warning in the log.
-
-    Raises:
-        InputError: no number of threads that a pool can have.
-    """
+    """The threads of the pool. The first call sizes it: `threads`, default `default_threads`. A later call with another
+    size logs a warning, once; InputError for a number of threads that a pool cannot have."""
     global _pool, _told
     check_threads(threads)
     if _pool is None:
@@ -43,10 +38,10 @@ def share_thread_pool(threads: int | None) -> int:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise InputError where a pool cannot have so many threads."""
+    """Raise InputError where a pool cannot have this number of threads."""
+    maximum = max(MAXIMUM, 2 * (os.cpu_count() or 1))
     if threads is not None and threads < 1:
         raise InputError(f"The number of threads must be at least 1, not {threads}.")
-    maximum = max(MAXIMUM, 2 * (os.cpu_count() or 1))
     if threads is not None and threads > maximum:
         raise InputError(f"The number of threads must be at most {maximum} on this machine, not {threads}.")
 

@@ -10,7 +10,7 @@ from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import Draft
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF
-from edge.runtime.speculate.planner import Planner
+from edge.runtime.speculate.planner import Planner, compared
 
 PROMPTS = (
     "Summarize in two sentences: The library in our town opens at ten and closes at six. On Mondays it stays closed. "
@@ -28,11 +28,8 @@ POSITIONS = 6
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What one drafter did.
-
-    right, seen: by position in a draft, from the first on: how often a token there was looked at, as all before it were
-    right, and how often it was right as well. share: of the steps that had any draft at all.
-    """
+    """What one drafter did. seen, right: by position in a draft, how often all before it were right, and how often it
+    was right as well. share: of the steps that had a draft."""
 
     drafter: str
     seen: list[int]
@@ -54,17 +51,9 @@ class _Counter:
     def __call__(self, draft: Draft, sampled: Sequence[int]) -> None:
         self.rounds += 1
         self.drafts += bool(draft.tokens)
-        parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
-        at = -1
-        for position, token in enumerate(sampled[:POSITIONS]):
-            children = [node for node, parent in enumerate(parents) if parent == at]
-            if not children:
-                break
+        for position, (_, right) in enumerate(compared(draft, sampled[:POSITIONS])):
             self.seen[position] += 1
-            at = next((node for node in children if draft.tokens[node] == token), -2)
-            if at < 0:
-                break
-            self.right[position] += 1
+            self.right[position] += right is not None
         self._observe(draft, sampled)
 
 
@@ -74,14 +63,8 @@ def measure(
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Acceptance]:
-    """Answer `PROMPTS` with each drafter, and plainly, in turns, for about so long.
-
-    Args:
-        model: gives the model with a drafter's name or ``off``, all over one engine.
-
-    Returns:
-        Plain decoding first, then the drafters.
-    """
+    """Answer `PROMPTS` plainly and with each drafter, in turns, for about `seconds`; the result in this order. model:
+    gives the model with a drafter's name or ``off``, all over one engine."""
     models = {name: model(name) for name in (OFF, *drafters)}
     counters = {
         name: _Counter(each.speculation.planner) for name, each in models.items() if each.speculation is not None

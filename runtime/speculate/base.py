@@ -1,19 +1,14 @@
 """What a drafter is: it guesses how the text goes on, and the model checks its guess in one step.
 
-A drafter is one file in this folder that says its name, a line of help and its traits (see `edge.registry`), with two
-functions: `nbytes(setting)`, the most memory it will ever take, known before anything is allocated, and
-`make(setting)`, the drafter.
+A drafter is one file in this folder with a name, a line of help, its traits (see `edge.registry`) and two functions:
+`nbytes(setting)`, the maximum memory that it takes, known before anything is allocated, and `make(setting)`.
 
-It says nothing about how long a draft should be: the planner cuts it where the next token would cost more than it is
-expected to bring. For that every drafted token has a *grade*, a small number that says how good the evidence for it is
-(how many tokens matched before it, its rank in a table, a bucket of a small model's probability). How often tokens of a
-grade turn out right is learnt from the answers, by `edge.runtime.speculate.planner`; `priors` is what is believed
-before.
+Every drafted token has a *grade*, a small number that says how good the evidence for it is. How often tokens of a grade
+are accepted is learnt by `edge.runtime.speculate.planner`, which cuts drafts; `priors` is what is believed before.
 
-A draft is never random. The sampler draws each token from the model's logits just as it does without a draft, and what
-it drew is looked for in the draft. That accepts a drafted token x with probability p(x), the most that is possible for
-a draft that is not random, and leaves the distribution the model's (Leviathan et al. 2023, appendix A.1, for a draft
-distribution that is 1 at x).
+A draft is never random: the sampler draws each token from the model's logits as without a draft, and looks for it in
+the draft. A drafted token x is accepted with probability p(x), and the distribution stays the model's (Leviathan et al.
+2023, appendix A.1, for a draft distribution that is 1 at x).
 """
 
 from __future__ import annotations
@@ -45,32 +40,27 @@ KINDS = {
     "text": "which turns one text into another",
     "audio": "which transcribes sound",
 }
-AUTO, OFF = "auto", "off"  # the best that can be had, and none
+AUTO, OFF = "auto", "off"  # the best drafter, and none
 CHOSEN = "blend"  # what auto stands for
-# Most tokens of a step, the one before the draft included: what a memory budget chooses from.
-WIDTHS = (16, 8, 4, 2)
+WIDTHS = (16, 8, 4, 2)  # maximum tokens of a step, the one before the draft included, that a memory budget chooses from
 EARLIER = 1500  # tokens of a transcription's earlier windows that drafts are made from
-LOGITS = 8 * 2**20  # bytes of the rows of logits of one step, at most
+LOGITS = 8 * 2**20  # maximum bytes of the rows of logits of one step
 
 
 class Budget(NamedTuple):
-    """What one draft may hold.
-
-    tokens: at most. least: the chance that all of a token's path holds below which it cannot pay; a drafter may stop
-    there, and one whose tokens cost time does. trees: whether the step takes trees; if not, it must be a chain.
-    """
+    """The maximum `tokens` of a draft, the chance of acceptance with its whole path below which a token cannot pay
+    (`min_chance`), and whether the step takes `trees`; if not, a draft is a chain."""
 
     tokens: int
-    least: float = 0.0
+    min_chance: float = 0.0
     trees: bool = False
 
 
 class Drafter(Protocol):
-    """Guesses how a text goes on. One drafter serves one model, text after text.
+    """Guesses how a text goes on, for one model, text after text.
 
-    What it learns from one text and keeps for the next is its own business, within `nbytes`. priors: for each grade,
-    the chance that such a token is right where the one before it was. cost: what drafting a token takes, in the model's
-    own steps of one token, as far as it can be told before it was measured; 0 where it is next to nothing.
+    priors: for each grade, the chance that such a token is right where the one before it was. cost: an estimate of what
+    drafting a token takes, in the model's steps of one token.
     """
 
     name: str
@@ -79,25 +69,24 @@ class Drafter(Protocol):
     reads_logits: bool = False  # whether `verified` is to be called
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
-        """A text begins with `tokens`: the prompt, which holds the earlier turns of a chat. source: other tokens that
-        it may repeat: what an encoder read, or what was said before the prompt."""
+        """A text begins with `tokens`: the prompt with the earlier turns of a chat. source: other tokens that it may
+        repeat: what an encoder read, or what was said before the prompt."""
 
     def accept(self, tokens: Sequence[int]) -> None:
         """The text goes on with `tokens`, drafted or not."""
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
-        """The draft of what follows `context`, all of the text so far, to which nothing was added that `begin` and
-        `accept` were not told of. Nothing is changed by asking, and it may be asked twice."""
+        """The draft of what follows `context`, all of the text that `begin` and `accept` were told of. May be asked
+        twice."""
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
-        """The model ran `tokens` [S], those that turned out wrong too, and made these logits [S, V] of what follows
-        each; they are overwritten by the next step."""
+        """The model ran `tokens` [S], rejected ones too, and made these logits [S, V] of what follows each; the next
+        step overwrites them."""
         return
 
     def share(self, cache: KVCache | None) -> None:
-        """The next text's cache, for a drafter that runs the model that verifies, or None once that text has ended:
-        nothing keeps its cache then. Whenever the drafter is asked the cache holds all of the text but the last token,
-        and does so again when it has answered."""
+        """The next text's cache, for a drafter that runs the model that verifies; None once that text has ended. It
+        holds all of the text but the last token before and after each draft."""
         return
 
 
@@ -105,10 +94,9 @@ class Drafter(Protocol):
 class Setting:
     """What a drafter is made for.
 
-    bundle: of the model that verifies. context: most tokens of a text and its source. argument: what stood behind ``=``
-    in its name, as in ``model=PATH``. limit: most bytes that it may take, where a plan set it; a drafter that needs
-    more than that at its smallest raises InputError. engine: that verifies; None where only memory is asked for.
-    files: whether tables that the bundle brings along may be kept.
+    bundle: of the model that verifies. context: maximum tokens of a text and its source. argument: what follows ``=``
+    in its name, as in ``model=PATH``. limit: maximum bytes, where a plan set it. engine: that verifies; None where only
+    memory is asked for. files: whether tables that the bundle brings may be kept.
     """
 
     bundle: Bundle
@@ -119,44 +107,48 @@ class Setting:
     engine: Engine | None = None
     files: bool = True
 
+    def check_limit(self, what: str, need: int, instead: str = "lookup") -> None:
+        """Raise InputError where `what` needs more bytes than the limit."""
+        if self.limit is not None and need > self.limit:
+            raise InputError(
+                f"{what} takes at least {need} bytes, more than the {self.limit} that are left; choose --speculate "
+                f"{instead}, or a larger budget."
+            )
+
 
 class DrafterModule(Protocol):
     """What each module of a drafter has."""
 
     def nbytes(self, setting: Setting) -> int:
-        """Most bytes that the drafter will take."""
+        """The maximum bytes that the drafter takes."""
 
     def make(self, setting: Setting) -> Drafter:
         """The drafter."""
 
 
 def widest_draft(vocab: int) -> int:
-    """Most tokens of a step with a draft, by the size of the vocabulary: each has a row of logits."""
+    """The maximum tokens of a step with a draft, by the size of the vocabulary: each has a row of logits."""
     return min(WIDTHS[0], max(WIDTHS[-1], LOGITS // (4 * vocab)))
 
 
 def source_tokens(manifest: Manifest, limit: int = 0) -> int:
-    """Tokens besides a text's own that it may repeat: of what an encoder reads, at most `limit` where memory has room
-    for no more, or of a transcription's earlier windows."""
+    """Tokens that a text may repeat besides its own: of an encoder's input (`limit`, where it is planned), or of a
+    transcription's earlier windows."""
     if manifest.encoder is None:
         return 0
     return EARLIER if manifest.encoder.input == "audio" else limit or manifest.encoder.max_length
 
 
 def table_bytes(name: str, bundle: Bundle, context: int, source: int = 0, *, files: bool = True) -> int:
-    """Most bytes that what ``auto`` or a drafter's name stands for takes, for texts of up to `context` tokens and of an
-    encoder's input `source`, with the bundle's own tables or without."""
+    """The maximum bytes of a drafter or ``auto``, for texts of up to `context` tokens and of an encoder's input
+    `source`, with the bundle's own tables (`files`) or without."""
     module, argument = find(name)
     return module.nbytes(Setting(bundle, context + source_tokens(bundle.manifest, source), argument, files=files))
 
 
 def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
-    """How the segments of a decoder must stand apart for a drafter that runs parts of it; None for all others, which
-    draft for the whole graph.
-
-    Raises:
-        InputError: there is no such drafter, or the bundle has no segments for it.
-    """
+    """The policy of layers for a drafter that runs parts of the decoder; None for all others; InputError where there is
+    no such drafter, or the bundle has no segments for it."""
     if name in (AUTO, OFF):
         return None
     entry, argument = _parts(name)
@@ -166,11 +158,8 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
 
 
 def chosen(name: str, bundle: Bundle) -> str:
-    """What drafts for a bundle where `name` is asked for: with ``auto``, nothing does for an encoder-decoder.
-
-    Raises:
-        InputError: there is no such drafter, or it does not serve the bundle.
-    """
+    """What drafts for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder; InputError where
+    there is no such drafter, or it does not serve the bundle."""
     manifest = bundle.manifest
     if name == AUTO and manifest.encoder is not None:
         return OFF
@@ -188,12 +177,8 @@ def chosen(name: str, bundle: Bundle) -> str:
 
 
 def check_argument(name: str, bundle: Bundle) -> str:
-    """`chosen`, after a check of what stands behind ``=`` in the name, as in ``model=PATH``, before anything is loaded.
-
-    Raises:
-        InputError: see `chosen`; or the drafter cannot be made of it for this bundle.
-        BundleError: it names no bundle, or a damaged one.
-    """
+    """`chosen`, after a check of what follows ``=`` in the name, before anything is loaded; InputError or BundleError
+    where the drafter cannot be made of it."""
     name = chosen(name, bundle)
     if "=" in name:
         module, argument = find(name)
@@ -202,7 +187,7 @@ def check_argument(name: str, bundle: Bundle) -> str:
 
 
 def branches(name: str, bundle: Bundle) -> bool:
-    """Whether what ``auto`` or a drafter's name stands for drafts trees, and the bundle has a graph for them."""
+    """Whether a drafter or ``auto`` drafts trees, and the bundle has a graph for them."""
     if name == OFF or all(graph.role != "tree" for graph in bundle.manifest.graphs):
         return False
     return bool(_parts(CHOSEN if name == AUTO else name)[0].traits.get("trees"))
@@ -215,11 +200,8 @@ def check_name(name: str) -> None:
 
 
 def find(name: str) -> tuple[DrafterModule, str | None]:
-    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``, or ``auto``.
-
-    Raises:
-        InputError: there is no such drafter, or it needs an argument, or takes none.
-    """
+    """The module of a drafter, and its argument, from a name like ``lookup`` or ``model=PATH``, or ``auto``; InputError
+    where there is no such drafter, or it needs an argument, or takes none."""
     entry, argument = _parts(CHOSEN if name == AUTO else name)
     return cast(DrafterModule, entry.load()), argument
 
@@ -236,7 +218,7 @@ def _parts(name: str) -> tuple[Entry, str | None]:
     entry = DRAFTERS[word]
     asked = entry.traits.get("asked", word)
     if asked.startswith(f"{word}=") and not argument:
-        raise InputError(f"The drafter {word} needs to be told which; write it as in {asked}.")
+        raise InputError(f"The drafter {word} needs an argument; write it as in {asked}.")
     if sign and asked == word:
-        raise InputError(f"The drafter {word} takes nothing behind it; write {word} alone.")
+        raise InputError(f"The drafter {word} takes no argument; write {word} alone.")
     return entry, argument or None

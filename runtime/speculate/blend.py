@@ -1,12 +1,11 @@
-"""`blend`: `lookup`, and what the model most often says, each weighed by all that is known of it.
+"""`blend`: `lookup`, and what the model usually says, each weighed by all evidence.
 
 A token that `lookup` copies is the better evidence the longer the match, the more often the tokens before it were
-followed by it earlier in the text (and the worse the more often by others), and where the bundle's table of successors
-(`edge.runtime.speculate.successors`) has the same token. Where nothing or little matched, the table itself is followed.
+followed by it earlier in the text, and where the bundle's table of successors (`edge.runtime.speculate.successors`) has
+the same token. Where nothing or little matched, the table itself is followed.
 
-What each piece of evidence is worth are log-odds that add up (logistic regression over greedy answers of
-SmolLM2-135M to 324 questions of Spec-Bench). The grade is the sum, in steps, and the kind of evidence, so that what is
-learnt as answers go on corrects each kind by itself.
+Evidence adds up as log-odds (logistic regression over greedy answers of SmolLM2-135M to 324 questions of Spec-Bench).
+The grade is the sum, in steps, and the kind of evidence, so that each kind is corrected by itself as answers go on.
 """
 
 from __future__ import annotations
@@ -20,28 +19,27 @@ from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.successors import NONE, Successors, table_nbytes
 
 NAME = "blend"
-HELP = "what lookup finds, weighed, and what the model most often says by the bundle's table"
+HELP = "what lookup finds, weighed, and what the model usually says by the bundle's table"
 TRAITS = {"serves": ("decoder", "text", "audio")}
 
 PLACE = lookup.PLACE + 3 * 2  # bytes for each token of the index: `lookup`'s and three counts' two slots
 SPREAD = lookup.SPREAD
-MOST = 255  # times that are counted
+MAXIMUM = 255  # times that are counted
 
 # Log-odds of a copied token: by the length of the match; by how often the token before, and the pair before, went on
-# like this (`agreement`); by what the table says (`_against`), behind a match of one token and of more.
+# like this (`agreement`); by what the table says (`_against`), after a match of one token and of more.
 LENGTHS = (0.0, -1.5, -0.36, 0.18, 0.41, 0.88, 0.88, 0.88, 0.88, 1.55, 1.55, 1.55, 1.55, 1.55, 1.55, 2.05)
 AFTER_ONE = (0.41, 1.13, 1.81, 0.64, -0.03, 0.05, -0.16, -0.09, -0.54, 0.0, 0.0)
 AFTER_TWO = (0.3, 0.63, 1.46, 0.52, -0.41, -0.01, -0.44, 0.59, -0.21, 0.51, 0.27)
 AGAINST = ((0.53, 0.93, 1.81, 1.24, -0.27, 0.0), (-0.11, 0.43, 0.92, 1.15, -0.03, -0.27))
-# Of the table's token: by its level; by how often the token before went on like this in the text; and by what stands
-# beside it: nothing, a match of two tokens, the token of the table before it, or a match of one token, by how often
-# that one's token came.
+# Of the table's token: by its level; by how often the token before went on like this in the text; and by its rival: no
+# match, a match of two tokens, the table's own token before it, or a match of one token, by how often that one came.
 LEVEL = (-2.75, -2.32, -2.09, -1.43, -0.89, 0.25, 0.11, 0.86, 1.25, 2.03, 2.25, 2.75)
 HERE = (-0.09, 0.18, 0.96, 0.71, 0.3, -0.16, -0.49, 0.48, -0.34, -0.64, -0.76)
-NOTHING_BESIDE, TWO_BESIDE, BEHIND = 0.63, -0.83, 0.83
-ONE_BESIDE = (0.33, -0.44, -0.42, -0.34, -0.17, -0.53, 0.83, -0.0, 0.28, 0.0, 0.0)
+NO_MATCH, RIVAL_TWO, FOLLOWING = 0.63, -0.83, 0.83
+RIVAL_ONE = (0.33, -0.44, -0.42, -0.34, -0.17, -0.53, 0.83, -0.0, 0.28, 0.0, 0.0)
 
-# Kinds of evidence: a match of one token, of up to four, of more; the table's token at the text's end, and behind it.
+# Kinds of evidence: a match of one token, of up to four, of more; the table's token at the text's end, and after it.
 ONE, SHORT, LONG, SAID, SAID_ON = range(5)
 SCORES = 16  # grades of a kind, the first for log-odds below -2.5, the last for those above 4.5
 LEAST, STEP = -3.0, 0.5
@@ -49,8 +47,8 @@ CHANCES = tuple(1 / (1 + math.exp(-(LEAST + STEP * (score + 0.5)))) for score in
 PRIORS = CHANCES * 5
 
 NEVER = -math.inf
-FOLLOWED = 7  # tokens of a draft from the table at most
-TABLE_BELOW = 5  # the length of a match from which on the table says nothing of it
+FOLLOWED = 7  # maximum tokens of a draft from the table
+TABLE_BELOW = 5  # the length of a match from which on the table is not asked
 
 
 def nbytes(setting: Setting) -> int:
@@ -60,11 +58,8 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> Blend:
-    """An index of as many tokens as a text may have or as memory has room for, and the bundle's table.
-
-    Raises:
-        BundleError: the table cannot be read.
-    """
+    """An index of as many tokens as a text may have or as memory has room for, and the bundle's table; BundleError
+    where the table cannot be read."""
     size = lookup.index_size(setting, PLACE)
     return Blend(size, Successors(setting.bundle) if _with_table(setting, size) else None)
 
@@ -88,8 +83,7 @@ class Blend(Drafter):
 
     def _clear(self) -> None:
         slots = 2 * self._size
-        # By hash: how often a token was followed by any, by a certain one, and how often a pair was by a certain one.
-        # Tokens with the same hash count together.
+        # By hash: how often a token was followed by any, by a certain one, and a pair by a certain one.
         self._ones, self._pairs, self._triples = bytearray(slots), bytearray(slots), bytearray(slots)
         self._second = self._last = NONE  # of the text
 
@@ -111,11 +105,11 @@ class Blend(Drafter):
                 one = (last * SPREAD >> 12) & mask
                 pair = ((last * SPREAD ^ token) * SPREAD >> 12) & mask
                 triple = (((second * SPREAD ^ last) * SPREAD ^ token) * SPREAD >> 12) & mask
-                if ones[one] < MOST:
+                if ones[one] < MAXIMUM:
                     ones[one] += 1
-                if pairs[pair] < MOST:
+                if pairs[pair] < MAXIMUM:
                     pairs[pair] += 1
-                if triples[triple] < MOST:
+                if triples[triple] < MAXIMUM:
                     triples[triple] += 1
             second, last = last, token
         self._second, self._last = second, last
@@ -128,25 +122,20 @@ class Blend(Drafter):
         said = None if self._table is None else self._table.after(third, second, last)
         odds = NEVER
         if said is not None and (not match or (match < 3 and said[0] != first)):
-            if not match:
-                odds = NOTHING_BESIDE
-            else:
-                odds = TWO_BESIDE if match > 1 else ONE_BESIDE[self._after_one(last, first)]
+            odds = (NO_MATCH, RIVAL_ONE[self._after_one(last, first)], RIVAL_TWO)[match]
             odds += LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
-        if match:
-            draft = self._copied(match, budget, third, said, odds)
-            if draft.tokens:
-                return draft
-        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.least)
+        if match and (draft := self._copied(match, budget, third, said, odds)).tokens:
+            return draft
+        return NOTHING if odds == NEVER else self._said(said, odds, min(budget.tokens, FOLLOWED), budget.min_chance)
 
     def _copied(
         self, match: int, budget: Budget, third: int, said: tuple[int, int] | None, rival: float
     ) -> Draft:
-        """`lookup`'s tokens and their grades, up to where the chance that all hold falls below the budget's; nothing
-        where the log-odds of the first one are below the `rival`'s."""
+        """`lookup`'s tokens and their grades, up to where the chance that all are accepted falls below the budget's;
+        nothing where the log-odds of the first one are below the `rival`'s."""
         second, last, table, followed = self._second, self._last, self._table, 1
-        most, least = budget.tokens, budget.least
-        tokens, grades, holds = list[int](), list[int](), 1.0
+        maximum, min_chance = budget.tokens, budget.min_chance
+        tokens, grades, accepted = list[int](), list[int](), 1.0
         # How often tokens and pairs followed each other, by hashes of which each is made from the one before.
         ones, pairs, triples, mask = self._ones, self._pairs, self._triples, 2 * self._size - 1
         one = last * SPREAD
@@ -164,8 +153,8 @@ class Blend(Drafter):
             score = _score(odds)
             tokens.append(token)
             grades.append((ONE if length == 1 else SHORT if length < 5 else LONG) * SCORES + score)
-            holds *= CHANCES[score]
-            if holds < least or len(tokens) == most:
+            accepted *= CHANCES[score]
+            if accepted < min_chance or len(tokens) == maximum:
                 break
             third, second, last, followed = second, last, token, 0
             one, two = token * SPREAD, pair
@@ -173,22 +162,22 @@ class Blend(Drafter):
                 said = table.after(third, second, last)
         return Draft(tokens, grades)
 
-    def _said(self, said: tuple[int, int] | None, odds: float, most: int, least: float) -> Draft:
-        """The chain that the table follows, from what it says behind the text, which has these log-odds, up to where
-        the chance that all of it holds falls below `least`."""
+    def _said(self, said: tuple[int, int] | None, odds: float, maximum: int, min_chance: float) -> Draft:
+        """The chain of the table, from what it says after the text, which has these log-odds, up to where the chance
+        that all of it is accepted falls below `min_chance`."""
         second, last, table = self._second, self._last, self._table
-        tokens, grades, kind, holds = list[int](), list[int](), SAID, 1.0
-        while said is not None and len(tokens) < most and table is not None:
+        tokens, grades, kind, accepted = list[int](), list[int](), SAID, 1.0
+        while said is not None and len(tokens) < maximum and table is not None:
             score = _score(odds)
             tokens.append(said[0])
             grades.append(kind * SCORES + score)
-            holds *= CHANCES[score]
-            if holds < least:
+            accepted *= CHANCES[score]
+            if accepted < min_chance:
                 break
             third, second, last = second, last, said[0]
             said = table.after(third, second, last)
             if said is not None:
-                kind, odds = SAID_ON, BEHIND + LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
+                kind, odds = SAID_ON, FOLLOWING + LEVEL[said[1]] + HERE[self._after_one(last, said[0])]
         return Draft(tokens, grades)
 
     def _after_one(self, last: int, token: int) -> int:
@@ -199,9 +188,9 @@ class Blend(Drafter):
 
 
 def agreement(seen: int, same: int) -> int:
-    """Of so many times, so many went on with the same token: 0 where there was one time at most, 1 and 2 where all of
-    two and of more did, then by the share, at least a half, a fifth or less, of several times or of one; 9 and 10 where
-    none of up to three did, or of more."""
+    """The class of `same` of `seen` times with the same token: 0 for up to one time; 1 and 2 where all of two or more
+    were; 3 to 8 by the share (a half, a fifth, less) of several times or of one; 9 and 10 where none of up to three or
+    of more was."""
     if seen < 2:
         return 0
     if not same:

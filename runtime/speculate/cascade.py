@@ -1,10 +1,8 @@
 """`cascade`: drafters one after the other, the next where those before have nothing to say.
 
-`lookup` comes first, where at least two tokens matched: it copies whole passages. Then `trigram`, which remembers what
-it read in earlier texts; then what followed a single token, `recycle`'s, or `lookup`'s where the model was not sure.
-A draft that ends early is continued by `recycle`, which needs no more than one token to go on from.
-
-Where steps take trees, `recycle`'s tree grows beside that chain: other tokens where the chain may be wrong.
+`lookup` comes first, where at least two tokens matched; then `trigram`; then what followed a single token, `recycle`'s,
+or `lookup`'s where the model was not sure. `recycle` continues a draft that ends early, and joins its tree with that
+chain where steps take trees.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ NAME = "cascade"
 HELP = "lookup, then trigram, then recycle, where those before have nothing to say"
 TRAITS = {"serves": ("decoder",), "trees": True}
 
-ENOUGH = 2  # tokens of a match that `lookup` is taken at its word for
+ENOUGH = 2  # tokens of a match from which `lookup` is trusted
 # What `recycle` is asked for here is what was not said before, and right less often than all that it can guess.
 REST = (0.15, 0.2, 0.3, 0.45, 0.5, 0.5, 0.5, 0.35, *recycle.FROM_FILE)
 # Where the grades of each drafter begin among those of all.
 LOOKUP, TRIGRAM = 0, len(lookup.PRIORS)
 RECYCLE = TRIGRAM + len(trigram.PRIORS)
-BESIDE = RECYCLE + len(REST)  # of `recycle`'s tree beside the others' chain
+IN_TREE = RECYCLE + len(REST)  # of `recycle`'s tree next to the others' chain
 
 
 def nbytes(setting: Setting) -> int:
@@ -61,7 +59,7 @@ def _fitting(setting: Setting) -> Iterator[tuple[DrafterModule, Setting]]:
 
 
 class Cascade(Drafter):
-    """Drafters in turn; None in the place of one that there is no room for."""
+    """Drafters in turn; None instead of one that has no room."""
 
     name = NAME
     priors = (*lookup.PRIORS, *trigram.PRIORS, *REST, *recycle.PRIORS)
@@ -82,8 +80,8 @@ class Cascade(Drafter):
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
         if not budget.trees or self._recycle is None:
             return self._chain(context, budget)
-        chain = self._chain(context, Budget(budget.tokens, budget.least))
-        tree = _graded(self._recycle.propose(context, budget), BESIDE)
+        chain = self._chain(context, Budget(budget.tokens, budget.min_chance))
+        tree = _graded(self._recycle.propose(context, budget), IN_TREE)
         both = _together(chain, tree)
         if both.parents is None or len(both.tokens) <= budget.tokens:
             return both
@@ -96,7 +94,7 @@ class Cascade(Drafter):
             weak = self._lookup.propose(context, budget)
             if weak.tokens and weak.grades[0] >= ENOUGH:
                 return weak
-        draft, chain = NOTHING, Budget(budget.tokens, budget.least)
+        draft, chain = NOTHING, Budget(budget.tokens, budget.min_chance)
         if self._trigram is not None:
             draft = _graded(self._trigram.propose(context, chain), TRIGRAM)
         if self._recycle is None:
@@ -105,7 +103,7 @@ class Cascade(Drafter):
             draft = _graded(self._recycle.propose(context, chain), RECYCLE)
             unsure = not draft.tokens or self.priors[draft.grades[0]] < self.priors[1]
             return weak if weak.tokens and unsure else draft
-        rest = Budget(budget.tokens - len(draft.tokens), budget.least)
+        rest = Budget(budget.tokens - len(draft.tokens), budget.min_chance)
         more = _graded(self._recycle.propose(draft.tokens[-1:], rest), RECYCLE)
         return Draft([*draft.tokens, *more.tokens], [*draft.grades, *more.grades])
 

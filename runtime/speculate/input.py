@@ -1,9 +1,8 @@
 """`input`: the input goes on as it did where the output has followed it so far.
 
 Ge et al. 2022, "Lossless Acceleration for Seq2seq Generation with Aggressive Decoding", section 3: the output begins as
-the input does; where they part, the output's end is looked for in the input, and the draft goes on from there. The
-paper drafts all that is left of the input. Here the planner cuts it, by how often such drafts were right so far and by
-what longer steps cost, so that little is lost where input and output do not resemble.
+the input does; where they differ, the output's end is looked for in the input, and the draft goes on from there. The
+paper drafts all that is left of the input; here the planner cuts it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ HELP = "the input of a text-to-text model, where the output resembles it"
 TRAITS = {"serves": ("text",)}
 
 LONGEST = 4  # equal tokens in a row after which it no longer matters how many there were
-# By the number of equal tokens in a row before it. To begin with an output is taken to resemble its input, but a single
-# equal token says little.
+# By the number of equal tokens in a row before it.
 PRIORS = (0.67, 0.5, 0.67, 0.75, 0.8)
 PLACE = 100  # bytes of an input's token: itself, and its place among those of the same token
 
@@ -35,7 +33,7 @@ def make(setting: Setting) -> Input:
 
 
 class Input(Drafter):
-    """Where the output stands in the input."""
+    """The place in the input that the output has reached."""
 
     name = NAME
     priors = PRIORS
@@ -62,8 +60,8 @@ class Input(Drafter):
         return Draft(tokens, [min(self._run + i, LONGEST) for i in range(len(tokens))]) if tokens else NOTHING
 
     def _find(self) -> tuple[int, int]:
-        """Where the longest end of the output stands in the input, of equals the place nearest to the last; where
-        there is none, one token is taken to have been replaced by another."""
+        """The place after the longest end of the output in the input, of equals the nearest to the last; without one, a
+        token is taken for replaced by another."""
         best, longest = self._at + 1, 0
         for place in self._places.get(self._said[-1], ()):
             run = 1

@@ -1,7 +1,6 @@
 """Which layers draft, of a model that drafts for itself: a fixed set, one that is searched for, or up to an exit.
 
-A choice has the units that its routes leave out, each a group of an engine over segments, and says before each draft
-which of them. What it learns comes from how its own drafts fared.
+A choice says before each draft which units of an engine over segments it leaves out, and learns from its own drafts.
 """
 
 from __future__ import annotations
@@ -10,28 +9,24 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.skip import base as skip
 from edge.runtime.skip.unified import spread
 
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-
 Unit = tuple[int, ...]
-"""Segments that stand apart, by their indices in the manifest."""
+"""Segments that are left out together, by their indices in the manifest."""
 
 SEARCH, EXIT = "search", "exit"  # settings; another one names layers
-# Most units of a search: with fewer the search ends sooner.
-PIECES = 12
+PIECES = 12  # maximum units of a search: with fewer the search ends sooner
 LEFT_OUT = 0.45  # of the units; SWIFT's skip ratio
 WINDOW = 16  # tokens of the answer that a set is tried on
 APART = 8  # tokens of the answer between two tries
-TRIES = 40  # sets tried at most; and
-PATIENCE = 20  # sets tried without a better one, at most
+TRIES = 40  # maximum sets tried
+PATIENCE = 20  # maximum sets tried without a better one
 ENOUGH = 0.95  # of the tokens right: no better set is looked for
-RANDOM = 0.2  # of the sets that are tried are any; the others are the best one with one unit changed for another
+RANDOM = 0.2  # of the sets that are tried; the others are the best one with one unit exchanged
 
 EXITS = 6
 FADING = 0.97  # of what is known of an exit, with each drafted token
@@ -39,10 +34,7 @@ BELIEVED = 8.0  # drafted tokens that what is believed of an exit at first count
 
 
 class Choice:
-    """Says which units a draft leaves out: the same ones always.
-
-    units: all that may be left out, in their order.
-    """
+    """Says which units a draft leaves out: always all `units`."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.units = units
@@ -53,7 +45,7 @@ class Choice:
         return False
 
     def left_out(self, tokens: int) -> Sequence[Unit]:
-        """The units that a draft of up to so many tokens leaves out."""
+        """The units that a draft of up to `tokens` tokens leaves out."""
         return self.units
 
     def trial(self) -> Sequence[Unit]:
@@ -68,11 +60,8 @@ class Choice:
 
 
 def choice(bundle: Bundle, setting: str | None) -> Choice:
-    """The choice that is asked for: ``search`` (or None), ``exit``, ``unified:R`` or layers' numbers, ``3,4,9``.
-
-    Raises:
-        InputError: the setting is none of these, or names layers that cannot be left out.
-    """
+    """The choice that is asked for: ``search`` (or None), ``exit``, ``unified:R`` or layers' numbers, ``3,4,9``;
+    InputError where the setting is none of these, or names layers that cannot be left out."""
     segments = bundle.manifest.segments
     units = skip.skippable(segments)
     if setting in (None, SEARCH):
@@ -89,11 +78,11 @@ def choice(bundle: Bundle, setting: str | None) -> Choice:
             f"{setting!r} does not say which layers draft; write self, self=exit, self=unified:0.4, or the layers that "
             "are left out, as in self=3,4,9."
         )
-    return Choice(_holding(bundle, units, {int(layer) for layer in setting.split(",")}))
+    return Choice(_units_of(bundle, units, {int(layer) for layer in setting.split(",")}))
 
 
-def _holding(bundle: Bundle, units: Sequence[Unit], layers: set[int]) -> list[Unit]:
-    """The units that hold exactly these layers."""
+def _units_of(bundle: Bundle, units: Sequence[Unit], layers: set[int]) -> list[Unit]:
+    """The units of exactly these layers."""
     segments = bundle.manifest.segments
     found = [unit for unit in units if set(segments[unit[0]].layers) <= layers]
     missing = layers - {layer for unit in found for layer in segments[unit[0]].layers}
@@ -106,9 +95,9 @@ def _holding(bundle: Bundle, units: Sequence[Unit], layers: set[int]) -> list[Un
     return found
 
 
-def _pieces(units: Sequence[Unit], most: int) -> list[Unit]:
-    """Neighbouring units put together, so that there are no more than so many."""
-    count = min(most, len(units))
+def _pieces(units: Sequence[Unit], maximum: int) -> list[Unit]:
+    """Neighbouring units put together, so that there are `maximum` of them or fewer."""
+    count = min(maximum, len(units))
     ends = [j * len(units) // count for j in range(count + 1)]
     return [tuple(i for unit in units[a:b] for i in unit) for a, b in itertools.pairwise(ends)]
 
@@ -117,8 +106,8 @@ class Search(Choice):
     """The set that is right most often, of as many units as `LEFT_OUT` says.
 
     Xia et al. 2024, "SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference Acceleration": while the model
-    answers, sets are tried on what it said just before, by one step each, and the best one drafts. Where the paper
-    proposes sets by Bayesian optimization, here they are the best one with one unit changed, or any.
+    answers, sets are tried on what it said just before, by one step each, and the best one drafts. The paper proposes
+    sets by Bayesian optimization; here a set is the best one with one unit exchanged, or random.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -157,14 +146,10 @@ class Search(Choice):
 
 
 class Exits(Choice):
-    """Layers up to one of a few exits, then the last one and the head: the exit that is expected to bring the most
-    tokens for the layers that run.
+    """Layers up to an exit, then the last one and the head: the exit with the most expected tokens per layer.
 
-    Entin et al. 2025, "DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding", which chooses by
-    tokens per layer as well. There the head is run behind every layer to learn how often each would be right; here
-    that is learnt from the exits that were taken, and those that were not are believed to be better than they are.
-
-    layers: of the whole model.
+    Entin et al. 2025, "DEL: Context-Aware Dynamic Exit Layer for Efficient Self-Speculative Decoding". There the head
+    is run after every layer to learn how often each would be right; here that is learnt from the exits that were taken.
     """
 
     def __init__(self, units: Sequence[Unit], layers: int) -> None:
@@ -182,10 +167,10 @@ class Exits(Choice):
         best, best_rate = 0, 0.0
         for exit, share in enumerate(self._shares):
             chance = self._right[exit] / self._seen[exit]
-            holds = expected = 1.0
+            accepted = expected = 1.0
             for length in range(1, tokens + 1):
-                holds *= chance
-                expected += holds
+                accepted *= chance
+                expected += accepted
                 rate = expected / (1 + share * length)  # tokens per layer, times the layers there are
                 if rate > best_rate:
                     best, best_rate = exit, rate

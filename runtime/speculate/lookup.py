@@ -1,8 +1,8 @@
-"""`lookup`: what followed the longest end of the text the last time it stood there.
+"""`lookup`: what followed the longest end of the text at its latest earlier occurrence.
 
 Saxena 2023, "Prompt Lookup Decoding", and CopySpec (2025): answers repeat their prompt and themselves. The index is
-that of LZ77 compressors: a hash table gives the last place of each pair of tokens, a table beside it the place before
-that, and candidates are compared backwards. A token is added in constant time; memory is four tables of fixed size.
+that of LZ77 compressors: a hash table gives the last place of each pair of tokens, another the place before that, and
+candidates are compared backwards. A token is added in constant time; memory is four tables of fixed size.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRAITS = {"serves": ("decoder", "text", "audio")}
 LONGEST = 15  # tokens compared; a longer match is graded like this one
 SETTLED = 4  # tokens of a match that is kept while it goes on; a shorter one is looked for anew
 CANDIDATES = 8  # places compared, the latest first
-SMALLEST = 256  # tokens that an index has room for at least
+SMALLEST = 256  # minimum tokens of an index
 SLOT = 4  # bytes
 PLACE = 6 * SLOT  # for each token of the index: itself, the place before with the same hash, two slots of two tables
 SPREAD = 0x9E3779B1  # 2^32 over the golden ratio: multiplying by it spreads the bits (Knuth, TAOCP 3, 6.4)
@@ -44,8 +44,7 @@ def make(setting: Setting) -> Lookup:
 
 
 def index_size(setting: Setting, place: int = PLACE) -> int:
-    """Tokens that an index holds, a power of two: as many as a text may have, or as memory has room for. place: bytes
-    for each of them."""
+    """Tokens of an index, a power of two: of a text, or as many as memory has room for. place: bytes for each."""
     size = SMALLEST
     while size < setting.context and (setting.limit is None or 2 * size * place <= setting.limit):
         size *= 2
@@ -65,13 +64,13 @@ class Lookup(Drafter):
     def _clear(self) -> None:
         size = self._size
         self._tokens = array("i", bytes(SLOT * size))  # of each place, modulo the size
-        # By the hash of a pair of tokens: the last place behind such a pair; and for each place the one before it.
+        # By the hash of a pair of tokens: the last place after such a pair; and for each place the one before it.
         self._pairs = array("i", b"\xff" * (SLOT * 2 * size))
         self._before = array("i", b"\xff" * (SLOT * size))
-        self._singles = array("i", b"\xff" * (SLOT * 2 * size))  # by the hash of a token: the last place behind it
-        self._start = self._end = 0  # places of the text's first token here, and behind its last
-        self._single = -1  # the place behind the last token's last occurrence
-        self._place, self._length = -1, 0  # the place behind the match of the text's end, and the match's length
+        self._singles = array("i", b"\xff" * (SLOT * 2 * size))  # by the hash of a token: the last place after it
+        self._start = self._end = 0  # places of the text's first token here, and after its last
+        self._single = -1  # the place after the last token's last occurrence
+        self._place, self._length = -1, 0  # the place after the match of the text's end, and the match's length
 
     def begin(self, tokens: Sequence[int], source: Sequence[int] = ()) -> None:
         tokens = [*source, *tokens]
@@ -129,8 +128,8 @@ class Lookup(Drafter):
         for _ in range(CANDIDATES):
             if place <= start:
                 break
-            length, most = 0, min(LONGEST, place - start)
-            while length < most and kept[(place - 1 - length) & mask] == kept[(end - 1 - length) & mask]:
+            length, limit = 0, min(LONGEST, place - start)
+            while length < limit and kept[(place - 1 - length) & mask] == kept[(end - 1 - length) & mask]:
                 length += 1
             if length > longest:
                 best, longest = place, length

@@ -2,15 +2,14 @@
 
 Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", with drafts that take the smaller
 model's likeliest token each time; its probability is what a token is graded by. The smaller model's KV cache keeps what
-it has of the text, drafted tokens that held included, so that it runs next to no token twice.
+it has of the text, accepted drafted tokens included, so that it runs next to no token twice.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.memory.footprint import Demand, MemoryModel
@@ -25,16 +25,13 @@ from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.text.tokenizer import Text
 
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-
 NAME = "model"
 HELP = "what a smaller bundle with the same tokenizer says, whose path this is"
 TRAITS = {"serves": ("decoder",), "asked": "model=PATH"}
 
 CHUNK = 128  # prompt tokens of a step
-# Of the larger model's step: a model that takes less reads every prompt. Others read one when they are first asked, and
-# none of more than a chunk: reading it takes longer than their drafts can bring.
+# Of the larger model's step: a model that takes less reads every prompt. Others read one when they are first asked, of
+# a chunk at most: reading more takes longer than their drafts can save.
 CHEAP = 0.5
 NOT_OURS = ("program", "tokenizer")  # kinds of memory that are there for the larger model already, or only for a while
 
@@ -52,19 +49,10 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> DraftModel:
-    """The smaller model, loaded.
-
-    Raises:
-        InputError: it has another tokenizer, an encoder, or takes more than the limit.
-        BundleError: it is no bundle, or is damaged.
-    """
+    """The smaller model, loaded; InputError where it has another tokenizer, an encoder, or takes more than the limit,
+    BundleError where it is damaged."""
     bundle = _open(setting)
-    need = _nbytes(bundle, setting)
-    if setting.limit is not None and need > setting.limit:
-        raise InputError(
-            f"The model that drafts, {bundle.manifest.name}, takes {need} bytes, more than the {setting.limit} that "
-            "are left; choose --speculate auto, or a larger budget."
-        )
+    setting.check_limit(f"The model that drafts, {bundle.manifest.name},", _nbytes(bundle, setting), "auto")
     bundle.check_files_once()
     size, own = (sum(group.bytes for group in b.manifest.groups) for b in (setting.bundle, bundle))
     vocab = min(b.manifest.dims.vocab_size for b in (setting.bundle, bundle))
@@ -87,12 +75,7 @@ def _context(bundle: Bundle, setting: Setting) -> int:
 
 
 def _open(setting: Setting) -> Bundle:
-    """The bundle at the path, checked to draft for the other one.
-
-    Raises:
-        InputError: it cannot.
-        BundleError: there is none.
-    """
+    """The bundle at the path, checked to draft for the other one; InputError or BundleError where it cannot."""
     assert setting.argument is not None
     bundle = open_bundle(Path(setting.argument).expanduser())
     name = bundle.manifest.name
@@ -119,13 +102,7 @@ def _compare(bundle: Bundle, other: Bundle) -> None:
 
 
 class DraftModel(Drafter):
-    """A model that drafts.
-
-    Args:
-        engine: the smaller model's.
-        vocab: tokens that both models know.
-        cost: of one of its steps, in steps of the larger model.
-    """
+    """A model that drafts. vocab: tokens that both models know. cost: of its steps, in steps of the larger model."""
 
     name = NAME
     priors = PRIORS
@@ -135,7 +112,7 @@ class DraftModel(Drafter):
         self._engine = engine
         self._vocab = vocab
         self._cache: KVCache | None = None
-        self._held: list[int] = []  # tokens whose keys and values are in the cache; drafted ones stand at the end
+        self._held: list[int] = []  # tokens in the cache; drafted ones stand at the end
         self._length = 0  # of the text, as far as it was told
         self._right = 0  # tokens held that the text begins with
         self._readable = True  # whether this model knows all of the text's tokens: its vocabulary may be padded less
@@ -161,19 +138,7 @@ class DraftModel(Drafter):
         if count < 1 or not self._readable or (self.cost >= CHEAP and len(context) - self._right > CHUNK):
             return NOTHING
         self._right = min(self._right, len(context) - 1)  # the last token is run anew where it is held
-        logits = self._read(context)
-        tokens, grades, chance = list[int](), list[int](), 1.0
-        while True:
-            token, probability = self._likeliest(logits)
-            chance *= probability
-            if tokens and chance < budget.least:
-                break
-            tokens.append(token)
-            grades.append(bisect.bisect(BOUNDS, probability))
-            if len(tokens) == count or chance < budget.least:
-                break
-            logits = self._run(tokens[-1:])
-        return Draft(tokens, grades)
+        return written(self._run, self._read(context), Budget(count, budget.min_chance), self._vocab)
 
     def _read(self, text: Sequence[int]) -> NDArray[np.float32]:
         """Hold `text` and nothing else; logits [V] of what follows it, where there was anything to run."""
@@ -186,18 +151,39 @@ class DraftModel(Drafter):
         return logits
 
     def _run(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [V] of what follows these tokens behind those held."""
+        """Logits [V] of what follows these tokens after those in the cache."""
         assert self._cache is not None
         logits = np.empty((1, 0), np.float32)
         for start in range(0, len(tokens), CHUNK):
-            piece = np.array(tokens[start : start + CHUNK], np.int64)
-            logits = self._engine.step(self._cache, piece)
-            self._held += tokens[start : start + CHUNK]
+            piece = tokens[start : start + CHUNK]
+            logits = self._engine.step(self._cache, np.array(piece, np.int64))
+            self._held += piece
         last: NDArray[np.float32] = logits[-1]
         return last
 
-    def _likeliest(self, logits: NDArray[np.float32]) -> tuple[int, float]:
-        """The token that both models know with the largest logit, and its probability."""
-        known = logits[: self._vocab]
+
+def written(
+    run: Callable[[Sequence[int]], NDArray[np.float32]],
+    logits: NDArray[np.float32],
+    budget: Budget,
+    vocab: int | None = None,
+) -> Draft:
+    """A draft of at least one token, the likeliest each time, graded by its probability.
+
+    run: gives the logits [V] of what follows some tokens. logits: of what follows the text. vocab: tokens that may be
+    drafted; default: all.
+    """
+    tokens, grades, chance = list[int](), list[int](), 1.0
+    while True:
+        known = logits[:vocab]
         token = int(known.argmax())
-        return token, 1 / float(np.exp(known - known[token]).sum())
+        probability = 1 / float(np.exp(known - known[token]).sum())
+        chance *= probability
+        if tokens and chance < budget.min_chance:
+            break
+        tokens.append(token)
+        grades.append(bisect.bisect(BOUNDS, probability))
+        if len(tokens) == budget.tokens or chance < budget.min_chance:
+            break
+        logits = run(tokens[-1:])
+    return Draft(tokens, grades)

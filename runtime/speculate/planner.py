@@ -1,19 +1,20 @@
 """How much of a draft to verify: as much as brings the most tokens for the time, which is often nothing.
 
-A step of S tokens brings the tokens of the draft that hold and one more. What it costs is the cost curve's to say
-(`StepCosts`), how likely drafted tokens hold is learnt by the grade of their evidence (`Acceptance`); a draft grows
-while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, and as DySpec grows trees, Xiong et al.
-2024), and where none beats a plain step, the step is plain.
+A step of S tokens brings the accepted tokens of the draft and one more. Its cost comes from the cost curve
+(`StepCosts`), the chance that drafted tokens are accepted is learnt by the grade of their evidence (`Acceptance`). A
+draft grows while its expected tokens per time do (as SpecDec++ stops, Huang et al. 2024, and as DySpec grows trees,
+Xiong et al. 2024); where none beats a plain step, the step is plain.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edge.runtime.decode.draft import NOTHING, Draft
+from edge.runtime.speculate import lookup
 from edge.runtime.speculate.base import Budget
 
 if TYPE_CHECKING:
@@ -29,32 +30,29 @@ LASTING = 24.0  # the same of what is believed before the first answer
 FADING = 0.96
 ACROSS = 0.998  # the same over answers
 
-# By how much one measured time may move what is known, up or down: the machine has other things to do at times. How
-# fast it is changes from second to second, but hardly what a wider step costs in plain ones: that moves as far the
-# first times that such a step is run, and the less the more often it was.
+# By how much one measured time may move what is known, up or down: the machine has other things to do at times. What a
+# longer step costs in plain ones hardly changes: that moves less the more often such a step was run.
 FOLLOWED = 0.05
 SETTLED = 0.006
 SETTLING = 12  # steps after which it moves half as far
 
-DRAWN = 0.65  # of the chance that a draft holds against the likeliest token, where tokens are drawn at random (at 0.7)
+DRAWN = 0.65  # of the chance that a draft is accepted, where tokens are drawn at random (at temperature 0.7)
 
 COSTLY = 0.03  # of a plain step for each token: a drafter that takes longer is asked only where it is likely to pay
 EXPLORE = 48  # plain rounds after which a costly drafter is tried again
 
-# What an answer may have lost against plain decoding after a draft of which nothing holds: a share of its tokens, and a
-# first draft of one token. So no answer is much slower than plain, as far as steps cost what is believed. Less is put
-# at risk where tokens are drawn at random: drafts have less to gain there.
+# What an answer may have lost against plain decoding after a draft of which nothing is accepted: a share of its tokens,
+# and a first draft of one token. So no answer is much slower than plain, as far as steps cost what is believed.
 RISK = 0.04
 DRAWN_RISK = 0.02
 STAKE = 0.3  # plain steps
 
 
 class Acceptance:
-    """How often drafted tokens of each grade turned out right where the one before them did, over answers and in this
-    one."""
+    """How often drafted tokens of each grade were right where the one before them was, over answers and in this one."""
 
     def __init__(self, priors: Sequence[float]) -> None:
-        # Arrays, whose numbers lie side by side: a step has pushed all of this out of the caches.
+        # Arrays, whose numbers are contiguous: a step has pushed all of this out of the caches.
         self._right = array("d", [LASTING * prior for prior in priors])
         self._seen = array("d", [LASTING for _ in priors])
         self.begin()
@@ -78,14 +76,11 @@ class Acceptance:
 class StepCosts:
     """What steps cost, in plain steps: from the device's cost curve or a guess, and from the steps that are run.
 
-    What was measured during an answer counts from the next one on: times differ from run to run, and the first answer
-    of a process shall not.
+    What was measured during an answer counts from the next one on, so that the first answer of a process is always the
+    same.
 
-    Args:
-        curve: gives the curve that was measured on this device, where there is one; asked when the first answer begins.
-        width: most tokens of a step.
-        multiple: of which the engine makes every step's size.
-        slope: the guess where there is no curve: of each further token, in plain steps.
+    curve: gives the curve that was measured on this device, where there is one. width: maximum tokens of a step.
+    multiple: of which the engine makes every step's size. slope: the guess of each further token, in plain steps.
     """
 
     def __init__(
@@ -94,9 +89,7 @@ class StepCosts:
         self._curve_of = curve
         self._sizes = [-(-size // multiple) * multiple for size in range(1, width + 1)]
         self._slope = slope
-        # What steps were found to cost beside what is believed, which knows of the context: late in a text, two tokens
-        # cost this machine a fifth more. Of the sizes that were run, in plain steps, and of others by a factor of what
-        # more tokens cost.
+        # What steps cost more than the curve says: of sizes that were run, in plain steps, and of others by a factor.
         self._off: dict[int, float] = {}
         self._steepness = 1.0
         self._times = [0] * (width + 1)  # that each size was run, and at 0 all of them
@@ -111,7 +104,7 @@ class StepCosts:
         self.at(0)
 
     def at(self, context: int) -> None:
-        """Steps are run behind about so many tokens."""
+        """Steps are run at about this context."""
         if abs(context - self._read_at) < self._refresh:
             return
         self._refresh = max(REFRESH, context // 8)
@@ -122,7 +115,7 @@ class StepCosts:
             costs = [self._curve.ms(size, context) for size in self._sizes]
         self._believed = [cost / costs[0] for cost in costs]
         ratios = [self._found(size, self._counted) for size in range(1, len(costs) + 1)]
-        for i in range(len(ratios) - 1, 1, -1):  # a wider step is never cheaper
+        for i in range(len(ratios) - 1, 1, -1):  # a longer step is never cheaper
             ratios[i - 1] = min(ratios[i - 1], ratios[i])
         self.slope = (ratios[-1] - 1) / (len(ratios) - 1)  # of each further token
         self.ratios = [0.0, *ratios]  # by size
@@ -150,20 +143,16 @@ class StepCosts:
         return max(SETTLED, FOLLOWED / (1 + self._times[size] / SETTLING))
 
 
-def _follow(known: float, measured: float, most: float = FOLLOWED) -> float:
-    return min(max(measured, known / (1 + most)), known * (1 + most))
+def _follow(known: float, measured: float, share: float = FOLLOWED) -> float:
+    return min(max(measured, known / (1 + share)), known * (1 + share))
 
 
 class Planner:
     """Cuts drafts to what pays.
 
-    Args:
-        priors: what is believed of the drafter's grades.
-        costs: what steps cost.
-        width: maximum tokens of a step, the one before the draft included.
-        trees: whether steps take trees.
-        cost: of drafting a token, in plain steps, before it was measured.
-        even: what the steps of exact answers cost, which run even numbers of tokens; default: as `costs`.
+    priors: what is believed of the drafter's grades. width: maximum tokens of a step, with the one before the draft.
+    trees: whether steps take trees. cost: of drafting a token, in plain steps, before it was measured. even: the costs
+    of the steps of exact answers, which run even numbers of tokens; default: `costs`.
     """
 
     def __init__(
@@ -176,7 +165,7 @@ class Planner:
         cost: float = 0.0,
         even: StepCosts | None = None,
     ) -> None:
-        # Drafts hold less often against tokens that are drawn at random: what is learnt of those is kept apart.
+        # Drafts are accepted less often where tokens are drawn at random: what is learnt of those is kept apart.
         self._acceptances = Acceptance(priors), Acceptance([DRAWN * prior for prior in priors])
         self.acceptance = self._acceptances[False]
         self.costs = costs
@@ -203,11 +192,11 @@ class Planner:
         if self._draft_s and self.costs.plain:
             self._cost = self._draft_s / self.costs.plain
 
-    def budget(self, most: int, context: int) -> Budget:
-        """What to ask the drafter for, where `most` tokens have room; no tokens where asking would not pay."""
+    def budget(self, maximum: int, context: int) -> Budget:
+        """What to ask the drafter for, where `maximum` tokens have room; no tokens where asking would not pay."""
         self.costs.at(context)
         self._ran = 0
-        tokens = min(most, self._width - 1)
+        tokens = min(maximum, self._width - 1)
         ratios, slope, cost = self.costs.ratios, self.costs.slope, self._cost
         if cost <= COSTLY:
             return Budget(tokens, slope / 2, self._trees)  # by half: what is learnt may be more than the drafter knows
@@ -221,8 +210,7 @@ class Planner:
         return Budget(length, slope + cost, self._trees)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Drafting so many tokens took so long. Having nothing to say costs nothing that could be saved by asking less:
-        that there is nothing is only known then."""
+        """Drafting so many tokens took so long. An empty draft costs nothing that asking less could save."""
         if tokens:
             each = seconds / tokens
             self._draft_s = _follow(self._draft_s or each, each)
@@ -240,17 +228,17 @@ class Planner:
 
     def _affordable(self, length: int) -> int:
         """As many tokens of a draft as an answer can lose without becoming too slow."""
-        most = 1 + self._ahead + STAKE + self._risk * self._said
-        while length and not self.costs.ratios[length + 1] <= most:
+        limit = 1 + self._ahead + STAKE + self._risk * self._said
+        while length and not self.costs.ratios[length + 1] <= limit:
             length -= 1
         return length
 
     def _pruned(self, draft: Draft) -> Draft:
-        """The likeliest nodes of a tree, each behind its parent, as many as pay; the likeliest path first."""
-        order, holds = draft.likeliest(self.acceptance.chances, self._width - 1)
+        """The likeliest nodes of a tree, each after its parent, as many as pay; the likeliest path first."""
+        order, accepted = draft.likeliest(self.acceptance.chances, self._width - 1)
         ratios, best, best_rate, expected = self.costs.ratios, 0, GAIN, 1.0
         for count, node in enumerate(order, 1):
-            expected += holds[node]
+            expected += accepted[node]
             rate = expected / ratios[count + 1]
             if rate > best_rate:
                 best, best_rate = count, rate
@@ -264,38 +252,34 @@ class Planner:
         if self._cost > COSTLY:  # what a cheap drafter takes, it takes whatever is run of its drafts
             self._ahead -= self._cost * len(draft.tokens)
         observe = self.acceptance.observe
-        if draft.parents is None:
-            for token, grade, actual in zip(draft.tokens, draft.grades, sampled, strict=False):
-                right = token == actual
-                observe(grade, right)
-                self._mean += 0.03 * (right - self._mean)
-                if not right:
-                    return
-            return
-        at = -1
-        for actual in sampled:
-            children = [node for node, parent in enumerate(draft.parents) if parent == at]
-            at = -2
+        for children, right in compared(draft, sampled):
             for node in children:
-                right = draft.tokens[node] == actual
-                observe(draft.grades[node], right)
-                if right:
-                    at = node
-            if children:
-                self._mean += 0.03 * ((at >= 0) - self._mean)
-            if at < 0:
-                return
+                observe(draft.grades[node], node == right)
+            self._mean += 0.03 * ((right is not None) - self._mean)
+
+
+def compared(draft: Draft, sampled: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    """The drafted nodes for each token that was sampled, and which of them was right; ends after the first without."""
+    at = -1
+    for token in sampled:
+        children: Sequence[int] = range(at + 1, min(at + 2, len(draft.tokens)))
+        if draft.parents is not None:
+            children = [node for node, parent in enumerate(draft.parents) if parent == at]
+        if not children:
+            return
+        right = next((node for node in children if draft.tokens[node] == token), None)
+        yield children, right
+        if right is None:
+            return
+        at = right
 
 
 def expected_gain(ratios: Sequence[float], width: int) -> float:
-    """How many times as fast as plain decoding answers to questions like Spec-Bench's are with `lookup`, by what steps
-    cost in plain steps, by size from 0 on, in steps of up to `width` tokens: an estimate, on the low side, of
-    `blend`."""
-    from edge.runtime.speculate.lookup import LONGEST, PRIORS, SHARES
-
+    """The speed of answers to questions like Spec-Bench's with `lookup`, in multiples of plain decoding: a low estimate
+    of `blend`. ratios: cost in plain steps of steps by size, from 0 on. width: maximum tokens of a step."""
     tokens = time = 0.0
-    for match, share in enumerate(SHARES):
-        chances = [PRIORS[min(match + i, LONGEST)] for i in range(width - 1)] if match else []
+    for match, share in enumerate(lookup.SHARES):
+        chances = [lookup.PRIORS[min(match + i, lookup.LONGEST)] for i in range(width - 1)] if match else []
         length = _best_length(chances, ratios)
         tokens += share * sum(math.prod(chances[:i]) for i in range(length + 1))
         time += share * ratios[length + 1]
@@ -305,16 +289,16 @@ def expected_gain(ratios: Sequence[float], width: int) -> float:
 def _best_length(chances: Sequence[float], ratios: Sequence[float], cost: float = 0.0) -> int:
     """How many tokens of a chain bring the most tokens per time; 0 where a plain step does.
 
-    chances: of each token that it holds where the one before does. cost: of drafting each, in plain steps.
+    chances: of each token that it is accepted where the one before is. cost: of drafting each, in plain steps.
     """
     best, best_rate = 0, GAIN
-    expected = holds = 1.0
+    expected = accepted = 1.0
     for length, chance in enumerate(chances, 1):
-        holds *= chance
-        expected += holds
+        accepted *= chance
+        expected += accepted
         rate = expected / (ratios[length + 1] + cost * length)
         if rate > best_rate:
             best, best_rate = length, rate
-        elif holds < 0.02:
+        elif accepted < 0.02:
             break
     return best

@@ -1,14 +1,13 @@
-"""`recycle`: what the model held likely the last time it read the same token.
+"""`recycle`: what was likely the last time the model read the same token.
 
 Luo et al. 2024, "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling": a
-matrix has for each token of the vocabulary the few candidates with the largest logits behind its latest occurrence,
-drafted tokens that turned out wrong included, and drafts are grown through it, here the likeliest node first. Where
-steps take no trees, the draft is the chain of first candidates.
+matrix has for each token of the vocabulary the few candidates with the largest logits after its latest occurrence, in
+rejected drafts too. Drafts are grown through it, the likeliest node first; where steps take no trees, the draft is the
+chain of first candidates.
 
-A drafted token is graded by how often in a row the model held it the likeliest behind the token before; graded by the
-model's own probability, drafts were worse and cost more to learn from. Where steps take no trees, finding the largest
-logit is all that learning takes. A bundle may have a file with rows to begin with, made at export from the text that
-calibrates (`read_seed`), which are graded by the first candidate's share; the matrix stays from text to text.
+A drafted token is graded by how often in a row it was the likeliest after the token before. A bundle may have a file
+with rows to begin with, made at export (`read_seed`), which are graded by the first candidate's share. The matrix stays
+from text to text.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ import heapq
 import itertools
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import BundleError, InputError
+from edge.bundle import Bundle
+from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 NAME = "recycle"
 HELP = "what the model held likely when it last read the same token"
@@ -53,18 +50,13 @@ PRIORS = tuple(share * chance for share in SHARES for chance in CHANCES)
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes of the matrix: candidates and sureness of every token of the vocabulary; and where steps take trees, of
-    what their tokens attend to, and a prompt's, twice."""
+    """Bytes of the matrix, and where steps take trees, twice of what their tokens and a prompt's attend to."""
     return _bytes(setting, _candidates(setting))
 
 
 def make(setting: Setting) -> Recycle:
-    """A matrix with the bundle's rows in it, where it has some.
-
-    Raises:
-        InputError: a row of one candidate for each token is more than the limit.
-        BundleError: the file cannot be read.
-    """
+    """A matrix with the bundle's rows in it, where it has some; InputError where one candidate for each token is more
+    than the limit, BundleError where the file cannot be read."""
     recycle = Recycle(setting.bundle.manifest.dims.vocab_size, _candidates(setting))
     seed = read_seed(setting.bundle)
     if seed is not None:
@@ -74,13 +66,9 @@ def make(setting: Setting) -> Recycle:
 
 def _candidates(setting: Setting) -> int:
     """As many as memory has room for."""
-    for count in range(CANDIDATES, 0, -1):
-        if setting.limit is None or _bytes(setting, count) <= setting.limit:
-            return count
-    raise InputError(
-        f"The drafter recycle takes {_bytes(setting, 1)} bytes for this vocabulary, more than the {setting.limit} that "
-        "are left; choose --speculate lookup, or a larger budget."
-    )
+    setting.check_limit("For this vocabulary the drafter recycle", _bytes(setting, 1))
+    fitting = (n for n in range(CANDIDATES, 0, -1) if setting.limit is None or _bytes(setting, n) <= setting.limit)
+    return next(fitting)
 
 
 def _bytes(setting: Setting, candidates: int) -> int:
@@ -94,7 +82,7 @@ def _dtype(vocab: int) -> np.dtype[Any]:
 
 
 class Recycle(Drafter):
-    """The matrix of a vocabulary, with so many candidates for each token."""
+    """The matrix of a vocabulary, with `candidates` for each token."""
 
     name = NAME
     priors = PRIORS
@@ -146,7 +134,7 @@ class Recycle(Drafter):
             grades.append(level - 1)
         return Draft(tokens, grades) if tokens else NOTHING
 
-    def _tree(self, token: int, most: int) -> Draft:
+    def _tree(self, token: int, maximum: int) -> Draft:
         """The likeliest nodes first, as far as sureness tells, each with its best candidates as children."""
         following, sure = self._next, self._sure
         tokens, grades, parents = list[int](), list[int](), list[int]()
@@ -163,7 +151,7 @@ class Recycle(Drafter):
                     heapq.heappush(ahead, (-chance * PRIORS[grade], next(order), child, grade, parent))
 
         reach(token, -1, 1.0)
-        while ahead and len(tokens) < most:
+        while ahead and len(tokens) < maximum:
             chance, _, token, grade, parent = heapq.heappop(ahead)
             tokens.append(token)
             grades.append(grade)
@@ -176,8 +164,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp]
     """Of logits [S, V], V >= count, the `count` largest of each row [S, count], the largest first, and the level of
     the first one's share in them [S].
 
-    A row's largest are in the columns whose maxima are the largest, where logits stand in COLUMN rows. So most are
-    looked at once, in the order they lie in.
+    A row's largest are in the columns with the largest maxima, of COLUMN logits each: most are read once, in order.
     """
     size, vocab = logits.shape
     columns = vocab // COLUMN
@@ -203,7 +190,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp]
 
 def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any]) -> bytes:
     """The bytes of a bundle's file: the numbers N and k, then of N tokens their ids, k candidates each, the best first,
-    and levels of sureness. All numbers are 32 bits int8 prefill graph, little-endian; levels have 8."""
+    and levels of sureness. Numbers have 32 bits, little-endian; levels have 8."""
     count, width = candidates.shape
     return struct.pack("<II", count, width) + b"".join(
         np.ascontiguousarray(array, dtype).tobytes()
@@ -212,11 +199,8 @@ def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any
 
 
 def read_seed(bundle: Bundle) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]] | None:
-    """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None where it has none.
-
-    Raises:
-        BundleError: the file cannot be read, or is not what `write_seed` writes.
-    """
+    """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None without one, BundleError where it
+    cannot be read or is not what `write_seed` writes."""
     if all(file.path != SEED for file in bundle.manifest.files):
         return None
     path = bundle.path(SEED)

@@ -2,7 +2,7 @@
 
 Zhang et al. 2023, "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding"; which
 layers, `edge.runtime.speculate.layers` says. Drafting runs on the answer's own KV cache: the layers that run read the
-rows that the whole model wrote, and write rows of drafted tokens behind them, which are dropped before the draft is
+rows that the whole model wrote, and write rows of drafted tokens after them, which are dropped before the draft is
 checked. The step that checks it runs all layers over the same places, so that no row of a draft is ever read by it.
 
 The engine is one over the bundle's graph `skip`, in units that drafts leave out.
@@ -10,11 +10,10 @@ The engine is one over the bundle's graph `skip`, in units that drafts leave out
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
@@ -22,6 +21,7 @@ from edge.manifest import SKIP
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import reader
 from edge.runtime.decode.sampling import greedy
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.memory.footprint import GRAPH
 from edge.runtime.skip.all_layers import AllLayers
 from edge.runtime.skip.base import middle
@@ -29,21 +29,17 @@ from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
-from edge.runtime.speculate.model import BOUNDS, PRIORS
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
+from edge.runtime.speculate.model import PRIORS, written
 
 NAME = "self"
 HELP = "what the model says with some of its layers left out, over a bundle's segments"
 TRAITS = {"serves": ("decoder",), "asked": "self[=LAYERS]", "segments": True}
 
-PART = 2**18  # bytes of each branch of the graph: thirty of SmolLM2 had 175 kB each beside the whole one
+PART = 2**18  # bytes of each branch of the graph: thirty of SmolLM2 had 175 kB each next to the whole one
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes that the graph of all units takes beyond the whole one, and of the rows that a trial of other layers puts
-    aside."""
+    """Bytes that the graph of all units takes beyond the whole one, and of the rows that a trial puts aside."""
     policy(setting.bundle, setting.argument)  # or what is wrong with it, in a sentence
     manifest = setting.bundle.manifest
     sizes = {file.path: file.size for file in manifest.files}
@@ -52,17 +48,8 @@ def nbytes(setting: Setting) -> int:
 
 
 def make(setting: Setting) -> SelfDraft:
-    """The drafter over the engine that verifies.
-
-    Raises:
-        InputError: the engine is not one for it, or the memory has no room.
-    """
-    need = nbytes(setting)
-    if setting.limit is not None and need > setting.limit:
-        raise InputError(
-            f"The drafter self takes {need} bytes, more than the {setting.limit} that are left; choose --speculate "
-            "lookup, or a larger budget."
-        )
+    """The drafter over the engine that verifies; InputError where that has no segments, or the memory has no room."""
+    setting.check_limit("The drafter self", nbytes(setting))
     engine, chosen = setting.engine, choice(setting.bundle, setting.argument)
     if not isinstance(engine, SegmentedEngine) or not isinstance(engine.policy, AllLayers):
         raise InputError("The drafter self runs parts of the model; load the bundle with speculate='self'.")
@@ -70,11 +57,8 @@ def make(setting: Setting) -> SelfDraft:
 
 
 def policy(bundle: Bundle, setting: str | None) -> AllLayers:
-    """What runs where no draft leaves anything out.
-
-    Raises:
-        InputError: the bundle has no segments of whole layers, or the setting is not understood.
-    """
+    """What runs where no draft leaves anything out; InputError where the bundle has no segments of whole layers, or the
+    setting is not understood."""
     middle(bundle, parts=("layers", "attention"), what="self")
     choice(bundle, setting)
     return AllLayers(bundle)
@@ -127,26 +111,21 @@ class SelfDraft(Drafter):
             self._try(cache, context)
         units, length = self._choice.left_out(count), cache.length
         route = self._engine.leaving_out([i for unit in units for i in unit])
-        tokens, grades, chance = list[int](), list[int](), 1.0
-        token = np.array(context[-1:], np.int64)
         try:
             with self._engine.through(cache, route):
-                while len(tokens) < count and chance >= budget.least:
-                    logits = self._engine.step(cache, token)[-1]
-                    token[0] = logits.argmax()
-                    probability = 1 / float(np.exp(logits - logits[token[0]]).sum())
-                    chance *= probability
-                    if tokens and chance < budget.least:
-                        break
-                    tokens.append(int(token[0]))
-                    grades.append(bisect.bisect(BOUNDS, probability))
+
+                def run(tokens: Sequence[int]) -> NDArray[np.float32]:
+                    logits: NDArray[np.float32] = self._engine.step(cache, np.array(tokens, np.int64))[-1]
+                    return logits
+
+                draft = written(run, run(context[-1:]), Budget(count, budget.min_chance))
         finally:
             cache.truncate(length)
-        self._drafted = units, tokens
-        return Draft(tokens, grades)
+        self._drafted = units, draft.tokens
+        return draft
 
     def _try(self, cache: SegmentedCache, context: Sequence[int]) -> None:
-        """Run the end of the answer through other layers in one step: how often would they have said the same?"""
+        """Run the end of the answer through other layers in one step, and count how often they say the same."""
         self._tried_at = len(context)
         units, start = self._choice.trial(), cache.length - WINDOW
         route = self._engine.leaving_out([i for unit in units for i in unit])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import perf_counter as clock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +18,18 @@ from edge.manifest import FLOAT32, KV8_STEP
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import Choose, Drafts, Step, reader
 from edge.runtime.decode.sampling import Sampler
-from edge.runtime.speculate.base import (
-    AUTO,
-    OFF,
-    WIDTHS,
-    Drafter,
-    Setting,
-    find,
-    source_tokens,
-    widest_draft,
-)
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
+from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
 from edge.runtime.speculate.planner import Planner, StepCosts
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Figures:
-    """What speculation did in one answer: steps after the prompt, tokens drafted and run, those of them that were
-    accepted, and the seconds that drafting and the steps with drafts took."""
+    """What speculation did in one answer: steps after the prompt, drafted tokens that were run and that were accepted,
+    and the seconds of drafting and of steps with drafts."""
 
     drafter: str
     steps: int = 0
@@ -50,17 +39,12 @@ class Figures:
     verify_s: float = 0.0
 
     def summary(self) -> dict[str, Any]:
-        """These figures and `accepted_per_step`: drafted tokens accepted, per step; None before the first step."""
+        """These figures, and accepted tokens per step; None before the first step."""
         return {**asdict(self), "accepted_per_step": self.accepted / self.steps if self.steps else None}
 
 
 class Speculation:
-    """A drafter and its planner at work for one model, answer after answer.
-
-    Args:
-        drafter: what guesses.
-        planner: what says how much of a guess is run.
-    """
+    """A drafter and its planner at work for one model, answer after answer."""
 
     def __init__(self, drafter: Drafter, planner: Planner) -> None:
         self.drafter = drafter
@@ -74,22 +58,17 @@ class Speculation:
 
 
 class AnswerDrafts(Drafts):
-    """The drafts of one answer. Times its steps, by which the planner goes.
+    """The drafts of one answer to `prompt`, of up to `maximum` tokens. Times its steps, for the planner.
 
-    Args:
-        prompt: tokens that the answer follows.
-        most: tokens of the answer after which nobody asks for more.
-        ends: tokens after which nobody does either.
-        drawn: whether tokens are drawn at random.
-        source: other tokens that the answer may repeat: what an encoder read, or what was said before the prompt.
-        figures: what is added to.
+    ends: tokens that end the answer. drawn: whether tokens are drawn at random. source: see `Drafter.begin`. figures:
+    what is added to.
     """
 
     def __init__(
         self,
         speculation: Speculation,
         prompt: Sequence[int],
-        most: int,
+        maximum: int,
         *,
         ends: frozenset[int] = frozenset(),
         drawn: bool = False,
@@ -99,7 +78,7 @@ class AnswerDrafts(Drafts):
         self.figures = figures or Figures(speculation.drafter.name)
         self._speculation, self._planner = speculation, speculation.planner
         self._prompt, self._source, self._ends, self._drawn = prompt, source, ends, drawn
-        self._enough = len(prompt) + most
+        self._enough = len(prompt) + maximum
         self._drafter: Drafter | None = None
         self._proposed = NOTHING
         self._stepped = 0.0  # seconds of the last step
@@ -132,8 +111,8 @@ class AnswerDrafts(Drafts):
         if self._drafter is None:
             return draft
         began, text, planner = clock(), self._text, self._planner
-        most = min(self._engine.steady(self._cache), self._enough - len(text))  # tokens that the next step may bring
-        budget = planner.budget(most - 1, self._cache.length)
+        maximum = min(self._engine.steady(self._cache), self._enough - len(text))  # tokens that the next step may bring
+        budget = planner.budget(maximum - 1, self._cache.length)
         if budget.tokens > 0:
             self._proposed = self._drafter.propose(text, budget)
             planner.drafted(len(self._proposed.tokens), clock() - began)
@@ -167,7 +146,7 @@ class AnswerDrafts(Drafts):
 
 
 def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
-    """A chain up to a token that ends the answer, which the row before it brings anyway: nobody is asked for more."""
+    """A chain up to a token that ends the answer, which the row before it brings anyway."""
     if draft.parents is None and not ends.isdisjoint(draft.tokens):
         length = next(i for i, token in enumerate(draft.tokens) if token in ends)
         return Draft(draft.tokens[:length], draft.grades[:length])
@@ -176,11 +155,7 @@ def _before_an_end(draft: Draft, ends: frozenset[int]) -> Draft:
 
 def make_speculation(name: str, engine: Engine) -> Speculation | None:
     """What ``auto`` or a drafter's name stands for; None where nothing drafts, or where a memory budget has no room for
-    steps of two tokens, which is logged where a drafter was named.
-
-    Raises:
-        InputError: there is no such drafter, or it cannot be made.
-    """
+    steps of two tokens; InputError where there is no such drafter, or it cannot be made."""
     if name == OFF:
         return None
     plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder
@@ -190,8 +165,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     if width < 2:
         if name != AUTO:
             _log.warning(
-                f"The memory limit has no room for the drafter {name}: {manifest.name} answers without "
-                "it, more slowly."
+                f"The memory limit has no room for the drafter {name}: {manifest.name} answers without it, more slowly."
             )
         return None
     module, argument = find(name)

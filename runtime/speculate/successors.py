@@ -1,8 +1,8 @@
-"""A bundle's table of successors: what the model most often says behind the last three, two or one tokens.
+"""A bundle's table of successors: what the model usually says after the last three, two or one tokens.
 
-It is counted at export, in answers that the model gave to built-in prompts and to questions of its own
-(`edge.export.successors`), and never changes. A file of fixed size, `successors.bin`, holds it as a hash table that is
-read where it lies: a slot of 8 bytes for each context, found by linear probing. `write_table` says what a slot holds.
+It is counted at export, in answers of the model (`edge.export.successors`), and never changes. A file of fixed size,
+`successors.bin`, has it as a hash table that is read in place: a slot of 8 bytes for each context, found by linear
+probing.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edge.bundle import Bundle
 from edge.errors import BundleError
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 FILE = "successors.bin"
 HEAD = struct.Struct("<II")  # the logarithm of the number of slots, and that of levels
 SLOT = 8  # bytes
-FULL = 0.5  # of the slots at most: a miss then looks at two or three of them
+FULL = 0.5  # maximum share of used slots: a miss then looks at two or three
 MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio (Knuth, TAOCP 3, 6.4)
 WORD = 2**64 - 1
-NONE = -1  # in the place of a token that there is not
+NONE = -1  # instead of a missing token
 
 # How likely a successor is, in halves of a log-odd from -3 to 3.
 LEVELS = 12
@@ -41,19 +38,13 @@ def level_of(chance: float) -> int:
     return min(LEVELS - 1, max(0, math.floor((math.log(chance / (1 - chance)) - LEAST) / STEP)))
 
 
-def log_odds(level: int) -> float:
-    """In the middle of a level."""
-    return LEAST + STEP * (level + 0.5)
-
-
 def write_table(successors: Mapping[Context, tuple[int, int]]) -> bytes:
     """The bytes of a bundle's file.
 
     A slot is a number of 64 bits: the context's check in the upper 32, the level and 1 in 8, the token in 24; 0 where
     it is free. All numbers are little-endian.
 
-    Args:
-        successors: of a context of one to three tokens, the last one last, the token that follows it and its level.
+    successors: of a context of one to three tokens, the last one last, the token that follows it and its level.
     """
     bits = max(1, math.ceil(math.log2(len(successors) / FULL))) if successors else 1
     slots, mask = np.zeros(2**bits, np.uint64), 2**bits - 1
@@ -77,11 +68,8 @@ def table_nbytes(bundle: Bundle) -> int:
 
 
 class Successors:
-    """The table of a bundle that has the file, mapped into memory.
-
-    Raises:
-        BundleError: the file cannot be read, or is not what `write_table` writes.
-    """
+    """The table of a bundle that has the file, mapped into memory; BundleError where the file cannot be read, or is not
+    what `write_table` writes."""
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.path(FILE)

@@ -1,10 +1,10 @@
 """`trigram`: what most often followed the last two tokens.
 
 Liu et al. 2024, "Adaptive Draft-Verification for Efficient Large Language Model Decoding" (ADED): tables of trigrams
-stand for the model's distribution, and adapt as texts go on. Here they are counted from prompts and answers alone, over
-all texts of a process, in a table of fixed size. A slot belongs to one pair of tokens and holds its most frequent
-successors with small counts; one that nobody came back to is taken over by the next pair with the same hash, one that
-is in use loses a count for it (as Misra and Gries 1982 keep frequent items).
+stand for the model's distribution. Here they are counted from prompts and answers, over all texts of a process, in a
+table of fixed size. A slot belongs to one pair of tokens and has its most frequent successors; a pair with the same
+hash takes over a slot that is not used again, and lowers a count of one that is (as Misra and Gries 1982 keep frequent
+items).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from edge.errors import InputError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 
@@ -25,36 +24,26 @@ SMALLEST = 2**8
 SUCCESSORS = 3  # of a pair
 SLOT = 8 + SUCCESSORS * (4 + 1)  # bytes: the pair, the successors and their counts
 TOKEN = 4  # bytes of one of the text
-MOST = 32  # times that are counted; then all counts of the slot are halved
+MAXIMUM = 32  # times that are counted; then all counts of the slot are halved
 SPREAD = 0x9E3779B1  # 2^32 over the golden ratio: multiplying by it spreads the bits (Knuth, TAOCP 3, 6.4)
 
 # Grades are by how often the successor came, 1, 2, 3, 4 to 7 times or more, and by its share of what was counted:
 # below a half, below nine tenths, or more.
-COUNTS = (0, 0, 1, 2, 3, 3, 3, 3, *([4] * (MOST - 7)))
+COUNTS = (0, 0, 1, 2, 3, 3, 3, 3, *([4] * (MAXIMUM - 7)))
 SHARES = 3
 # Measured over greedy answers of SmolLM2-135M to 240 questions of Spec-Bench.
 PRIORS = (0.38, 0.46, 0.72, 0.36, 0.49, 0.91, 0.44, 0.54, 0.96, 0.32, 0.62, 0.97, 0.25, 0.43, 0.97)
 
 
 def nbytes(setting: Setting) -> int:
-    """Bytes of the table, and of the text, by which a further turn of a chat is told from a new text."""
+    """Bytes of the table, and of the text, which tells a further turn of a chat from a new text."""
     return _slots(setting) * SLOT + setting.context * TOKEN
 
 
 def make(setting: Setting) -> Trigram:
-    """A table as large as memory has room for.
-
-    Raises:
-        InputError: there is no room for the smallest.
-    """
-    slots = _slots(setting)
-    need = slots * SLOT + setting.context * TOKEN
-    if setting.limit is not None and need > setting.limit:
-        raise InputError(
-            f"The drafter trigram takes at least {need} bytes, more than the {setting.limit} that are left; choose "
-            "--speculate lookup, or a larger budget."
-        )
-    return Trigram(slots, setting.context)
+    """A table as large as memory has room for; InputError where there is no room for the smallest."""
+    setting.check_limit("The drafter trigram", nbytes(setting))
+    return Trigram(_slots(setting), setting.context)
 
 
 def _slots(setting: Setting) -> int:
@@ -84,7 +73,7 @@ class Trigram(Drafter):
             if text[kept] != token:
                 break
             kept += 1
-        self._length = kept  # what stands there was counted
+        self._length = kept  # that text was counted
         self.accept(tokens[kept:])
 
     def accept(self, tokens: Sequence[int]) -> None:
@@ -122,7 +111,7 @@ class Trigram(Drafter):
             counts[place], counts[place - 1] = counts[place - 1], counts[place]
             successors[place], successors[place - 1] = successors[place - 1], successors[place]
             place -= 1
-        if counts[at] >= MOST:
+        if counts[at] >= MAXIMUM:
             for i in range(at, at + SUCCESSORS):
                 counts[i] //= 2
 
@@ -131,11 +120,11 @@ class Trigram(Drafter):
             return NOTHING
         return self.following(self._text[self._length - 2], self._text[self._length - 1], budget.tokens)
 
-    def following(self, first: int, second: int, most: int) -> Draft:
-        """The chain of up to `most` tokens that follows a pair."""
+    def following(self, first: int, second: int, maximum: int) -> Draft:
+        """The chain of up to `maximum` tokens that follows a pair."""
         pairs, successors, counts, mask = self._pairs, self._successors, self._counts, self._mask
         tokens, grades = list[int](), list[int]()
-        for _ in range(most):
+        for _ in range(maximum):
             slot = ((first * SPREAD ^ second) * SPREAD >> 12) & mask
             at = slot * SUCCESSORS
             if pairs[slot] != first << 32 | second:

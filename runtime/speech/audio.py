@@ -6,6 +6,7 @@ PCM are read by the standard library where soundfile is not installed; everythin
 
 from __future__ import annotations
 
+import itertools
 import wave
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ from numpy.typing import NDArray
 from edge.errors import InputError, MissingExtraError
 
 BLOCK_S = 1  # seconds read at once
-BLOCK_SAMPLES = 1 << 20  # the most samples read at once, of all channels together
+BLOCK_SAMPLES = 1 << 20  # maximum samples read at once, of all channels together
 RATES = range(1_000, 1_000_001)  # samples a second that sound has; others are damage
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
 EXTRA = "pip install 'edge-lm[audio]'"
-WIDEST = 4  # bytes of a sample that are read without soundfile
+WIDEST = 4  # maximum bytes of a sample that are read without soundfile
 UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
 
 
 @dataclass(frozen=True)
 class Audio:
-    """Mono sound in blocks [N] float32. `duration` is in seconds; None where it is not known before the end."""
+    """Mono sound in blocks [N] float32. duration: in seconds; None where it is unknown before the end."""
 
     blocks: Iterator[NDArray[np.float32]]
     duration: float | None
@@ -38,8 +39,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
     """Open a sound file of any sample rate and channel count, to be heard at `rate` samples a second.
 
     Raises:
-        InputError: no such file, no sound in it, or a format that cannot be read; while reading, a place that is
-            damaged or that holds no numbers.
+        InputError: no such file, no sound in it, or a format that cannot be read; while reading, damage.
         MissingExtraError: the file's format or rate needs soundfile or soxr, which are not installed.
     """
     path = Path(path)
@@ -53,7 +53,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: its library libsndfile is not there
-        sound: _Sound = _WaveFile(path)
+        sound: _SoundFile | _WaveFile = _WaveFile(path)
     else:
         sound = _SoundFile(soundfile, path)
     if sound.rate not in RATES:
@@ -62,18 +62,15 @@ def open_audio(path: str | Path, rate: int) -> Audio:
             f"{RATES[0]:,} to {RATES[-1]:,}."
         )
     if sound.frames == 0:
-        raise InputError(f"{path} holds no samples; there is nothing to hear in it.")
+        raise InputError(f"{path} has no samples; there is nothing to hear in it.")
     duration = None if sound.frames is None else sound.frames / sound.rate
     blocks = _mono(sound.read(), sound.rate, str(path))
     return Audio(blocks if sound.rate == rate else _resampled(blocks, sound.rate, rate, path), duration)
 
 
 def from_samples(samples: NDArray[Any], rate: int) -> Audio:
-    """Sound that is in memory: mono samples [N] of a float type at `rate`, full scale 1.
-
-    Raises:
-        InputError: another shape or type, or no samples; while reading, a sample that is no number.
-    """
+    """Sound that is in memory: mono samples [N] of a float type at `rate`, full scale 1; InputError for another shape,
+    type, no samples or, while reading, a sample that is not a number."""
     if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
         raise InputError(
             f"Samples must be one channel of floats at {rate:,} Hz between -1 and 1, "
@@ -127,34 +124,13 @@ def _resampled(
         raise MissingExtraError(
             f"{path} has {rate:,} samples a second and this model hears {wanted:,}; to convert them run: {EXTRA}"
         ) from None
-
-    def resample() -> Iterator[NDArray[np.float32]]:
-        stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
-        for block in blocks:
-            yield stream.resample_chunk(block)
-        yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
-
-    return resample()
+    stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+    ends = itertools.chain(((block, False) for block in blocks), [(np.zeros(0, np.float32), True)])
+    return (stream.resample_chunk(block, last=last) for block, last in ends)
 
 
-class _Sound:
-    """An open sound file: `rate` in samples a second, `frames` in all (None: unknown), blocks [N, channels]."""
-
-    rate: int
-    frames: int | None
-    channels: int
-
-    @property
-    def block(self) -> int:
-        """The frames that are read at once."""
-        return max(1, min(BLOCK_S * self.rate, BLOCK_SAMPLES // self.channels))
-
-    def read(self) -> Iterator[NDArray[Any]]:
-        raise NotImplementedError
-
-
-class _SoundFile(_Sound):
-    """Whatever libsndfile reads."""
+class _SoundFile:
+    """Whatever libsndfile reads: `rate` in samples a second, `frames` in all (None: unknown), blocks [N, channels]."""
 
     def __init__(self, soundfile: Any, path: Path) -> None:
         self._error, self._path = soundfile.SoundFileError, path
@@ -165,7 +141,7 @@ class _SoundFile(_Sound):
                 f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg turns most "
                 "other files into one of them."
             ) from None
-        self.rate, self.channels = self._file.samplerate, self._file.channels
+        self.rate, self._block = self._file.samplerate, _block(self._file.samplerate, self._file.channels)
         self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
 
     def read(self) -> Iterator[NDArray[Any]]:
@@ -173,7 +149,7 @@ class _SoundFile(_Sound):
             position = 0
             while True:
                 try:
-                    block = file.read(self.block, dtype="float32", always_2d=True)
+                    block = file.read(self._block, dtype="float32", always_2d=True)
                 except self._error as e:
                     at = position / self.rate
                     raise InputError(f"{self._path} is damaged after {at:.0f} s ({_reason(e)}).") from None
@@ -183,8 +159,8 @@ class _SoundFile(_Sound):
                 yield block
 
 
-class _WaveFile(_Sound):
-    """A WAV file of plain PCM, with nothing but the standard library."""
+class _WaveFile:
+    """As `_SoundFile`, a WAV file of plain PCM, with nothing but the standard library."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -196,13 +172,18 @@ class _WaveFile(_Sound):
                 f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: {EXTRA}"
             ) from None
         self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
-        self.channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
+        self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()
 
     def read(self) -> Iterator[NDArray[Any]]:
         with self._file as file:
-            while data := file.readframes(self.block):
-                whole = len(data) // (self._width * self.channels) * self._width * self.channels
-                yield _scaled(data[:whole], self._width).reshape(-1, self.channels)
+            while data := file.readframes(_block(self.rate, self._channels)):
+                whole = len(data) // (self._width * self._channels) * self._width * self._channels
+                yield _scaled(data[:whole], self._width).reshape(-1, self._channels)
+
+
+def _block(rate: int, channels: int) -> int:
+    """The frames that are read at once."""
+    return max(1, min(BLOCK_S * rate, BLOCK_SAMPLES // channels))
 
 
 def _scaled(data: bytes, width: int) -> NDArray[np.float32]:

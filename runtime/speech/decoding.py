@@ -11,28 +11,26 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.decode.beam import BeamOptions, beam_search, never, new_cache
+from edge.runtime.decode.answer import never
+from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
 from edge.runtime.decode.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
 from edge.runtime.speculate.base import EARLIER
+from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.speech.rules import speech_rules
+from edge.runtime.speech.words import Spoken
 
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.speculate.speculation import Figures, Speculation
-    from edge.runtime.speech.words import Spoken
-
-PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and a tenth of their time less
+PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and 10% less of their time
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -41,16 +39,13 @@ class DecodingOptions:
     """How one window is decoded.
 
     Args:
-        temperatures: tried one after the other until a result is good enough; 0 takes the likeliest tokens, above 0
-            they are drawn.
+        temperatures: tried one after the other until a result is good enough; 0 takes the likeliest tokens.
         beams: texts pursued at a time at temperature 0; 1 is greedy.
-        compression_ratio_threshold: a text that zlib makes smaller by more than this repeats itself: try again.
-        logprob_threshold: a text whose tokens' mean log probability is below this is unsure: try again.
-        no_speech_threshold: a window that is unsure, and whose chance of holding no speech is above this, is skipped.
+        compression_ratio_threshold: a text that zlib compresses by more repeats itself: try again. None: any.
+        logprob_threshold: a text whose mean log probability is lower is unsure: try again. None: any.
+        no_speech_threshold: an unsure window whose chance of no speech is higher is skipped. None: no window is.
         seed: of the draws; the same sound gives the same text.
         interrupted: asked before every step; the window is given up once it says True.
-
-    A threshold that is None is not looked at.
 
     Raises:
         InputError: a value out of its range.
@@ -95,13 +90,7 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes one window after the other: `hear` it, then `decode` it.
-
-    Args:
-        engine: of a bundle whose manifest has `speech`.
-        text: what decodes its tokens.
-        speculation: what drafts, where anything does.
-    """
+    """Decodes one window after the other: `hear` it, then `decode` it. engine: of a bundle for speech."""
 
     def __init__(
         self, engine: Engine, text: Spoken, options: DecodingOptions, speculation: Speculation | None = None
@@ -119,7 +108,7 @@ class Decoder:
             for t in options.temperatures
         }
         vocab = manifest.dims.vocab_size
-        self._first = np.empty(vocab, np.float32)  # logits behind the prompt
+        self._first = np.empty(vocab, np.float32)  # logits after the prompt
         self._work = np.empty(vocab, np.float32)
         self._speculation = speculation
         self._said = list[int]()  # tokens of all decodings so far, the latest ones
@@ -141,14 +130,14 @@ class Decoder:
         return new_cache(self._engine, longest, BeamOptions(self._options.beams, max_tokens=longest), cross)
 
     def detect_language(self) -> str:
-        """The likeliest language of the window, from one step behind the start token."""
+        """The likeliest language of the window, from one step after the start token."""
         cache = self._heard()
         cache.reset()
         logits = self._engine.step(cache, np.array([self._speech.start], np.int64))[-1]
         return max(self._speech.languages, key=lambda code: float(logits[self._speech.languages[code]]))
 
     def decode(self, prompt: Sequence[int]) -> Decoded | None:
-        """The text behind `prompt`, at the first temperature whose result is good enough, or else the last one; None
+        """The text after `prompt`, at the first temperature whose result is good enough, or else the last one; None
         where it was interrupted."""
         no_speech_prob = self._prefill(prompt)
         decoded = None
@@ -166,7 +155,7 @@ class Decoder:
         return decoded
 
     def is_silence(self, decoded: Decoded) -> bool:
-        """Whether a window holds no speech: the model says so, and is not sure of the text it gave all the same."""
+        """Whether a window has no speech: the model says so, and is not sure of its text."""
         threshold, sure = self._options.no_speech_threshold, self._options.logprob_threshold
         if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold:
             return False
@@ -186,7 +175,7 @@ class Decoder:
         return self._cache
 
     def _prefill(self, prompt: Sequence[int]) -> float | None:
-        """Run the prompt; returns the chance that there is no speech, which the model gives behind its start token."""
+        """Run the prompt; the chance that there is no speech, which the model gives after its start token."""
         cache = self._heard()
         cache.reset()
         tokens = np.array(prompt, np.int64)
@@ -199,32 +188,32 @@ class Decoder:
         token = self._speech.no_speech
         return None if token is None else math.exp(_log_probability(logits[0], token, self._work))
 
-    def _most(self, prompt: Sequence[int]) -> int:
-        """How many tokens are generated at most; the last one need not have a position, as it is not run."""
+    def _maximum(self, prompt: Sequence[int]) -> int:
+        """How many tokens may be generated; the last one needs no position, as it is not run."""
         return min(self._context // 2, self._context - len(prompt) + 1)
 
     def _sample(self, prompt: Sequence[int], temperature: float) -> tuple[list[int], float] | None:
-        """Tokens behind the prompt that was run, without the end token, and the sum of their log probabilities, the end
-        token's included; None where it was interrupted."""
-        cache, most = self._heard(), self._most(prompt)
+        """Tokens after the prompt that was run, without the end token, and the sum of their log probabilities with the
+        end token's; None where it was interrupted."""
+        cache, maximum = self._heard(), self._maximum(prompt)
         chosen = Scored(self._choosers[temperature], self._work)
         sampler = ProcessedSampler(speech_rules(self._speech, self._end, len(prompt)), chosen, prompt)
         cache.truncate(len(prompt))
         first, tokens = sampler(self._first), list[int]()
-        drafts = self._drafts(prompt, most, temperature > 0)
+        drafts = self._drafts(prompt, maximum, temperature > 0)
         following = decode(self._engine, cache, first, sampler, drafts, self._options.interrupted)
-        for token in islice(chain([first], following), most):
+        for token in islice(chain([first], following), maximum):
             if token == self._end:
                 return tokens, chosen.log_probability
             tokens.append(token)
-        return (tokens, chosen.log_probability) if len(tokens) == most else None
+        return (tokens, chosen.log_probability) if len(tokens) == maximum else None
 
-    def _drafts(self, prompt: Sequence[int], most: int, drawn: bool) -> Drafts:
-        """From the prompt, and from what was made of the windows so far and of this one at other temperatures."""
+    def _drafts(self, prompt: Sequence[int], maximum: int, drawn: bool) -> Drafts:
+        """From the prompt, and from all decodings so far."""
         if self._speculation is None:
             return PLAIN
-        ends, source, figures = frozenset([self._end]), self._said, self.speculated
-        drafts = self._speculation.drafts(prompt, most, ends=ends, drawn=drawn, source=source, figures=figures)
+        ends, figures = frozenset([self._end]), self.speculated
+        drafts = self._speculation.drafts(prompt, maximum, ends=ends, drawn=drawn, source=self._said, figures=figures)
         self.speculated = drafts.figures
         return drafts
 
@@ -232,7 +221,7 @@ class Decoder:
         """What `_sample` gives, by beam search."""
         cache, options = self._heard(), self._options
         cache.truncate(len(prompt) - 1)  # the search runs the last token itself, and is shown none before it
-        wanted = BeamOptions(options.beams, max_tokens=self._most(prompt), interrupted=options.interrupted)
+        wanted = BeamOptions(options.beams, max_tokens=self._maximum(prompt), interrupted=options.interrupted)
         rules = speech_rules(self._speech, self._end, 1)
         found = beam_search(self._engine, cache, prompt[-1:], wanted, eos=[self._end], processors=rules)[0]
         if found.finish_reason == "interrupted":
@@ -242,10 +231,7 @@ class Decoder:
 
 
 class Scored:
-    """Chooses as another sampler does, and sums the log probabilities of what it chose.
-
-    work: [V], overwritten.
-    """
+    """Chooses as another sampler does, and sums the log probabilities of what it chose. work: [V], overwritten."""
 
     def __init__(self, sampler: Sampler, work: NDArray[np.float32]) -> None:
         self._sampler, self._work = sampler, work

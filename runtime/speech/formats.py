@@ -1,7 +1,6 @@
 """What a transcription looks like in a file: plain text, text with times, SubRip, WebVTT, JSON.
 
-Each format gives text for the beginning, for every segment as it comes, and for the end, so that a file is of use at
-any moment of the transcription, and whole once `end` was written.
+Each format gives text for the beginning, for every segment as it comes, and for the end.
 """
 
 from __future__ import annotations

@@ -25,10 +25,7 @@ class Recording(Audio):
 
 
 def recording(audio: Audio, rate: int, stopped: Callable[[], bool]) -> Recording:
-    """Read `audio`, at `rate` samples a second, up to `AHEAD_S` ahead.
-
-    It ends where `audio` ends, or with what was read when `stopped()` says so.
-    """
+    """Read `audio`, at `rate` samples a second, up to `AHEAD_S` ahead, until it ends or `stopped()` says so."""
     blocks: queue.SimpleQueue[NDArray[np.float32] | Exception | None] = queue.SimpleQueue()
     read_samples = heard_samples = 0  # each written by one thread
 

@@ -16,8 +16,7 @@ class Segment:
     """What was said from `start` to `end`, in seconds.
 
     Joined, the texts are the whole transcript: most begin with a space. `avg_logprob` (per token),
-    `compression_ratio`, `no_speech_prob` (None where the model has no such token) and `temperature` are those of the
-    window that the segment came from.
+    `compression_ratio`, `no_speech_prob` (None without such a token) and `temperature` are those of its window.
     """
 
     start: float
@@ -42,9 +41,8 @@ class Span:
 def split(tokens: Sequence[int], speech: Speech, window: int) -> tuple[list[Span], int]:
     """The segments among `tokens` of a window of `window` samples, and by how many samples to go on.
 
-    Two timestamps in a row end one segment and begin the next. What follows the last pair was cut off by the window's
-    end: it is dropped, and heard again in the next window, which begins there; unless a single timestamp ends the
-    text, after which nothing was said.
+    Two timestamps in a row end one segment and begin the next. What follows the last pair is dropped, and heard again
+    in the next window, which begins there; unless a single timestamp ends the text, after which nothing was said.
     """
     tick = speech.sample_rate // speech.frames_per_second  # samples from one timestamp to the next
     begin = speech.timestamp_begin

@@ -44,10 +44,9 @@ class TranscribeOptions(DecodingOptions):
     Args:
         language: the code of the language that is spoken, such as "de"; default: heard in the first window.
         task: "transcribe", or "translate" into English.
-        previous_text: give the model the text so far when it hears the next window. Without it, names may change
-            their spelling, and a window that went wrong misleads no other.
-        skip_silence: leave out stretches in which nothing was recorded, of a second and more before a sound, of 5
-            seconds behind one.
+        previous_text: give the model the text so far with the next window: names keep their spelling, but a wrong
+            window may mislead the next.
+        skip_silence: leave out stretches without any sound, from 1 second before a sound and 5 seconds after one.
         progress: called with the seconds that were heard so far.
 
     Raises:
@@ -63,8 +62,8 @@ class TranscribeOptions(DecodingOptions):
 
 @dataclass(frozen=True)
 class Transcript:
-    """A whole transcription. `language` is None where nothing was heard that it could be told from; `duration` is in
-    seconds; `complete` is False where it was interrupted."""
+    """A whole transcription. language: None where none was heard. duration: in seconds. complete: False where it was
+    interrupted."""
 
     text: str
     segments: list[Segment] = field(repr=False)
@@ -76,14 +75,8 @@ class Transcript:
 class Transcriber(Loaded):
     """A speech bundle in memory. `edge.load` makes one.
 
-    Args:
-        bundle: the opened bundle, whose manifest has `speech`.
-        engine: the engine over it, which may still be loading.
-        text: what decodes its tokens.
-        speculate: what drafts tokens that are verified several in a step: ``off`` or a drafter's name.
-
-    Raises:
-        InputError: the drafter does not serve the bundle.
+    engine: over the bundle; may still be loading. text: what decodes its tokens. speculate: ``off`` or the name of a
+    drafter; InputError where that does not serve the bundle.
     """
 
     def __init__(
@@ -137,11 +130,8 @@ class Transcriber(Loaded):
 
 
 class Transcription(Iterator[Segment]):
-    """A transcription that is under way: an iterator of its segments.
-
-    `language` is the code of the language once it is known, `position` how much was heard, in seconds, `complete`
-    whether the sound was heard to its end.
-    """
+    """A transcription that is under way: an iterator of its segments. language: its code, once it is known. complete:
+    whether the sound was heard to its end."""
 
     def __init__(self, model: Transcriber, audio: Audio, options: TranscribeOptions) -> None:
         check_length(audio.duration)
@@ -184,6 +174,7 @@ class Transcription(Iterator[Segment]):
         options, speech, windows = self._options, self._speech, self._windows
         decoder = self._decoder = Decoder(self._model.engine, self._model.text, options, self._model.speculation)
         tick = speech.sample_rate // speech.frames_per_second
+        room = self._model.engine.context // 2 - 1  # for earlier text in a prompt, after the token that announces it
         said: list[int] = []  # tokens of earlier windows, for the next one's prompt
         while not options.interrupted():
             window = windows.peek()
@@ -216,13 +207,8 @@ class Transcription(Iterator[Segment]):
             if not options.previous_text or decoded.temperature > RESET_TEMPERATURE:
                 said = []
             else:
-                said = [*said, *(token for segment in segments for token in segment.tokens)][-self._most_said :]
+                said = [*said, *(token for segment in segments for token in segment.tokens)][-room:]
             yield from segments
-
-    @property
-    def _most_said(self) -> int:
-        """Tokens of earlier text that fit into a prompt, beside the token that announces them."""
-        return self._model.engine.context // 2 - 1
 
     def _prompt(self, said: Sequence[int]) -> list[int]:
         speech = self._speech
@@ -237,7 +223,7 @@ class Transcription(Iterator[Segment]):
 
     def _place(self, decoded: Decoded, window: int, *, last: bool) -> tuple[list[Segment], int]:
         """The segments of a window of `window` samples that have text and a length, and how much of it was heard.
-        Those of the `last` may end behind it."""
+        Those of the `last` may end after it."""
         speech, text, rate = self._speech, self._model.text, self._speech.sample_rate
         end_token, begin = self._model.bundle.manifest.tokens.eos[0], self._windows.position
         spans, heard = split(decoded.tokens, speech, window)
@@ -267,7 +253,7 @@ class Transcription(Iterator[Segment]):
 
 
 def check_length(seconds: float | None) -> None:
-    """Raise InputError where a sound is known to be too short to say anything in."""
+    """Raise InputError where a sound is known to be too short for any word."""
     if seconds is not None and seconds < SHORTEST_S:
         raise InputError(f"There is {seconds:.2g} s of sound, and nothing can be said in less than {SHORTEST_S} s.")
 
@@ -278,10 +264,10 @@ def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:
     if language is not None and language not in (speech.languages or ("en",)):
         if not speech.languages:
             raise InputError(f"This model understands English alone, not {language!r}; leave the language out.")
-        known = list(speech.languages)  # Whisper's order: those it heard most of come first
+        known = list(speech.languages)  # Whisper's order: the most frequent come first
         some = ", ".join(known[:KNOWN_SHOWN])
         more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
-        raise InputError(f"{language!r} is no code of a language that this model knows; it knows {some}{more}.")
+        raise InputError(f"{language!r} is not the code of a language that this model knows; it knows {some}{more}.")
     tasks = speech.tasks or {"transcribe": 0}
     if options.task not in tasks:
         raise InputError(f"The task must be one of {', '.join(tasks)} for this model, not {options.task!r}.")

@@ -11,12 +11,12 @@ from edge.errors import InputError
 
 SILENT = 10 ** (-70 / 20)  # no sample reaches -70 dB of full scale: nothing was recorded, no room is that quiet
 LONG_SILENCE_S = 1.0  # shorter ones are left to the model
-MARGIN_S = 0.2  # of silence is kept before a sound, and behind it
+MARGIN_S = 0.2  # of silence is kept before and after a sound
 GAP_S = 5.0  # a silence so long ends a window: a shorter one costs less than another window
 
 FRAME_S = 0.02  # loudness is measured over this time
 PAUSE_S = 0.5  # a speaker who is quiet for so long has ended a sentence: recordings had a pause of it every 2 to 9 s
-LEAST_S = 2.0  # to hear before a pause is looked for
+MIN_S = 2.0  # to hear before a pause is looked for
 PAUSE_POWER = 0.01  # 20 dB below the loud parts
 
 
@@ -26,15 +26,10 @@ def until_full(held: NDArray[np.float32]) -> bool:
 
 
 class Windows:
-    """A window over blocks of sound that moves forward.
+    """A window of up to `size` samples over blocks of mono sound, [N] float32 each, that moves forward.
 
-    Args:
-        blocks: mono sound, [N] float32 each.
-        size: most samples in a window.
-        enough: given what is held, whether to go on without a full window.
-
-    `position` is where the window begins, in samples. Damage in the stream (`InputError`) ends it; `close` raises it,
-    after all that came before was used.
+    enough: given what is in the buffer, whether to go on without a full window. position: where the window begins, in
+    samples. Damage in the stream (`InputError`) ends it; `close` raises it.
     """
 
     def __init__(
@@ -91,8 +86,8 @@ class Windows:
 
 
 def silence_to_skip(samples: NDArray[np.float32], rate: int, step: int) -> int:
-    """How many of the first samples hold nothing that was recorded and can be left out: a multiple of `step`, 0 where
-    a sound comes soon, all where none comes."""
+    """How many of the first samples are silence to leave out: a multiple of `step`, 0 where a sound comes soon, all
+    where none comes."""
     loud = np.abs(samples) >= SILENT
     first = int(loud.argmax())
     if not loud[first]:
@@ -103,8 +98,8 @@ def silence_to_skip(samples: NDArray[np.float32], rate: int, step: int) -> int:
 
 
 def sound_before_gap(samples: NDArray[np.float32], rate: int, step: int) -> int:
-    """How many of the samples come before a long gap in which nothing was recorded, a multiple of `step`; all where
-    there is none, or too little before it."""
+    """How many of the samples come before a long silence, a multiple of `step`; all where there is none, or too little
+    before it."""
     count = len(samples) // step
     frames = np.abs(samples[: count * step]).reshape(count, step).max(axis=1, initial=0)
     loud = np.flatnonzero(frames >= SILENT)
@@ -119,7 +114,7 @@ def ends_in_pause(samples: NDArray[np.float32], rate: int) -> bool:
     """Whether somebody spoke and has been quiet for a while: the place to cut a live stream."""
     frame = int(FRAME_S * rate)
     count = len(samples) // frame
-    if count * FRAME_S < LEAST_S:
+    if count * FRAME_S < MIN_S:
         return False
     frames = samples[len(samples) - count * frame :].reshape(count, frame)
     power = np.square(frames).mean(axis=1)  # [count]

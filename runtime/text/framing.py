@@ -9,64 +9,55 @@ from edge.runtime.text.tokenizer import Text
 
 
 class Framing:
-    """A model's format at work.
+    """A model's format at work. forced: the token that every output begins with, where there is one."""
 
-    Args:
-        form: the format.
-        text: the model's tokenizer.
-        forced: the token that every output begins with, where there is one.
-    """
-
-    def __init__(self, form: TextFormat, text: Text, forced: int | None) -> None:
-        self._form, self._text, self._forced = form, text, forced
+    def __init__(self, format: TextFormat, text: Text, forced: int | None) -> None:
+        self._format, self._text, self._forced = format, text, forced
 
     def check(self, source: str | None, target: str | None) -> None:
         """Raise InputError where the model does not have these languages: before there is a text."""
         self.start(target)
-        if self._form.target_in_source and target is not None:
+        if self._format.target_in_source and target is not None:
             self._target(target)
-        if source is not None or self._form.source_at:
+        if source is not None or self._format.source_at:
             self._source(source)
 
     def start(self, target: str | None) -> list[int]:
         """What the decoder begins with, for an output in this language."""
-        form = self._form
-        prompt = list(form.decoder_start)
-        if form.target_at_start or (target is not None and not form.target_in_source):
+        format = self._format
+        prompt = list(format.decoder_start)
+        if format.target_at_start or (target is not None and not format.target_in_source):
             prompt.append(self._target(target))
         return prompt if self._forced is None else [*prompt, self._forced]
 
     def tokens(self, text: str, source: str | None, target: str | None) -> tuple[list[int], list[int]]:
-        """The tokens of a text as the encoder takes them, and those of the text alone.
-
-        Raises:
-            InputError: the text is empty, or a language that the model does not have.
-        """
+        """The tokens of a text as the encoder takes them, and those of the text alone; InputError for an empty text or
+        an unknown language."""
         if not text.strip():
             raise InputError("The text is empty; give the model something to work on.")
-        form = self._form
+        format = self._format
         bare = self._text.encode(text)
-        framed = [*form.prefix, *bare, *form.suffix]
-        if form.target_in_source:
+        framed = [*format.prefix, *bare, *format.suffix]
+        if format.target_in_source:
             framed = self._to_target(bare, framed, target)
-        if form.source_at or source is not None:
+        if format.source_at or source is not None:
             language = self._source(source)
-            framed = [language, *framed] if form.source_at == "prefix" else [*framed, language]
+            framed = [language, *framed] if format.source_at == "prefix" else [*framed, language]
         return framed, bare
 
     def _target(self, code: str | None) -> int:
-        return find_language(self._form.languages, code, self._form.target, "target")
+        return find_language(self._format.languages, code, self._format.target, "target")
 
     def _source(self, code: str | None) -> int:
-        form = self._form
-        if form.languages and not form.source_at:
+        format = self._format
+        if format.languages and not format.source_at:
             raise InputError("This model finds out the source language itself; omit it.")
-        return find_language(form.languages, code, form.source, "source")
+        return find_language(format.languages, code, format.source, "source")
 
     def _to_target(self, bare: list[int], framed: list[int], code: str | None) -> list[int]:
-        """The input with the target's token in front, which a text may have brought along."""
-        own = bare[0] if bare and bare[0] in self._form.languages.values() else None
-        if code is None and (own is not None or len(self._form.languages) == 1):
+        """The input with the target's token in front, which the text may have already."""
+        own = bare[0] if bare and bare[0] in self._format.languages.values() else None
+        if code is None and (own is not None or len(self._format.languages) == 1):
             return framed
         language = self._target(code)
         if own not in (None, language):

@@ -7,16 +7,13 @@ from collections.abc import Mapping
 
 from edge.errors import InputError
 
-SHOWN = 8  # named in the error about a language that there is none of
+SHOWN = 8  # named in the error about an unknown language
 
 
 def find_language(languages: Mapping[str, int], code: str | None, default: str | None, which: str) -> int:
-    """The token of a language; a code may be cut short where that leaves no doubt: ``de`` for ``de_DE``.
+    """The token of a language, or InputError; a code may be cut short where that is unambiguous: ``de`` for ``de_DE``.
 
     languages: code -> token id. default: the code where none is given, or None. which: "source" or "target".
-
-    Raises:
-        InputError: there is no such language, or no choice of languages.
     """
     if not languages:
         raise InputError(f"This model has no choice of languages, so that it takes no {which} language.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import contextlib
 import mmap
 import re
 from collections.abc import Callable, Sequence
@@ -16,22 +17,18 @@ if TYPE_CHECKING:
     from edge.runtime.text.unigram import Tokenizer
 
 REPLACEMENT = "\ufffd"
-INCOMPLETE = 3  # most replacement characters that a tail which may still become one character decodes to
+INCOMPLETE = 3  # maximum replacement characters of a tail that may still become one character
 LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
 SHORT_WINDOW = 8
 _MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/]{8})[^"]*"')  # SentencePiece's, in base64
 
 
 class Text:
-    """The bundle's tokenizer, with the special tokens its manifest names.
-
-    Raises:
-        BundleError: `tokenizer.json` cannot be read.
-    """
+    """The bundle's tokenizer and its special tokens; BundleError where `tokenizer.json` cannot be read."""
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.path(TOKENIZER)
-        # Encoder-decoders alone: of their vocabularies most are Unigram, and reading others takes time for nothing.
+        # For text-to-text models only: most of their vocabularies are Unigram.
         self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
         tokens = bundle.manifest.tokens
         self._led = tokens.led
@@ -41,11 +38,8 @@ class Text:
         self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised, none is added.
-
-        Raises:
-            InputError: `text` holds half of a surrogate pair, which no encoding has.
-        """
+        """Token ids of `text`, in which special tokens are recognised and none is added; InputError where it is not
+        valid Unicode."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -70,11 +64,8 @@ class Text:
 
 
 class _Library:
-    """Any `tokenizer.json`, read by the tokenizers library.
-
-    Raises:
-        BundleError: it cannot be read; while it is used, a part of it that is damaged.
-    """
+    """Any `tokenizer.json`, read by the tokenizers library; BundleError where it cannot be read; while it is used, a
+    part of it that is damaged."""
 
     def __init__(self, path: Path) -> None:
         from tokenizers import Tokenizer  # 3 MB that a transcription and most translations do without
@@ -108,7 +99,7 @@ class _Library:
         return self._tokenizer.id_to_token(token_id)
 
     def _refused(self, error: BaseException) -> BaseException:
-        """A sentence in place of what the library raises: bare Exceptions, and Rust's panics, which are none."""
+        """A sentence instead of what the library raises: bare Exceptions, and Rust's panics, which are none."""
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return error
         return BundleError(
@@ -117,24 +108,18 @@ class _Library:
 
 
 def _unigram(path: Path) -> Tokenizer:
-    """A Unigram tokenizer without the library, where the file holds one that is known; else the library's."""
+    """A Unigram tokenizer without the library, where the file has one that is known; else the library's."""
     from edge.runtime.text.unigram import read_unigram
 
-    try:
+    found = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # the library says what is wrong
         found = read_unigram(path, lambda: _Library(path))
-    except (OSError, ValueError, RecursionError):
-        found = None  # the library says what is wrong
     return found or _Library(path)
 
 
 def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
-    """Compare the size that a character map begins with, in the text of a `tokenizer.json`, with the map's own.
-
-    The library takes as much memory as a damaged one says, and ends the process where there is not so much.
-
-    Raises:
-        ValueError: a map says that it is larger than it is.
-    """
+    """ValueError where a character map in the text of a `tokenizer.json` says that it is larger than it is: the library
+    would take as much memory as it says, or end the process."""
     for found in _MAP.finditer(tokenizer):
         size = int.from_bytes(binascii.a2b_base64(found[1])[:4], "little")
         if size > found.end() - found.start():
@@ -144,13 +129,9 @@ def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
 class Detokenizer:
     """Turns a stream of token ids into text as soon as characters are whole.
 
-    The pieces add up to what decoding all the tokens at once gives. Each token costs decoding a few tokens: those
-    whose text is not complete, after the last ones that were, because a token's leading space depends on what
-    stands before it.
-
-    Args:
-        decode: gives the text of token ids.
-        silent: ids that have no text.
+    The pieces add up to what decoding all tokens at once gives. Each token costs decoding a few: those whose text is
+    not complete, after the last ones that were, because a token's leading space depends on the token before. silent:
+    ids that have no text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int]) -> None:
@@ -196,11 +177,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Finds the first of some strings in streamed text, also where it spans pieces.
-
-    Raises:
-        InputError: a stop string is empty.
-    """
+    """Finds the first of some strings in streamed text, also across pieces; InputError where one is empty."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
@@ -209,7 +186,7 @@ class StopStrings:
         self._held = ""  # an end of the text so far that may be the start of a stop string
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text that can be shown, and whether a stop string was found: then it and what follows are left out."""
+        """Text that can be shown, and whether a stop string was found, which is left out with what follows."""
         if not self._stops:
             return text, False
         text = self._held + text
@@ -229,7 +206,5 @@ class StopStrings:
 
 def _overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that starts `stop` without completing it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+    sizes = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((size for size in sizes if text.endswith(stop[:size])), 0)

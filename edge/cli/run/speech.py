@@ -40,7 +40,7 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
     rate = bundle.manifest.speech.sample_rate
     with CtrlC() as interrupted:
         loading = start(bundle, LoadOptions(**taken(args, LOADED)))
-        from edge.runtime.decode.beam import never
+        from edge.runtime.decode.answer import never
         from edge.runtime.speech.formats import FORMATS
         from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
 

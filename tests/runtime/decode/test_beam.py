@@ -321,12 +321,12 @@ def test_an_engine_that_takes_no_trees_gets_a_sentence() -> None:
         ({"beams": 2.5}, "number of beams must be 1 or more, not 2.5"),
         ({"beams": 2, "n_best": 3}, "2 beams cannot give 3 texts"),
         ({"beams": 4, "groups": 3, "diversity": 1.0}, "4 beams cannot be split into 3 groups"),
-        ({"groups": 2}, "Beam groups need a diversity above 0"),
+        ({"groups": 2}, "2 beam groups need a diversity above 0"),
         ({"diversity": 0.5}, "A diversity needs beam groups"),
         ({"diversity": -1.0}, "diversity must be a number of 0 or more"),
         ({"length_penalty": math.nan}, "length penalty must be a number"),
         ({"early_stopping": "soon"}, "true, false or never, not 'soon'"),
-        ({"max_tokens": 0}, "most tokens to generate must be 1 or more"),
+        ({"max_tokens": 0}, "maximum of tokens to generate must be 1 or more"),
     ],
 )
 def test_options_that_make_no_search_get_a_sentence(options: dict[str, object], sentence: str) -> None:

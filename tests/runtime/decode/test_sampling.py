@@ -66,7 +66,7 @@ COMBINATIONS = [
 def test_draws_follow_the_reference_distribution(values: dict[str, float]) -> None:
     logits = random_logits(40)
     options = SamplingOptions(seed=1, **values)
-    sampler = make_sampler(options, 40)
+    sampler = make_sampler(options)
     assert_drawn_from([sampler(logits) for _ in range(4000)], reference(logits, options))
 
 
@@ -74,13 +74,13 @@ def test_draws_follow_the_reference_distribution(values: dict[str, float]) -> No
 def test_draws_from_a_large_vocabulary_follow_the_reference_distribution(values: dict[str, float]) -> None:
     logits = random_logits(3000, spread=0.5)  # flat: the nucleus is larger than the sampler's first guess
     options = SamplingOptions(temperature=1.0, seed=2, **values)
-    sampler = make_sampler(options, 3000)
+    sampler = make_sampler(options)
     assert_drawn_from([sampler(logits) for _ in range(30_000)], reference(logits, options))
 
 
 def test_a_wrong_distribution_is_noticed() -> None:
     logits = random_logits(40)
-    sampler = make_sampler(SamplingOptions(temperature=1.0, seed=1), 40)
+    sampler = make_sampler(SamplingOptions(temperature=1.0, seed=1))
     with pytest.raises(AssertionError, match="chi-square"):
         assert_drawn_from(
             [sampler(logits) for _ in range(4000)], reference(logits, SamplingOptions(temperature=1.2))
@@ -112,7 +112,7 @@ def test_the_tokens_kept_are_those_transformers_keeps(values: dict[str, float], 
     assert np.allclose(reference(logits, options, said), expected, atol=1e-6)
     drawn = set()
     for _ in range(300):  # a new sampler for each: the penalty would count what was drawn
-        drawn.add(make_sampler(SamplingOptions(repetition_penalty=1.3, **values), 600, sorted(said))(logits))
+        drawn.add(make_sampler(SamplingOptions(repetition_penalty=1.3, **values), sorted(said))(logits))
     assert drawn <= set(np.flatnonzero(expected > 0))
 
 
@@ -122,24 +122,24 @@ def test_the_tokens_kept_are_those_transformers_keeps(values: dict[str, float], 
 def test_logits_are_left_as_they_are(values: dict[str, float]) -> None:
     logits = random_logits(100)
     before = logits.copy()
-    make_sampler(SamplingOptions(**values), 100, [1, 2])(logits)
+    make_sampler(SamplingOptions(**values), [1, 2])(logits)
     assert np.array_equal(logits, before)
 
 
 def test_the_default_takes_the_most_likely_token_without_any_other_step() -> None:
-    assert make_sampler(SamplingOptions(), 100) is greedy
+    assert make_sampler(SamplingOptions()) is greedy
     assert greedy(np.array([0.5, 3.0, 3.0, -1.0], np.float32)) == 1
 
 
 def test_the_penalty_counts_the_prompt_and_what_was_sampled() -> None:
     logits = np.array([4.0, 3.9, 3.8, -1.0], np.float32)
-    sampler = make_sampler(SamplingOptions(repetition_penalty=1.2), 4, prompt=[0])
+    sampler = make_sampler(SamplingOptions(repetition_penalty=1.2), prompt=[0])
     assert [sampler(logits) for _ in range(3)] == [1, 2, 0]
 
 
 def test_the_penalty_lowers_negative_logits_too() -> None:
     logits = np.array([-1.0, -1.1], np.float32)
-    assert make_sampler(SamplingOptions(repetition_penalty=1.2), 2, prompt=[0])(logits) == 1
+    assert make_sampler(SamplingOptions(repetition_penalty=1.2), prompt=[0])(logits) == 1
 
 
 @pytest.mark.parametrize("values", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.01}], ids=str)
@@ -147,7 +147,7 @@ def test_a_seed_makes_draws_repeatable(values: dict[str, float]) -> None:
     logits = random_logits(5000, spread=0.5)
 
     def draws(seed: int | None) -> list[int]:
-        sampler = make_sampler(SamplingOptions(temperature=1.0, seed=seed, **values), 5000)
+        sampler = make_sampler(SamplingOptions(temperature=1.0, seed=seed, **values))
         return [sampler(logits) for _ in range(20)]
 
     assert draws(7) == draws(7)
@@ -159,20 +159,20 @@ def test_a_seed_makes_draws_repeatable(values: dict[str, float]) -> None:
 def test_a_token_of_minus_infinity_is_never_drawn(values: dict[str, float]) -> None:
     logits = np.full(1000, -np.inf, np.float32)
     logits[[3, 700]] = 1.0
-    sampler = make_sampler(SamplingOptions(temperature=1.0, seed=0, **values), 1000)
+    sampler = make_sampler(SamplingOptions(temperature=1.0, seed=0, **values))
     assert {sampler(logits) for _ in range(100)} == {3, 700}
 
 
 @pytest.mark.parametrize("values", [{"temperature": 1e-300}, {"temperature": 9.0, "top_k": 1}, {"top_p": 1e-9}])
 def test_the_narrowest_settings_are_greedy(values: dict[str, float]) -> None:
     logits = random_logits(500)
-    sampler = make_sampler(SamplingOptions(**{"temperature": 1.0, **values}), 500)
+    sampler = make_sampler(SamplingOptions(**{"temperature": 1.0, **values}))
     assert {sampler(logits) for _ in range(20)} == {greedy(logits)}
 
 
 def test_a_top_k_beyond_the_vocabulary_keeps_all() -> None:
     logits = np.zeros(8, np.float32)
-    sampler = make_sampler(SamplingOptions(temperature=1.0, top_k=100, seed=0), 8)
+    sampler = make_sampler(SamplingOptions(temperature=1.0, top_k=100, seed=0))
     assert {sampler(logits) for _ in range(200)} == set(range(8))
 
 

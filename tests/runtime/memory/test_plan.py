@@ -26,7 +26,7 @@ from edge.runtime.engine.variant import LoadOptions
 from edge.runtime.memory import plan as planning
 from edge.runtime.memory import process as memory
 from edge.runtime.memory.footprint import MIB
-from edge.runtime.memory.plan import GOAL, LEAST_CONTEXT, Plan, make_plan, needed, parse_size, show_size
+from edge.runtime.memory.plan import GOAL, MIN_CONTEXT, Plan, make_plan, needed, parse_size, show_size
 from edge.runtime.profile import machine
 from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
@@ -83,7 +83,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "a lot", "300 apples", "-1GB", "0", "0.1B", "1e9", "3,5GB", "300MBB", "٣"])
 def test_what_is_no_size_gets_a_sentence(text: str) -> None:
-    with pytest.raises(InputError, match="is no amount of memory; write it like 300MB, 1.5GB or 512MiB"):
+    with pytest.raises(InputError, match="is not an amount of memory; write it like 300MB, 1.5GB or 512MiB"):
         parse_size(text)
 
 
@@ -105,7 +105,7 @@ def test_the_budget_holds_the_prediction_with_a_reserve(bundle: Bundle) -> None:
 
 def test_all_of_a_budget_is_used(bundle: Bundle) -> None:
     plan = make_plan(bundle, 200 * MB)
-    assert LEAST_CONTEXT < plan.demand.context < 4096
+    assert MIN_CONTEXT < plan.demand.context < 4096
     more = dataclasses.replace(plan.demand, context=plan.demand.context + 1)
     assert needed(planning.MemoryModel(bundle).footprint(more)) > 200 * MB
 
@@ -113,7 +113,7 @@ def test_all_of_a_budget_is_used(bundle: Bundle) -> None:
 def test_the_prompt_chunk_goes_before_the_context_falls_below_the_goal(bundle: Bundle) -> None:
     plans = [make_plan(bundle, budget * MB) for budget in range(smallest(bundle), 500)]
     for plan in plans:
-        assert plan.demand.chunk == 128 or plan.demand.context >= GOAL or plan.demand.chunk == planning.LEAST_CHUNK
+        assert plan.demand.chunk == 128 or plan.demand.context >= GOAL or plan.demand.chunk == planning.MIN_CHUNK
     chunks = [plan.demand.chunk for plan in plans]
     assert chunks == sorted(chunks) and set(chunks) == {16, 32, 64, 128}
 
@@ -133,7 +133,7 @@ def test_a_context_that_is_asked_for_is_never_given_up(bundle: Bundle) -> None:
     least = smallest(bundle, context=3000)
     for budget in range(least, least + 60, 7):
         assert make_plan(bundle, budget * MB, context=3000).demand.context == 3000
-    assert make_plan(bundle, least * MB, context=3000).demand.chunk == planning.LEAST_CHUNK
+    assert make_plan(bundle, least * MB, context=3000).demand.chunk == planning.MIN_CHUNK
 
 
 def test_a_prompt_chunk_that_is_asked_for_is_the_most(bundle: Bundle) -> None:
@@ -145,7 +145,7 @@ def test_a_prompt_chunk_that_is_asked_for_is_the_most(bundle: Bundle) -> None:
 def test_the_budget_that_a_refusal_names_would_do(bundle: Bundle, asked: dict[str, int]) -> None:
     with pytest.raises(InputError) as refused:
         make_plan(bundle, "10MB", **asked)
-    said, tokens = str(refused.value), asked.get("context", LEAST_CONTEXT)
+    said, tokens = str(refused.value), asked.get("context", MIN_CONTEXT)
     assert said.startswith(f"paper with {tokens} tokens of context does not fit into 10 MB; the smallest")
     named = said.partition("the smallest budget that would do is ")[2].rstrip(".")
     assert isinstance(make_plan(bundle, named, **asked), Plan)
@@ -267,7 +267,7 @@ def test_edge_plan_tells_the_speed_that_was_measured(tiny_bundle: Bundle, capsys
     ("args", "sentence"),
     [
         (["--memory", "10MB"], "does not fit into 10 MB; the smallest budget that would do is"),
-        (["--memory", "lots"], "'lots' is no amount of memory"),
+        (["--memory", "lots"], "'lots' is not an amount of memory"),
         (["--context", "100000"], "The context must be between 1 and 512"),
     ],
 )

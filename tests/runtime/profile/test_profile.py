@@ -312,7 +312,7 @@ def test_two_profiles_are_shown_side_by_side(tmp_path: Path, capsys: pytest.Capt
         (["x.edge", "--provider", "tpu"], "There is no provider 'tpu'"),
         (["x.edge", "--drafter", "lookup"], "--drafter says what --speculate measures; give --speculate too, or"),
         (["x.edge", "--speculate", "--drafter", "look"], "There is no drafter 'look'; there are auto, off, blend, "),
-        (["x.edge", "--speculate", "--drafter", "model"], "The drafter model needs to be told which; write it as in"),
+        (["x.edge", "--speculate", "--drafter", "model"], "The drafter model needs an argument; write it as in"),
         (["x.edge", "--speculate", "--drafter", "off"], "Plain decoding is measured with every drafter; omit"),
         (["x.edge", "--speculate", "--drafter", "lookup"], "There is no bundle at x.edge; edge export makes one."),
         (["x.edge", "--speculate", "--provider", "tpu"], "There is no provider 'tpu'"),

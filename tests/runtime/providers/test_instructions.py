@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.manifest import Manifest, PrefillGraph, TensorGroup
-from edge.runtime.load import start
 from edge.runtime.profile.profile import ProfileOptions, _Run
 from edge.runtime.providers import instructions
 
@@ -66,30 +63,3 @@ def test_inspect_and_profile_say_it(
     assert main(["inspect", str(tiny_bundle.root)]) == 0
     assert "This processor lacks VNNI" in capsys.readouterr().out
     assert _Run(tiny_bundle, ProfileOptions(), None)._notes == [instructions.lacking()]
-
-
-def of_method(manifest: Manifest, method: str) -> Manifest:
-    return dataclasses.replace(manifest, groups=[TensorGroup("encoder", 10, 10, 8.0, 16, method)])
-
-
-@pytest.mark.parametrize(("text", "method", "said"), [(HASWELL, "rows", 1), (ZEN_5, "rows", 0), (HASWELL, "rtn", 0)])
-def test_an_older_bundle_that_may_overflow_is_named(
-    processor: pytest.MonkeyPatch, manifest: Manifest, caplog: pytest.LogCaptureFixture,
-    text: str, method: str, said: int,
-) -> None:  # fmt: skip
-    on(processor, "x86_64", text)
-    instructions.warn_of_overflow(of_method(manifest, method))
-    wide = PrefillGraph("int8", 1, of_method(manifest, method).groups)
-    instructions.warn_of_overflow(dataclasses.replace(of_method(manifest, "rtn"), prefill=wide))
-    assert caplog.text.count("its int8 products may overflow here") == 2 * said
-
-
-def test_it_is_said_when_such_a_bundle_is_loaded(
-    processor: pytest.MonkeyPatch, tiny_bundle: Bundle, caplog: pytest.LogCaptureFixture
-) -> None:
-    on(processor, "x86_64", HASWELL)
-    start(tiny_bundle).engine.result()
-    assert not caplog.text
-    old = dataclasses.replace(tiny_bundle, manifest=of_method(tiny_bundle.manifest, "rows"))
-    start(old).engine.result()
-    assert "Export the model again" in caplog.text

@@ -28,13 +28,14 @@ from edge.runtime.speculate.planner import Planner
 from edge.runtime.speculate.successors import (
     FILE,
     HEAD,
+    LEAST,
     LEVELS,
     NONE,
     SLOT,
+    STEP,
     Context,
     Successors,
     level_of,
-    log_odds,
     write_table,
 )
 
@@ -70,7 +71,7 @@ def test_a_draft_goes_on_while_all_of_it_may_hold(tmp_path: Path) -> None:
         chances = list(itertools.accumulate((blend.PRIORS[grade] for grade in whole.grades), float.__mul__))
         assert len(whole.tokens) == 7
         for count in (1, 2, 4):
-            short = made.propose(text, Budget(7, least=chances[count - 1] + 1e-9))
+            short = made.propose(text, Budget(7, min_chance=chances[count - 1] + 1e-9))
             assert short.tokens == whole.tokens[:count] and short.grades == whole.grades[:count]
 
 
@@ -201,7 +202,7 @@ def test_levels_are_what_comes_true_in_answers_that_were_not_counted(share: floa
             if context is not None:
                 token, level = found[context]
                 right, seen = right + (token == other[at]), seen + 1
-                claimed += 1 / (1 + math.exp(-log_odds(level)))
+                claimed += 1 / (1 + math.exp(-(LEAST + STEP * (level + 0.5))))
     assert seen > 500 and right / seen == pytest.approx(claimed / seen, abs=0.08)
     word = found[110,]
     assert word[0] == 210 and abs(word[1] - level_of(share)) <= 2

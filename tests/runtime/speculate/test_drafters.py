@@ -270,8 +270,8 @@ def test_a_cheap_model_reads_the_prompt_before_it_is_asked(tiny_bundle: Bundle) 
 def test_a_model_stops_drafting_where_its_own_probability_is_low(tiny_bundle: Bundle) -> None:
     drafter = model.make(with_bundle(tiny_bundle, tiny_bundle.root))
     drafter.begin([5, 6, 7, 8])
-    assert len(drafter.propose([5, 6, 7, 8], Budget(8, least=0.0)).tokens) == 8
-    assert len(drafter.propose([5, 6, 7, 8], Budget(8, least=0.999)).tokens) == 1
+    assert len(drafter.propose([5, 6, 7, 8], Budget(8, min_chance=0.0)).tokens) == 8
+    assert len(drafter.propose([5, 6, 7, 8], Budget(8, min_chance=0.999)).tokens) == 1
     drafter.begin([5, 6] * 70)
     assert drafter.propose([5, 6] * 70, Budget(8)) == NOTHING, "a model as large as this reads no long prompt"
 

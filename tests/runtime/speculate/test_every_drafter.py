@@ -122,7 +122,7 @@ def excess(name: str, temperature: float, top_p: float, folder: Path) -> tuple[f
     figures, counts = Figures(name), Counter[tuple[int, int]]()
     for seed in range(ANSWERS):
         options = SamplingOptions(temperature=temperature, top_p=top_p, seed=seed)
-        sampler = make_sampler(options, VOCAB, PROMPT)
+        sampler = make_sampler(options, PROMPT)
         cache = engine.new_cache(len(PROMPT) + TOKENS)
         said = drafted(speculation, engine, cache, PROMPT, sampler, most=TOKENS, figures=figures)
         counts.update(itertools.pairwise([PROMPT[-1], *itertools.islice(said, TOKENS)]))

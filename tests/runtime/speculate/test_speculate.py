@@ -79,7 +79,7 @@ def trees(seed: int, right: float, continues: Callable[[Sequence[int]], int]) ->
 def run(engine: PathEngine, sampling: SamplingOptions, speculation: Speculation | None, most: int = 40) -> list[int]:
     """The tokens of one answer to `PROMPT`; on the way, what the cache holds is checked."""
     cache = engine.new_cache(len(PROMPT) + most - 1)
-    sampler = make_sampler(sampling, VOCAB, PROMPT)
+    sampler = make_sampler(sampling, PROMPT)
     if speculation is None:
         return list(
             generate(engine, cache, np.array(PROMPT), sampler, chunk=3, interrupted=lambda: False)  # type: ignore[arg-type]
@@ -264,8 +264,8 @@ def test_a_cheap_drafter_may_stop_where_a_token_cannot_pay() -> None:
     """Well below: what is learnt of a grade may be more than the drafter knows."""
     costs = StepCosts(lambda: None, 9, slope=0.24)
     costs.begin()
-    assert Planner((0.5,), costs, 9).budget(8, 100).least == pytest.approx(0.12)
-    assert Planner((0.5,), costs, 9, cost=0.3).budget(8, 100).least == pytest.approx(0.54)
+    assert Planner((0.5,), costs, 9).budget(8, 100).min_chance == pytest.approx(0.12)
+    assert Planner((0.5,), costs, 9, cost=0.3).budget(8, 100).min_chance == pytest.approx(0.54)
 
 
 def test_a_tree_keeps_its_likeliest_nodes_behind_their_parents() -> None:
@@ -536,7 +536,7 @@ def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None
 def test_an_unknown_drafter_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match="There is no drafter 'magic'; there are auto, off, blend, cascade"):
         find("magic")
-    with pytest.raises(InputError, match="The drafter lookup takes nothing behind it"):
+    with pytest.raises(InputError, match="The drafter lookup takes no argument"):
         find("lookup=3")
 
 

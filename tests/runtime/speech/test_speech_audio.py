@@ -128,7 +128,7 @@ def test_a_file_without_samples_gets_a_sentence(tmp_path: Path, without: Callabl
         pytest.importorskip("soundfile")
     else:
         without("soundfile")
-    assert "holds no samples" in refusal(write_wave(tmp_path / "a.wav", np.zeros(0)))
+    assert "has no samples" in refusal(write_wave(tmp_path / "a.wav", np.zeros(0)))
 
 
 @pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])

@@ -113,7 +113,7 @@ def test_an_english_model_gets_neither_language_nor_task(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"language": "xx"}, "'xx' is no code of a language that this model knows; it knows en, de."),
+        ({"language": "xx"}, "'xx' is not the code of a language that this model knows; it knows en, de."),
         ({"task": "sing"}, "The task must be one of translate, transcribe for this model, not 'sing'."),
     ],
 )

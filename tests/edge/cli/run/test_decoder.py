@@ -266,7 +266,7 @@ def test_a_bundle_without_a_template_says_so_once_and_answers(run: Run, fake: Ca
         (("x", "--repetition-penalty", "0"), "repetition penalty must be"),
         (("x", "--seed", "-1"), "seed must be"),
         (("x", "--speculate", "magic"), "There is no drafter 'magic'; there are auto, off, blend, cascade"),
-        (("x", "--speculate", "lookup=3"), "The drafter lookup takes nothing behind it; write lookup alone."),
+        (("x", "--speculate", "lookup=3"), "The drafter lookup takes no argument; write lookup alone."),
         (("x", "--max-tokens", "0"), "must be 1 or more, not 0"),
         (("x", "--max-tokens", "-5"), "must be 1 or more, not -5"),
         (("x", "--stop", ""), "stop string is empty"),

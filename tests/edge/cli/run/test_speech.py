@@ -270,8 +270,8 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(
         (("-f", "TALK"), "takes no prompt; write --audio TALK"),
         (("--audio", "none.wav"), "The sound file none.wav cannot be read: No such file or directory"),
         (("--audio", "TALK", "--stdin-pcm"), "two sounds, --audio and --stdin-pcm"),
-        (("--audio", "TALK", "--language", "klingon"), "'klingon' is no code of a language that this model knows"),
-        (("--audio", "TALK", "--language", ""), "'' is no code of a language that this model knows"),
+        (("--audio", "TALK", "--language", "klingon"), "'klingon' is not the code of a language that this model knows"),
+        (("--audio", "TALK", "--language", ""), "'' is not the code of a language that this model knows"),
         (("--audio", "TALK", "--task", ""), "The task must be one of translate, transcribe for this model, not ''"),
         (("--audio", "TALK", "--task", "sing"), "The task must be one of translate, transcribe for this model"),
         (("--audio", "TALK", "--srt", "--vtt"), "--srt and --vtt are two formats"),
@@ -313,7 +313,7 @@ def test_a_recording_is_not_overwritten_under_another_name(run: Run, fake: Calla
     [
         (b"no sound at all " * 100, "talk.wav "),  # what is said depends on the libraries that are there
         (b"", "talk.wav is an empty file; there is nothing to hear in it."),
-        (0, "talk.wav holds no samples; there is nothing to hear in it."),
+        (0, "talk.wav has no samples; there is nothing to hear in it."),
         (0.05, "There is 0.05 s of sound, and nothing can be said in less than 0.1 s."),
     ],
     ids=["no audio", "no bytes", "no samples", "50 ms"],
