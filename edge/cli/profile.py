@@ -32,25 +32,22 @@ def add_arguments(parser: Parser) -> None:
     target = "the bundle to measure, or the JSON file of a profile to show"
     parser.add_argument("target", metavar="BUNDLE", type=Path, nargs="?", help=target)
 
-    group = parser.add_argument_group("how it is measured")
-    add = group.add_argument
-    add("--seconds", metavar="S", type=float, help="how long measuring may take (default: 60)")
-    add_threads(group, "one per core, up to 8")
-    add("--context", metavar="N", type=int, help="maximum tokens in the KV cache (default: the bundle's)")
-    add_provider(parser)
-    add("--ops", action="store_true", help="measure and show where the time goes, by operator")
-    drafts = "show instead how often each drafter is right, by position, and its gain"
-    add("--speculate", action="store_true", help=drafts)
+    add = parser.options("how it is measured")
+    add("--seconds S", "how long measuring may take (default: 60)", float)
+    add_threads(add, "one per core, up to 8")
+    add("--context N", "maximum tokens in the KV cache (default: the bundle's)", int)
+    add_provider(add)
+    add("--ops", "measure and show where the time goes, by operator")
+    add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
-    add("--drafter", metavar="NAME", action="append", help=drafter)
+    add("--drafter NAME", drafter, action="append")
 
-    group = parser.add_argument_group("reports")
-    add = group.add_argument
-    add_json(group, "the profile as one JSON object")
-    add("--trace", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
-    add("--html", metavar="FILE", type=Path, help="write a page with charts, for a browser")
+    add = parser.options("reports")
+    add_json(add, "the profile as one JSON object")
+    add("--trace FILE", "write a trace for Perfetto or chrome://tracing", Path)
+    add("--html FILE", "write a page with charts, for a browser", Path)
     both = "compare two profiles that --json wrote, and measure nothing"
-    add("--compare", metavar=("A.json", "B.json"), type=Path, nargs=2, help=both)
+    add("--compare FILES", both, Path, metavar=("A.json", "B.json"), nargs=2)
 
 
 def command(args: argparse.Namespace) -> None:
