@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_json, add_provider, add_threads
 from edge.cli.export import stages
 from edge.cli.reports import check_target, write_report
+from edge.cli.tables import print_json
 from edge.errors import InputError
 from edge.runtime.providers import AUTO, open_provider
 
@@ -91,7 +90,7 @@ def command(args: argparse.Namespace) -> None:
         found, story = _measure(target, _options(given), with_ops=args.ops or bool(reports))
     _write(found, story, args.trace, args.html)
     if args.json:
-        _print(found.to_json())
+        print(found.to_json(), end="")
         return
     from edge.cli.profile_tables import show
 
@@ -104,9 +103,9 @@ def command(args: argparse.Namespace) -> None:
 
 def _read(path: Path, with_ops: bool) -> Profile:
     """A profile that was measured before, here or elsewhere."""
-    from edge.runtime.profile.record import parse, read_text
+    from edge.runtime.profile.record import read_profile
 
-    found = parse(read_text(path), str(path))
+    found = read_profile(path)
     if with_ops and not found.ops:
         raise InputError(f"{path} holds no operators; profile the bundle with --ops.")
     return found
@@ -164,28 +163,13 @@ def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Pa
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
-    from edge.runtime.profile.compare import compare, parse_both
-    from edge.runtime.profile.record import read_text
+    from edge.runtime.profile.compare import compare
+    from edge.runtime.profile.record import read_profile
 
-    a, b = parse_both(read_text(first), str(first), read_text(second), str(second))
-    comparison = compare(a, b)
+    comparison = compare(read_profile(first), read_profile(second))
     if as_json:
-        import json
-
-        _print(json.dumps(comparison.summary(), indent=1, ensure_ascii=False) + "\n")
+        print_json(comparison.summary())
         return
     from edge.cli.profile_tables import show_comparison
 
     show_comparison(comparison, str(first), str(second))
-
-
-def _print(text: str) -> None:
-    """Write to standard output, which may be a file on a full disk."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest again when it ends
-        raise InputError(f"The profile could not be written to standard output: {e.strerror}.") from None
