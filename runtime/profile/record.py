@@ -97,7 +97,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """t(S, context): a step of `size` tokens, with logits of every one, behind `context` tokens in the KV cache."""
+    """t(S, context): a step of `size` tokens, with logits of every one, at `context` tokens in the KV cache."""
 
     size: int
     context: int
@@ -195,7 +195,7 @@ class Op:
 
     graph: str  # its role: "decoder", "encoder", "frontend"
     size: int  # tokens of the step
-    layer: str  # "0", "1", ... or the name of what stands before or behind them: "embed_tokens", "lm_head"
+    layer: str  # "0", "1", ... or the name of what stands before or after them: "embed_tokens", "lm_head"
     op_type: str
     node: str
     count: int  # runs that were measured
