@@ -13,6 +13,8 @@ from edge.errors import InputError
 DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 WIDTH = 110  # maximum columns of a help page
 
+Add = Callable[..., argparse.Action]  # as `Parser.options` gives it
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of a command, whose errors are sentences. Options may stand before, between and after arguments.
@@ -26,6 +28,18 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
 
+    def options(self, heading: str | None = None) -> Add:
+        """A function that adds options under a heading: `add("-o/--out FILE", "where to write", Path)`, or a flag,
+        `add("--force", "replace it")`."""
+        group = self if heading is None else self.add_argument_group(heading)
+
+        def add(option: str, about: str, kind: Any = None, **others: Any) -> argparse.Action:
+            names, _, value = option.partition(" ")
+            takes = {"metavar": value, "type": kind} if value else {"action": "store_true"}
+            return group.add_argument(*names.split("/"), help=about, **takes | others)
+
+        return add
+
 
 class _Names:
     def __init__(self, names: Callable[[], Iterable[str]]) -> None:
@@ -36,7 +50,7 @@ class _Names:
 
 
 def listed(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
-    """Let `%(names)s` in an option's help stand for names that are looked up once it is shown: reading the files of a
+    """Replace `%(names)s` in an option's help by names that are looked up when it is shown: reading the files of a
     folder takes 3 ms."""
     vars(action)["names"] = _Names(names)
 
@@ -50,7 +64,7 @@ class _Help(argparse.HelpFormatter):
         super().start_section("Arguments" if heading == "positional arguments" else heading and heading.capitalize())
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        """The arguments by name, and that there are options, which argparse would name too."""
+        """The arguments by name and [OPTIONS], where argparse would name every option."""
         shown = [(str(a.metavar or a.dest), a.nargs) for a in actions if not a.option_strings]
         names = [name if nargs is None else f"[{name}]" for name, nargs in shown]
         super().add_usage(usage or " ".join(["%(prog)s", "[OPTIONS]", *names]), actions, groups, "Usage: ")
@@ -65,21 +79,18 @@ def add_bundle(parser: Parser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle, a folder NAME.edge")
 
 
-def add_threads(group: argparse._ActionsContainer, default: str = "one per core") -> None:
+def add_threads(add: Add, default: str = "one per core") -> None:
     """How many threads compute."""
-    group.add_argument("--threads", metavar="N", type=int, help=f"threads to compute with (default: {default})")
+    add("--threads N", f"threads to compute with (default: {default})", int)
 
 
-def add_provider(group: argparse._ActionsContainer) -> None:
+def add_provider(add: Add) -> None:
     """Which execution provider runs the graphs."""
     from edge.runtime.providers import AUTO, PROVIDERS
 
-    known = ", ".join(PROVIDERS)
-    group.add_argument(
-        "--provider", metavar="NAME", default=AUTO, help=f"what runs the graphs: auto (default), {known}"
-    )
+    add("--provider NAME", f"what runs the graphs: auto (default), {', '.join(PROVIDERS)}", default=AUTO)
 
 
-def add_json(group: argparse._ActionsContainer, what: str = "one JSON object") -> None:
+def add_json(add: Add, what: str = "one JSON object") -> None:
     """Output for scripts."""
-    group.add_argument("--json", action="store_true", help=f"print {what}")
+    add("--json", f"print {what}")

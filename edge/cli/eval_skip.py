@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.cli.export import stages
+from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run_skip(args: argparse.Namespace, content: str) -> None:
     if args.json:
         results = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]
         about = {"model": str(args.bundle), "text": str(args.text), "window": window, "given": prompt}
-        print(json.dumps(about | {"policies": results}, indent=1, ensure_ascii=False))
+        print_json(about | {"policies": results})
     else:
         title = f"{args.bundle}: {found[0].tokens:,} tokens, after the first {prompt} of each {window}"
         show(found, title, {"off": found[0].perplexity_unskipped})
@@ -81,21 +81,15 @@ def settings(skip: str, sweep: str) -> list[str]:
 
 def show(found: list[SkipFigures], title: str, unskipped: dict[str, float]) -> None:
     """Print policies' figures as a table. unskipped: perplexities with all layers, by what they are of; policies'
-    are counted from the first one."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    are relative to the first one."""
     whole = next(iter(unskipped.values()))
-    table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    table.add_column("policy", no_wrap=True, min_width=max(map(len, [*unskipped, *(each.skip for each in found)])))
-    for name in ("layers", "perplexity", "more", "same", "KL", "speed"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = "policy", "layers", "perplexity", "more", "same", "KL", "speed"
+    rows = table(title, *names, text=1, width=max(map(len, [*unskipped, *(each.skip for each in found)])))
     for name, perplexity in unskipped.items():
         more = "" if perplexity == whole else f"{perplexity / whole - 1:+.1%}"
-        table.add_row(name, "all", f"{perplexity:.3f}", more, "", "", "1.00")
+        rows.add_row(name, "all", f"{perplexity:.3f}", more, "", "", "1.00")
     for each in found:
-        table.add_row(
+        rows.add_row(
             each.skip,
             f"{each.layers_run:.1f}",
             f"{each.perplexity:.3f}",
@@ -104,7 +98,7 @@ def show(found: list[SkipFigures], title: str, unskipped: dict[str, float]) -> N
             f"{each.kl_mean:.4f}",
             f"{each.speedup:.2f}",
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    console().print(rows)
 
 
 def draw(found: list[SkipFigures], path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edge.cli import scores
 from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
+from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
 from edge.text_file import lines_of, read_text
 
@@ -92,7 +93,7 @@ def run_task(args: argparse.Namespace, name: str) -> None:
             found.append(_figures(each, speculate, task, items, results))
     if args.json:
         about = {"model": str(args.bundle), "task": task.name, "file": str(file), "kv": dtype}
-        print(json.dumps(about | {"settings": [asdict(each) for each in found]}, indent=1, ensure_ascii=False))
+        print_json(about | {"settings": [asdict(each) for each in found]})
     else:
         _show(found, str(args.bundle) if args.kv is None else f"{args.bundle} (KV cache in {dtype})")
     if args.plot is not None:
@@ -183,26 +184,16 @@ def _figures(
 
 
 def _show(found: Sequence[TaskFigures], name: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     first = found[0]
     title = f"{name}: {first.answers:,} answers, --speculate {first.speculate}"
-    table = Table(box=box.SIMPLE, title=title, title_justify="left")
-    table.add_column("policy", no_wrap=True, min_width=max(len(each.skip) for each in found))
-    for name in (*first.scores, "tokens", "tokens/s", "speed"):
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    names = [score.replace("_", " ") for score in first.scores]
+    rows = table(title, "policy", *names, "tokens", "tokens/s", "speed", text=1, width=max(len(e.skip) for e in found))
     for each in found:
+        scored = [f"{score:.2f}" for score in each.scores.values()]
+        rate = "" if each.tokens_per_s is None else f"{each.tokens_per_s:.0f}"
         speed = _speed(each, first)
-        table.add_row(
-            each.skip,
-            *(f"{score:.2f}" for score in each.scores.values()),
-            f"{each.tokens:,}",
-            "" if each.tokens_per_s is None else f"{each.tokens_per_s:.0f}",
-            "" if speed is None else f"{speed:.2f}",
-        )
-    Console(highlight=False, soft_wrap=True).print(table)
+        rows.add_row(each.skip, *scored, f"{each.tokens:,}", rate, "" if speed is None else f"{speed:.2f}")
+    console().print(rows)
 
 
 def _speed(each: TaskFigures, first: TaskFigures) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser
+from edge.cli.tables import console, table
 from edge.errors import ExportError
 
 if TYPE_CHECKING:
@@ -30,30 +31,27 @@ OPTIONS = (
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a model directory, a .gguf file, a catalog name or a hub id")
 
-    add = parser.add_argument_group("bundle").add_argument
-    add("-o", "--out", metavar="OUT.edge", type=Path, help="the bundle to write (default: NAME.edge, here)")
-    add("--force", action="store_true", help="replace the bundle that stands at the target")
-    add("--name", metavar="NAME", help="the model's name in the bundle (default: the source's)")
-    tokens = "maximum tokens of prompt and answer (default: the model's, up to 8192)"
-    add("--max-context", metavar="N", type=int, help=tokens)
-    add("--no-check", action="store_true", help="do not compare the bundle with Torch")
+    add = parser.options("bundle")
+    add("-o/--out OUT.edge", "the bundle to write (default: NAME.edge, here)", Path)
+    add("--force", "replace an earlier bundle at the target")
+    add("--name NAME", "the model's name in the bundle (default: the source's)")
+    add("--max-context N", "maximum tokens of prompt and answer (default: the model's, up to 8192)", int)
+    add("--no-check", "do not compare the bundle with Torch")
 
-    add = parser.add_argument_group("weights").add_argument
+    add = parser.options("weights")
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
-    add("--weights", metavar="KIND", help=kinds)
-    add("--block-size", metavar="N", type=int, help="weights that share one scale (default: the method's)")
-    text = "text that a decoder's weights are calibrated on (default: a built-in one)"
-    add("--calibration", metavar="FILE", type=Path, help=text)
-    add("--encoder-weights", metavar="KIND", help="of an encoder-decoder's encoder: fp32 or int8")
-    add("--decoder-weights", metavar="KIND", help="of an encoder-decoder's decoder: fp32, int8 or int4")
-    add("--prefill-weights", metavar="KIND", help="a decoder's second graph, for long prompts: int8, or none (default)")
+    add("--weights KIND", kinds)
+    add("--block-size N", "weights that share one scale (default: the method's)", int)
+    add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
+    add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")
+    add("--decoder-weights KIND", "of an encoder-decoder's decoder: fp32, int8 or int4")
+    add("--prefill-weights KIND", "a decoder's second graph, for long prompts: int8, or none (default)")
 
-    add = parser.add_argument_group("skipping and drafts").add_argument
-    parts = "also write the decoder in parts of N layers, or of half-layers, that can be skipped"
-    add("--segments", metavar="N|ffn", help=parts)
-    add("--trees", action="store_true", help="also write a decoder's graph for drafts that branch, as recycle's do")
+    add = parser.options("skipping and drafts")
+    add("--segments N|ffn", "also write the decoder in segments of N layers, or of half-layers, for skipping")
+    add("--trees", "also write a decoder's graph for drafts that branch, as recycle's do")
     drafts = "tokens that the model writes to draft from; 0: none (default: as many as take a minute)"
-    add("--draft-text", metavar="N", type=int, help=drafts)
+    add("--draft-text N", drafts, int)
 
 
 def command(args: argparse.Namespace) -> None:
@@ -79,8 +77,8 @@ def command(args: argparse.Namespace) -> None:
                 say=say,
             )
     except KeyboardInterrupt:
-        where = f"at {args.out}" if args.out is not None else "behind"
-        raise ExportError(f"The export was interrupted; nothing was left {where}.") from None
+        where = f" at {args.out}" if args.out is not None else ""
+        raise ExportError(f"The export was interrupted; nothing was left{where}.") from None
     _show(bundle, time.perf_counter() - start)
 
 
@@ -111,28 +109,21 @@ def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], 
 
 
 def _show(bundle: Bundle, seconds: float) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from edge.runtime.memory.process import held
 
-    console = Console(highlight=False, soft_wrap=True)
-    manifest, figures = bundle.manifest, bundle.manifest.quality
+    out, manifest, figures = console(), bundle.manifest, bundle.manifest.quality
     if figures:
-        table = Table(box=box.SIMPLE, title="The bundle against Torch in float32", title_justify="left")
-        table.add_column(f"on {figures['check_tokens']:.0f} tokens")
-        table.add_column("Torch", justify="right")
-        table.add_column("bundle", justify="right")
-        table.add_row("perplexity", f"{figures['perplexity_torch']:.3f}", f"{figures['perplexity']:.3f}")
-        table.add_row("same most likely token", "", f"{figures['top1_agreement']:.1%}")
-        table.add_row("KL divergence, mean (nats)", "", f"{figures['kl_mean']:.4f}")
-        table.add_row("KL divergence, 95th percentile", "", f"{figures['kl_p95']:.4f}")
-        console.print(table)
+        title, tokens = "The bundle against Torch in float32", f"on {figures['check_tokens']:.0f} tokens"
+        rows = table(title, tokens, "Torch", "bundle", text=1)
+        rows.add_row("perplexity", f"{figures['perplexity_torch']:.3f}", f"{figures['perplexity']:.3f}")
+        rows.add_row("same most likely token", "", f"{figures['top1_agreement']:.1%}")
+        rows.add_row("KL divergence, mean (nats)", "", f"{figures['kl_mean']:.4f}")
+        rows.add_row("KL divergence, 95th percentile", "", f"{figures['kl_p95']:.4f}")
+        out.print(rows)
     size = sum(file.size for file in manifest.files) / 1e6
     peak = held()
     memory = "" if peak is None else f", peak memory {peak.peak_rss / 1e6:,.0f} MB (RSS)"
-    console.print(
+    out.print(
         f"{bundle.root}: {size:,.1f} MB, {manifest.bits_per_weight:.2f} bits per weight, context "
         f"{manifest.context:,}; took {seconds:.0f} s{memory}."
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edge.bundle import open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_json
+from edge.cli.tables import console, print_json, table
 from edge.manifest import Manifest
 
 NAME = "inspect"
@@ -17,7 +18,7 @@ HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality."
 
 def add_arguments(parser: Parser) -> None:
     add_bundle(parser)
-    add_json(parser)
+    add_json(parser.options())
 
 
 def command(args: argparse.Namespace) -> None:
@@ -25,7 +26,7 @@ def command(args: argparse.Namespace) -> None:
     opened = open_bundle(args.bundle)
     opened.check_sizes()
     if args.json:
-        print(json.dumps(summary(opened.manifest), indent=1, ensure_ascii=False))
+        print_json(summary(opened.manifest))
     else:
         _show(opened.manifest)
 
@@ -53,21 +54,14 @@ def summary(manifest: Manifest) -> dict[str, Any]:
 
 
 def _show(manifest: Manifest) -> None:
-    from rich.console import Console
-
     from edge.runtime.providers.instructions import lacking
 
-    console = Console(highlight=False)
+    dims, kv, source, out = manifest.dims, manifest.kv, manifest.source, console()
     sizes = {file.path: file.size for file in manifest.files}
-    parameters = sum(group.parameters for group in manifest.groups)
-    dims, kv, source = manifest.dims, manifest.kv, manifest.source
     windows = sorted({layer.window for layer in kv.layers if layer.window is not None})
     sliding = sum(layer.window is not None for layer in kv.layers)
-
-    about = _table("Field", "Value", header=False)
-    about.title = f"{manifest.name}, {manifest.family}"
     rows = {
-        "parameters": f"{parameters:,}",
+        "parameters": f"{sum(group.parameters for group in manifest.groups):,}",
         "weights": f"{manifest.weights}, {manifest.bits_per_weight:.2f} bits per weight",
         "layers": f"{dims.num_layers}, hidden size {dims.hidden_size}, feed-forward size {dims.intermediate_size}",
         "attention": f"{dims.num_heads} heads, {dims.num_kv_heads} KV heads, head size {dims.head_dim}"
@@ -82,61 +76,47 @@ def _show(manifest: Manifest) -> None:
     }
     if manifest.prefill is not None:
         rows["long prompts"] = f"a graph in {manifest.prefill.weights}, {_bytes(_prefill_bytes(manifest))} more"
-    for name, value in rows.items():
-        about.add_row(name, value)
-    console.print(about)
+    _print(f"{manifest.name}, {manifest.family}", ("", ""), rows.items())
     if (sentence := lacking()) is not None:
-        console.print(sentence)
+        out.print(sentence)
 
     second = [] if manifest.prefill is None else manifest.prefill.groups
     for title, listed in (("Group", manifest.groups), ("Long prompts", second)):
-        groups = _table(title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method")
-        for group in listed:
-            groups.add_row(
+        cells = [
+            (
                 group.name,
                 f"{group.parameters:,}",
                 _bytes(group.bytes),
                 f"{group.bits:.4g}",
-                str(group.block_size) if group.block_size else "-",
+                str(group.block_size or "-"),
                 f"{8 * group.bytes / group.parameters:.2f}",
                 group.method,
             )
-        if listed:
-            console.print(groups)
-
-    graphs = _table("Graph", "File", "Bytes")
-    for graph in manifest.graphs:
-        graphs.add_row(graph.role, graph.path, _bytes(sizes[graph.path]))
-    console.print(graphs)
+            for group in listed
+        ]
+        _print("", (title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method"), cells)
+    graphs = [(graph.role, graph.path, _bytes(sizes[graph.path])) for graph in manifest.graphs]
+    _print("", ("Graph", "File", "Bytes"), graphs)
     if manifest.segments:
-        console.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
-
-    if manifest.quality:
-        quality = _table("Check against Torch at export", "Value")
-        for name, figure in manifest.quality.items():
-            quality.add_row(name, f"{figure:.5g}")
-        console.print(quality)
+        out.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
+    quality = [(name, f"{figure:.5g}") for name, figure in manifest.quality.items()]
+    _print("", ("Check against Torch at export", "Value"), quality)
 
 
 def _prefill_bytes(manifest: Manifest) -> int:
-    """Bytes that the bundle would be smaller without its graph for long prompts."""
+    """Bytes of the int8 prefill graph and its weights."""
     assert manifest.prefill is not None
     path = manifest.graph("prefill").path
     return sum(g.bytes for g in manifest.prefill.groups) + sum(f.size for f in manifest.files if f.path == path)
 
 
-def _table(first: str, *others: str, header: bool = True) -> Any:
-    """A rich table whose first and last columns are text and whose others are numbers."""
-    from rich import box
-    from rich.table import Table
-
-    padding = (0, 1, 0, 0)  # so that a group's figures and its method fit into 80 columns
-    table = Table(box=box.SIMPLE, show_header=header, title_justify="left", title_style="bold", padding=padding)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        numbers = name not in ("Value", "File", "Method")
-        table.add_column(name, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
-    return table
+def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table, unless it is empty."""
+    shown = table(title, *columns, text={columns[0], "", "Value", "File", "Method"}, compact=True)
+    for row in rows:
+        shown.add_row(*row)
+    if shown.row_count:
+        console(wrap=True).print(shown)
 
 
 def _bytes(count: float) -> str:

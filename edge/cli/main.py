@@ -20,7 +20,7 @@ ABOUT = "Small language models on your own device: export a checkpoint once, run
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
 
-# What `pip install 'edge-lm[export]'` adds: the import names behind the extra.
+# What `pip install 'edge-lm[export]'` adds: import names.
 EXPORT_EXTRA = {
     *("gguf", "google", "huggingface_hub", "onnx", "onnx_ir", "onnxscript"),
     *("safetensors", "sentencepiece", "torch", "transformers"),
@@ -141,7 +141,7 @@ def _reader_gone() -> int:
 
 def _drop_output() -> None:
     """Let what Python still writes to standard output when it ends go nowhere."""
-    with contextlib.suppress(OSError):  # there may be no file behind it
+    with contextlib.suppress(OSError):  # it may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

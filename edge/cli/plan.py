@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_json, add_provider
+from edge.cli.tables import console, print_json, table
 from edge.manifest import KV8
 
 if TYPE_CHECKING:
@@ -23,27 +23,27 @@ NAME = "plan"
 HELP = "Show the memory that a bundle takes, and what fits into a budget."
 BAR = 28  # characters for the peak
 EARLY = 128  # tokens of context
-EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def add_arguments(parser: Parser) -> None:
     add_bundle(parser)
-    add = parser.add_argument
-    add("--memory", metavar="SIZE", help="the budget: 300MB, 1.5GB, 512MiB or a number of bytes")
-    add("--context", metavar="N", type=int, help="tokens of prompt and answer that must fit")
-    add("--beams", metavar="N", type=int, help="beams of a search (default: the bundle's)")
-    drafts = "what drafts: auto (default), off or a name, as of edge run"
-    add("--speculate", metavar="WHAT", default="auto", help=drafts)
-    kept = "what the KV cache is kept in: auto (default), float32 or int8"
-    add("--kv", metavar="TYPE", default="auto", help=kept)
-    add_provider(parser)
-    add_json(parser)
+    add = parser.options()
+    add("--memory SIZE", "the budget: 300MB, 1.5GB, 512MiB or a number of bytes")
+    add("--context N", "tokens of prompt and answer that must fit", int)
+    add("--beams N", "beams of a search (default: the bundle's)", int)
+    add("--speculate WHAT", "what drafts: auto (default), off or a name, as in edge run", default="auto")
+    add("--kv TYPE", "type of the KV cache: auto (default), float32 or int8", default="auto")
+    add_provider(add)
+    add_json(add)
 
 
 def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.engine.variant import kv_dtypes
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
+    from edge.runtime.profile.curve import load_both
+    from edge.runtime.providers import name_of
+    from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
 
     speculate, context = args.speculate, args.context
@@ -51,20 +51,22 @@ def command(args: argparse.Namespace) -> None:
     opened = open_bundle(args.bundle)
     opened.check_sizes()
     check_argument(speculate, opened)
-    whole = parts_of_model(speculate, opened) is None
-    kinds = kv_dtypes(opened, args.kv, whole=whole)
-    make = make_plan if opened.manifest.encoder is not None else make_exact_plan
-    planned = partial(make, opened, branches=args.beams, speculate=speculate, prefill=whole, kv=kinds)
-    plan = planned(args.memory, context=context)
-    costs = _costs(opened, args.provider)
+    whole, decoder = parts_of_model(speculate, opened) is None, opened.manifest.encoder is None
+    given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "prefill": whole}
+    given["kv"] = kv_dtypes(opened, args.kv, whole=whole)
+    make = make_exact_plan if decoder else make_plan
+    plan = make(opened, args.memory, **given)
+    say = partial(print, file=sys.stderr)
+    costs = load_both(opened, provider=name_of(args.provider), threads=default_threads(), say=say)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []
-    if opened.manifest.encoder is None:
-        each = budgets(opened, context=context, branches=args.beams, speculate=speculate, prefill=whole, kv=kinds)
-        rows = [_row(opened, planned(budget, context=context), costs, speculate) for budget in each]
+    for budget in budgets(opened, **given) if decoder else ():
+        fitting = make(opened, budget, **given)
+        chosen = {name: getattr(fitting.demand, name) for name in ("context", "chunk", "width", "kv", "prefill")}
+        rows.append({"budget": budget, **chosen, "drafts": _drafts(opened, fitting, costs, speculate)})
     if args.json:
         found = {"name": opened.manifest.name, **summary(plan), "tokens_per_s": speeds, "drafts": drafts}
-        print(json.dumps({**found, "budgets": rows}, indent=1, ensure_ascii=False))
+        print_json({**found, "budgets": rows})
     else:
         _show(opened.manifest, plan, speeds, drafts)
         _show_budgets(opened.manifest, rows)
@@ -85,35 +87,18 @@ def summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _costs(bundle: Bundle, provider: str) -> dict[str, CostCurve]:
-    """The cost curves that `edge profile` left on this device, by what the KV cache is kept in."""
-    from edge.runtime.profile.curve import load_both
-    from edge.runtime.providers import name_of
-    from edge.runtime.providers.threads import default_threads
-
-    return load_both(bundle, provider=name_of(provider), threads=default_threads(), say=partial(print, file=sys.stderr))
-
-
 def _speeds(costs: CostCurve | None, plan: Plan) -> dict[int, float] | None:
-    """Tokens a second by tokens of context, early in an answer and where the plan's context ends; None where no cost
+    """Tokens per second by tokens of context, early in an answer and where the plan's context ends; None where no cost
     curve was measured."""
     contexts = sorted({min(EARLY, plan.demand.context), plan.demand.context})
     return None if costs is None else {context: round(1e3 / costs.ms(1, context), 1) for context in contexts}
 
 
-def _row(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str) -> dict[str, Any]:
-    """What one of several budgets has room for."""
-    chosen = {name: getattr(plan.demand, name) for name in ("context", "chunk", "width", "kv", "prefill")}
-    return {"budget": plan.budget, **chosen, "drafts": _drafts(bundle, plan, costs, drafter)}
-
-
-def _drafts(
-    bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str
-) -> dict[str, Any] | None:
+def _drafts(bundle: Bundle, plan: Plan, costs: Mapping[str, CostCurve], drafter: str) -> dict[str, Any] | None:
     """What drafts cost in memory and gain in speed under this plan; None where there are none.
 
-    The gain is that of exact answers over one token a step, and an estimate for `lookup`, which is near what `auto`
-    brings: None for other drafters.
+    The gain is that of exact answers over one token a step: an estimate for `lookup`, which is close to `auto`; None
+    for other drafters.
     """
     from edge.runtime.memory.footprint import MemoryModel
     from edge.runtime.speculate.base import AUTO, CHOSEN
@@ -134,72 +119,38 @@ def _drafts(
 
 
 def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from rich.bar import Bar
 
     from edge.runtime.memory.plan import RESERVE, needed, show_size
 
-    console, tides = Console(highlight=False), plan.footprint
-    title = f"{manifest.name}, private memory in MB"
-    table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold", show_footer=True)
-    sums = [f"{sum(kinds.values()) / 1e6:.1f}" for kinds in (tides.loading, tides.running)]
-    table.add_column("Kind", footer="together", no_wrap=True)
-    table.add_column("Loading", footer=sums[0], justify="right")
-    table.add_column("Running", footer=sums[1], justify="right")
-    table.add_column("At the peak", no_wrap=True)
-    largest = max(tides.kinds.values())
-    for kind, size in sorted(tides.running.items(), key=lambda item: -tides.kinds[item[0]]):
-        bar = f"[cyan]{_bar(tides.kinds[kind] / largest)}[/]"
-        table.add_row(kind, f"{tides.loading[kind] / 1e6:.1f}", f"{size / 1e6:.1f}", bar)
-    console.print(table)
-    for name, value in (_facts(manifest, plan) | {"Speed": _speed(speeds)} | _gains(manifest, drafts)).items():
-        console.print(f"[bold]{name:14}[/] {value}")
-    smallest = show_size(needed(tides))
-    if plan.budget is None:
-        console.print(f"[bold]{'Budget':14}[/] {smallest} would do: the peak and {RESERVE:.0%} in reserve")
-    else:
-        used = tides.peak / plan.budget
-        console.print(f"[bold]{'Budget':14}[/] {show_size(plan.budget)}: {_bar(used, 30)} {used:.0%} at the peak")
+    out, footprint = console(), plan.footprint
+    rows = table(f"{manifest.name}, private memory in MB", "Kind", "Loading", "Running", "At the peak", text=1)
+    largest = max(footprint.kinds.values())
+    for kind, size in sorted(footprint.running.items(), key=lambda item: -footprint.kinds[item[0]]):
+        bar = Bar(largest, 0, footprint.kinds[kind], width=BAR, color="cyan")
+        rows.add_row(kind, f"{footprint.loading[kind] / 1e6:.1f}", f"{size / 1e6:.1f}", bar)
+    rows.add_section()
+    sums = (sum(kinds.values()) for kinds in (footprint.loading, footprint.running))
+    rows.add_row("together", *(f"{total / 1e6:.1f}" for total in sums))
+    out.print(rows)
+    smallest = show_size(needed(footprint))
+    budget = f"{smallest} would do: the peak and {RESERVE:.0%} in reserve"
+    if plan.budget is not None:
+        budget = f"{show_size(plan.budget)}, {footprint.peak / plan.budget:.0%} of it used at the peak"
+    for name, value in {**_facts(manifest, plan, speeds, drafts), "Budget": budget}.items():
+        out.print(f"[bold]{name:14}[/] {value}")
 
 
-def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What each of several budgets has room for, and what drafts cost and bring there."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        return
-    drafting = [row["drafts"] for row in rows if row["drafts"] is not None]
-    title = "From these budgets on, less is given up"
-    if any(drafts["gain"] is None for drafts in drafting):
-        title += "; edge profile --speculate measures what drafts bring"
-    elif not all(drafts["measured"] for drafts in drafting):
-        title += "; what drafts bring is guessed"
-    table = Table(box=box.SIMPLE, title=title, title_justify="left", title_style="bold")
-    for heading in ("Budget, MB", "Context", "Prompt chunk", "KV cache", "Tokens a step", "Drafts take, MB", "bring"):
-        table.add_column(heading, justify="right")
-    if manifest.prefill is not None:
-        table.add_column("Int8 prefill")
-    for row in rows:
-        drafts = row["drafts"]
-        taken = "" if drafts is None else f"{drafts['bytes'] / 1e6:.1f}"
-        gain = "" if drafts is None or drafts["gain"] is None else f"{drafts['gain']:.2f}x"
-        cells = [f"{row['budget'] / 1e6:.0f}", f"{row['context']:,}", f"{row['chunk']}", row["kv"], f"{row['width']}"]
-        graph = ["yes" if row["prefill"] else "no"] if manifest.prefill is not None else []
-        table.add_row(*cells, taken, gain, *graph)
-    Console(highlight=False).print(table)
-
-
-def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
+def _facts(
+    manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, drafts: dict[str, Any] | None
+) -> dict[str, str]:
     """What fits, in words."""
-    demand = plan.demand
-    all_of_it = demand.context == manifest.context
-    facts = {"Context": f"{demand.context:,} tokens" + (", all that the bundle has" if all_of_it else "")}
+    demand, decoder = plan.demand, manifest.encoder is None
+    whole = ", all that the bundle has" if demand.context == manifest.context else ""
+    facts = {"Context": f"{demand.context:,} tokens{whole}"}
     if demand.source:
         facts["Input"] = f"{demand.source:,} tokens"
-    if manifest.encoder is None:
+    if decoder:
         facts["Prompt chunk"] = f"{demand.chunk} tokens"
     if any(graph.role == KV8 for graph in manifest.graphs):
         facts["KV cache"] = demand.kv
@@ -208,31 +159,39 @@ def _facts(manifest: Manifest, plan: Plan) -> dict[str, str]:
     if demand.branches > 1:
         facts["Beams"] = f"{demand.branches}"
     facts["Step width"] = "1 token" if plan.widest == 1 else f"up to {plan.widest} tokens"
+    facts["Speed"] = "not measured on this device yet: edge profile does it"
+    if speeds is not None:
+        rates = [f"{rate:,.0f} tokens/s at {context:,} tokens of context" for context, rate in speeds.items()]
+        facts["Speed"] = ", ".join(rates) + ", as edge profile measured it here"
+    if decoder and drafts is None:
+        facts["Drafts"] = "none: every step is one token"
+    elif drafts is not None:
+        gain = "edge profile --speculate measures the gain"
+        if drafts["gain"] is not None:
+            basis = "by this device's cost curve" if drafts["measured"] else "by guessed costs of wider steps"
+            gain = f"about {drafts['gain']:.1f} times as fast, {basis}"
+        taken = f"{drafts['bytes'] / 1e6:.1f} MB while running"
+        facts["Drafts"] = f"up to {drafts['tokens']} tokens a step for {taken}; {gain}"
     return facts
 
 
-def _gains(manifest: Manifest, drafts: dict[str, Any] | None) -> dict[str, str]:
-    if manifest.encoder is not None:
-        return {}
-    if drafts is None:
-        return {"Drafts": "none: every step is one token"}
-    basis = "by this device's cost curve" if drafts["measured"] else "by guessed costs of wider steps"
-    gain = "edge profile --speculate measures the gain"
-    if drafts["gain"] is not None:
-        gain = f"about {drafts['gain']:.1f} times as fast, {basis}"
-    return {
-        "Drafts": f"up to {drafts['tokens']} tokens a step for {drafts['bytes'] / 1e6:.1f} MB while running; {gain}"
-    }
-
-
-def _speed(speeds: dict[int, float] | None) -> str:
-    if speeds is None:
-        return "not measured on this device yet: edge profile does it"
-    rates = [f"{rate:,.0f} tokens/s at {context:,} tokens of context" for context, rate in speeds.items()]
-    return ", ".join(rates) + ", as edge profile measured it here"
-
-
-def _bar(share: float, width: int = BAR) -> str:
-    """A bar of `share` of the width, exact to an eighth of a character."""
-    eighths = round(min(share, 1) * width * 8)
-    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+def _show_budgets(manifest: Manifest, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What each of several budgets has room for, and what drafts cost and gain there."""
+    if not rows:
+        return
+    drafting = [row["drafts"] for row in rows if row["drafts"] is not None]
+    title = "From these budgets on, less is given up"
+    if any(drafts["gain"] is None for drafts in drafting):
+        title += "; edge profile --speculate measures the gain of drafts"
+    elif not all(drafts["measured"] for drafts in drafting):
+        title += "; the gain of drafts is a guess"
+    names = "Budget,\nMB", "Context", "Prompt\nchunk", "KV cache", "Tokens\na step", "Drafts\ntake, MB", "Gain"
+    shown = table(title, *names, *(["Int8\nprefill"] if manifest.prefill is not None else []))
+    for row in rows:
+        drafts = row["drafts"]
+        taken = "" if drafts is None else f"{drafts['bytes'] / 1e6:.1f}"
+        gain = "" if drafts is None or drafts["gain"] is None else f"{drafts['gain']:.2f}x"
+        cells = [f"{row['budget'] / 1e6:.0f}", f"{row['context']:,}", f"{row['chunk']}", row["kv"], f"{row['width']}"]
+        graph = ["yes" if row["prefill"] else "no"] if manifest.prefill is not None else []
+        shown.add_row(*cells, taken, gain, *graph)
+    console().print(shown)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_json, add_provider, add_threads
 from edge.cli.export import stages
 from edge.cli.reports import check_target, write_report
+from edge.cli.tables import print_json
 from edge.errors import InputError
 from edge.runtime.providers import AUTO, open_provider
 
@@ -32,25 +31,22 @@ def add_arguments(parser: Parser) -> None:
     target = "the bundle to measure, or the JSON file of a profile to show"
     parser.add_argument("target", metavar="BUNDLE", type=Path, nargs="?", help=target)
 
-    group = parser.add_argument_group("how it is measured")
-    add = group.add_argument
-    add("--seconds", metavar="S", type=float, help="how long measuring may take (default: 60)")
-    add_threads(group, "one per core, up to 8")
-    add("--context", metavar="N", type=int, help="maximum tokens in the KV cache (default: the bundle's)")
-    add_provider(parser)
-    add("--ops", action="store_true", help="measure and show where the time goes, by operator")
-    drafts = "show instead how often each drafter is right, by position, and its gain"
-    add("--speculate", action="store_true", help=drafts)
+    add = parser.options("how it is measured")
+    add("--seconds S", "how long measuring may take (default: 60)", float)
+    add_threads(add, "one per core, up to 8")
+    add("--context N", "maximum tokens in the KV cache (default: the bundle's)", int)
+    add_provider(add)
+    add("--ops", "measure and show where the time goes, by operator")
+    add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
-    add("--drafter", metavar="NAME", action="append", help=drafter)
+    add("--drafter NAME", drafter, action="append")
 
-    group = parser.add_argument_group("reports")
-    add = group.add_argument
-    add_json(group, "the profile as one JSON object")
-    add("--trace", metavar="FILE", type=Path, help="write a trace for Perfetto or chrome://tracing")
-    add("--html", metavar="FILE", type=Path, help="write a page with charts, for a browser")
+    add = parser.options("reports")
+    add_json(add, "the profile as one JSON object")
+    add("--trace FILE", "write a trace for Perfetto or chrome://tracing", Path)
+    add("--html FILE", "write a page with charts, for a browser", Path)
     both = "compare two profiles that --json wrote, and measure nothing"
-    add("--compare", metavar=("A.json", "B.json"), type=Path, nargs=2, help=both)
+    add("--compare FILES", both, Path, metavar=("A.json", "B.json"), nargs=2)
 
 
 def command(args: argparse.Namespace) -> None:
@@ -94,7 +90,7 @@ def command(args: argparse.Namespace) -> None:
         found, story = _measure(target, _options(given), with_ops=args.ops or bool(reports))
     _write(found, story, args.trace, args.html)
     if args.json:
-        _print(found.to_json())
+        print(found.to_json(), end="")
         return
     from edge.cli.profile_tables import show
 
@@ -107,9 +103,9 @@ def command(args: argparse.Namespace) -> None:
 
 def _read(path: Path, with_ops: bool) -> Profile:
     """A profile that was measured before, here or elsewhere."""
-    from edge.runtime.profile.record import parse, read_text
+    from edge.runtime.profile.record import read_profile
 
-    found = parse(read_text(path), str(path))
+    found = read_profile(path)
     if with_ops and not found.ops:
         raise InputError(f"{path} holds no operators; profile the bundle with --ops.")
     return found
@@ -167,28 +163,13 @@ def _write(profile: Profile, story: Sequence[Step], trace: Path | None, html: Pa
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
-    from edge.runtime.profile.compare import compare, parse_both
-    from edge.runtime.profile.record import read_text
+    from edge.runtime.profile.compare import compare
+    from edge.runtime.profile.record import read_profile
 
-    a, b = parse_both(read_text(first), str(first), read_text(second), str(second))
-    comparison = compare(a, b)
+    comparison = compare(read_profile(first), read_profile(second))
     if as_json:
-        import json
-
-        _print(json.dumps(comparison.summary(), indent=1, ensure_ascii=False) + "\n")
+        print_json(comparison.summary())
         return
     from edge.cli.profile_tables import show_comparison
 
     show_comparison(comparison, str(first), str(second))
-
-
-def _print(text: str) -> None:
-    """Write to standard output, which may be a file on a full disk."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest again when it ends
-        raise InputError(f"The profile could not be written to standard output: {e.strerror}.") from None

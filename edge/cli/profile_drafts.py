@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.export import stages
-from edge.cli.profile_tables import console, table
+from edge.cli.tables import console, table
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
         return
     places = " ".join(f"{position:>3}" for position in range(1, POSITIONS + 1))
     title = f"{bundle.manifest.name}: drafted tokens that were right, in %, by their position"
-    rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain", left=1)
+    rows = table(title, "Drafter", "Drafts", places, "A step", "ms", "tok/s", "Gain", text=1)
     for each in found:
         pairs = zip(each.right, each.seen, strict=True)
         shares = " ".join(f"{100 * right / seen:3.0f}" if seen else "  -" for right, seen in pairs)

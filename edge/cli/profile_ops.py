@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from edge.cli.profile_tables import console, ms, table
+from edge.cli.profile_tables import ms
+from edge.cli.tables import console, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ def _parts(step: StepTime, out: Console) -> None:
     what = f"{step.size:,} {unit}{'' if step.size == 1 else 's'}"
     graph = "int8 prefill graph" if step.graph == "prefill" else f"{step.graph} graph"
     title = f"\nThe {graph}, {what}{context}: {ms(step.us / 1e3)} ms"
-    rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", left=2)
+    rows = table(title, "Part", "Operator", "Nodes", "ms", "", "GB/s", "GFLOP/s", "Bound by", text=2)
     for part in step.parts[:PARTS]:
         share = f"{part.us / step.us:.0%}"
         rates = (_rate(part.gb_per_s), _rate(part.gflop_per_s))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edge.cli.tables import console, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,11 +118,11 @@ def show_comparison(comparison: Comparison, name_a: str, name_b: str) -> None:
     out = console()
     out.print(f"a: [bold]{name_a}[/], b: [bold]{name_b}[/]")
     if comparison.differences:
-        settings = table("They differ in", "", "a", "b", left=3)
+        settings = table("They differ in", "", "a", "b", text=3)
         for each in comparison.differences:
             settings.add_row(*each)
         out.print(settings)
-    shown = table("", "", "a", "b", "b / a", "Noise", "Better", left=1)
+    shown = table("", "", "a", "b", "b / a", "Noise", "Better", text=1)
     for row in comparison.rows:
         if not row.name.startswith(STEP):
             shown.add_row(f"{row.name}, {row.unit}", *_cells(row))
@@ -147,24 +149,6 @@ def _steps(rows: list[Row], out: Console) -> None:
 def _cells(row: Row) -> list[str]:
     figures = [ms(value) for value in (row.a, row.b)]
     return [*figures, f"{row.ratio:.2f}", f"±{row.noise:.1%}", row.better or "-"]
-
-
-def console() -> Console:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def table(title: str, *columns: str, left: int = 0) -> Any:
-    """A rich table of numbers, whose first `left` columns are text."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, title=title or None, title_justify="left", title_style="bold")
-    for i, name in enumerate(columns):
-        # Where there is little room, text goes on in the next line; numbers are never cut.
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=i >= left, overflow="fold")
-    return table
 
 
 def ms(value: float) -> str:

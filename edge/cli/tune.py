@@ -38,50 +38,39 @@ BUNDLE = ".edge"
 def add_arguments(parser: Parser) -> None:
     source = "a model directory, a .gguf file, a catalog name or a hub id"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=source)
-    add = parser.add_argument
-    folder = "the folder to write, which edge export reads; or NAME.edge, see above"
-    add("-o", "--out", metavar="TUNED", type=Path, help=folder)
-    options = "take what is not given here from this file: options by their names"
-    add("--recipe", metavar="FILE.toml", type=Path, help=options)
-    kind = "with -o NAME.edge: of the bundle, as edge export takes it"
-    add("--weights", metavar="KIND", help=kind)
+    add = parser.options()
+    add("-o/--out TUNED", "the folder to write, which edge export reads; or NAME.edge, see above", Path)
+    add("--recipe FILE.toml", "a file of options by their names, for those that are not given here", Path)
+    add("--weights KIND", "with -o NAME.edge: of the bundle, as in edge export")
 
-    add = parser.add_argument_group("policy").add_argument
-    add("--policy", metavar="NAME", help="first, skipdecode, unified or ffn")
-    share = "of all but skipdecode: the share of layers to leave out (default: 0.15)"
-    add("--ratio", metavar="R", type=float, help=share)
-    bounds = "of skipdecode: minimum and maximum of layers that run (default: half to all)"
-    add("--layers", metavar="MIN-MAX", help=bounds)
-    add("--unit", metavar="N", type=int, help="of first: layers that one router decides on (default: 1)")
-    routers = "of first: units that have a router (default: some more than are left out)"
-    add("--candidates", metavar="N", type=int, help=routers)
-    enforced = "of first: how strongly --ratio is enforced, in nats (default: 60)"
-    add("--penalty", metavar="X", type=float, help=enforced)
+    add = parser.options("policy")
+    add("--policy NAME", "first, skipdecode, unified or ffn")
+    add("--ratio R", "of all but skipdecode: the share of layers to skip (default: 0.15)", float)
+    add("--layers MIN-MAX", "of skipdecode: minimum and maximum of layers that run (default: half to all)")
+    add("--unit N", "of first: layers that one router decides on (default: 1)", int)
+    add("--candidates N", "of first: units that have a router (default: some more than are skipped)", int)
+    add("--penalty X", "of first: how strongly --ratio is enforced, in nats (default: 60)", float)
 
-    add = parser.add_argument_group("data").add_argument
-    lines = "text, or JSONL lines with a text, or with a prompt and an answer"
-    add("--data", metavar="FILE", type=Path, help=lines)
+    add = parser.options("data")
+    add("--data FILE", "text, or JSONL lines with a text, or with a prompt and an answer", Path)
     own = "prompts that the model answers itself, for training, with --data too (default: built-in ones)"
-    add("--prompts", metavar="FILE", type=Path, help=own)
-    add("--answer", metavar="N", type=int, help="maximum tokens of these answers (default: 256)")
-    add("--temperature", metavar="X", type=float, help="that these answers are drawn at (default: 1)")
+    add("--prompts FILE", own, Path)
+    add("--answer N", "maximum tokens of these answers (default: 256)", int)
+    add("--temperature X", "temperature of these answers (default: 1)", float)
 
-    group = parser.add_argument_group("training")
-    add = group.add_argument
-    add("--steps", metavar="N", type=int, help="training steps (default: 300)")
-    add("--batch", metavar="N", type=int, help="sequences of a step (default: 4)")
-    add("--length", metavar="N", type=int, help="maximum tokens of a sequence (default: 320)")
-    add("--rank", metavar="N", type=int, help="of the LoRA adapters (default: 16)")
-    add("--rate", metavar="X", type=float, help="the highest learning rate (default: 0.001)")
-    losses = "distill (default): the untouched model's predictions; lm: the text; both"
-    add("--loss", metavar="KIND", help=losses)
-    add("--seed", metavar="N", type=int, help="repeats a run (default: 0)")
-    add("--precision", metavar="KIND", help="of products: bf16, fp32 or auto (default): what is faster")
-    add("--device", metavar="NAME", help="cpu or cuda (default: cuda where it is)")
-    add_threads(group, "Torch's")
-    add("--every", metavar="N", type=int, default=20, help="steps from one checkpoint to the next (default: 20)")
-    forget = "forget what an interrupted run left, instead of going on from it"
-    add("--restart", action="store_true", help=forget)
+    add = parser.options("training")
+    add("--steps N", "training steps (default: 300)", int)
+    add("--batch N", "sequences of a step (default: 4)", int)
+    add("--length N", "maximum tokens of a sequence (default: 320)", int)
+    add("--rank N", "of the LoRA adapters (default: 16)", int)
+    add("--rate X", "the highest learning rate (default: 0.001)", float)
+    add("--loss KIND", "distill (default): the untouched model's predictions; lm: the text; both")
+    add("--seed N", "repeats a run (default: 0)", int)
+    add("--precision KIND", "of products: bf16, fp32 or auto (default): what is faster")
+    add("--device NAME", "cpu or cuda (default: cuda where it is)")
+    add_threads(add, "Torch's")
+    add("--every N", "steps from one checkpoint to the next (default: 20)", int, default=20)
+    add("--restart", "start again instead of resuming an interrupted run")
 
 
 def command(args: argparse.Namespace) -> int:

@@ -26,8 +26,9 @@ ROLES = {
 
 def add_arguments(parser: Parser) -> None:
     add_bundle(parser)
-    add_threads(parser)
-    add_provider(parser)
+    add = parser.options()
+    add_threads(add)
+    add_provider(add)
 
 
 def command(args: argparse.Namespace) -> None:

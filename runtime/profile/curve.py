@@ -1,7 +1,7 @@
 """The cost curve t(S, context): what a step of S tokens costs on this device, and where that is kept.
 
-Every `edge profile` leaves it as `device.json` in the cache folder, one for each device, provider, number of threads
-and bundle. What speculates asks `load` for it, and `CostCurve.ms` for a step's price.
+Every `edge profile` leaves it in the cache folder as `device.json`, a profile with nothing but the curves: one for each
+device, provider, number of threads and bundle. Speculation reads it with `load`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir, drop_oldest, mark_used
 from edge.manifest import FLOAT32, INT8
 from edge.runtime.profile import machine
-from edge.runtime.profile.record import CurvePoint, Device, Profile, check_numbers
-from edge.typed_json import read_json, typed
+from edge.runtime.profile.record import CurvePoint, Device, Profile, parse
 
-FORMAT = "edge-device"
-FORMAT_VERSION = 1
 FILE = "device.json"
-ADVICE = "edge profile writes it anew"
+ADVICE = "edge profile measures it again"
+EMPTY = ("ttft", "decode", "usage", "ops", "notes")  # fields of a profile that `device.json` has no use for
+MISSING = ("sustained", "load", "memory", "noise", "peaks")
+
+Say = Callable[[str], None]
 
 
 class CostCurve:
-    """Milliseconds of a step of `size` tokens behind `context` tokens: between the measured points on straight lines,
-    beyond the last ones on as steeply as between the last two.
-
-    Args:
-        points: measured steps; at least one.
-    """
+    """Milliseconds of a step of `size` tokens at `context` tokens: linear between the measured points (at least one),
+    and after the last ones as steep as between the last two."""
 
     def __init__(self, points: Sequence[CurvePoint]) -> None:
         lines: dict[int, dict[int, float]] = defaultdict(dict)
@@ -63,27 +60,11 @@ class CostCurve:
 
 
 def _on_lines(places: Sequence[int], cost: Callable[[int], float], wanted: int) -> float:
-    """The cost at a place, from those at two or more ascending places; beyond the last one it does not fall."""
+    """The cost at a place, from those at two or more ascending places; after the last one it does not fall."""
     at = min(max(bisect.bisect_left(places, wanted), 1), len(places) - 1)
     low, high = cost(at - 1), cost(at)
     share = (wanted - places[at - 1]) / (places[at] - places[at - 1])
     return low + (high - low) * max(0.0, share) if share <= 1 else high + max(0.0, high - low) * (share - 1)
-
-
-@dataclass(frozen=True)
-class DeviceFile:
-    """The content of `device.json`."""
-
-    format: str
-    format_version: int
-    producer: str
-    created: str
-    device: Device
-    bundle: str  # its name, for people
-    sha256: str  # of its edge.json
-    curve: list[CurvePoint] = field(default_factory=list)
-    curve_int8: list[CurvePoint] = field(default_factory=list)
-    source_tokens: int | None = None
 
 
 def path_for(device: Device, sha256: str) -> Path:
@@ -93,28 +74,17 @@ def path_for(device: Device, sha256: str) -> Path:
 
 
 def store(profile: Profile) -> Path:
-    """Keep a profile's curve.
+    """Keep a profile's curves.
 
     Raises:
         OSError: the cache folder cannot be written.
     """
     path = path_for(profile.device, profile.bundle.sha256)
-    kept = DeviceFile(
-        format=FORMAT,
-        format_version=FORMAT_VERSION,
-        producer=profile.producer,
-        created=profile.created,
-        device=profile.device,
-        bundle=profile.bundle.name,
-        sha256=profile.bundle.sha256,
-        curve=profile.curve,
-        curve_int8=profile.curve_int8,
-        source_tokens=profile.source_tokens,
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    nothing: dict[str, Any] = {name: [] for name in EMPTY} | dict.fromkeys(MISSING)
     try:
-        part.write_text(json.dumps(dataclasses.asdict(kept), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.write_text(dataclasses.replace(profile, **nothing).to_json(), encoding="utf-8")
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -123,61 +93,35 @@ def store(profile: Profile) -> Path:
 
 
 def load(
-    bundle: Bundle,
-    *,
-    provider: str,
-    threads: int,
-    say: Callable[[str], None] = lambda sentence: None,
-    kv: str = FLOAT32,
+    bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None, kv: str = FLOAT32
 ) -> CostCurve | None:
-    """The curve of this bundle on this device over a KV cache in float32 or int8; None where none was measured, or the
-    one there is cannot be used: `say` is told why. Other arguments as of `load_both`."""
+    """The curve of this bundle on this device over a KV cache of one type; else as `load_both`."""
     return load_both(bundle, provider=provider, threads=threads, say=say).get(kv)
 
 
 def load_both(
-    bundle: Bundle, *, provider: str, threads: int, say: Callable[[str], None] = lambda sentence: None
+    bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
 ) -> dict[str, CostCurve]:
-    """The curves of this bundle on this device, by what the KV cache is kept in.
-
-    Args:
-        provider: its name.
-        threads: those of the engine.
-        say: is told why those there are cannot be used.
-    """
+    """The curves of this bundle on this device by the type of the KV cache; none where none was measured, or where the
+    file cannot be used: `say` is told why. provider: its name. threads: those of the engine."""
     device = machine.describe(provider, threads)
     sha256 = sha256_of(bundle.path(MANIFEST))
     path = path_for(device, sha256)
     try:
-        found = _read(path)
+        found = parse(path.read_text(encoding="utf-8"), FILE, ADVICE)
+        curves = {kv: points for kv, points in [(FLOAT32, found.curve), (INT8, found.curve_int8)] if points}
+        if FLOAT32 not in curves or not all(any(point.size == 1 for point in curve) for curve in curves.values()):
+            raise InputError(f"{FILE} has no step of one token; {ADVICE}")
     except FileNotFoundError:
         return {}
     except (InputError, OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e).rstrip(".")
         say(f"The cost curve {path} cannot be used and is ignored ({why}).")
         return {}
-    for was, now, what in [
-        (found.sha256, sha256, "of another bundle"),
-        (found.device.cpu, device.cpu, f"of another processor, {found.device.cpu}"),
-        (found.device.cores, device.cores, f"of {found.device.cores} cores"),
-        (found.device.provider, device.provider, f"of {found.device.provider}"),
-        (found.device.threads, device.threads, f"of {found.device.threads} threads"),
-        (found.device.runtime, device.runtime, f"of {found.device.runtime}, where this is {device.runtime}"),
-    ]:
-        if was != now:
-            say(f"The cost curve {path} is {what}, and is ignored; {ADVICE}.")
+    was, now = found.device.identity | {"bundle": found.bundle.sha256}, device.identity | {"bundle": sha256}
+    for name in was:
+        if was[name] != now[name]:
+            say(f"The cost curve {path} is of {name} {was[name]}, not {now[name]}, and is ignored; {ADVICE}.")
             return {}
     mark_used(path.parent)
-    return {kv: CostCurve(points) for kv, points in [(FLOAT32, found.curve), (INT8, found.curve_int8)] if points}
-
-
-def _read(path: Path) -> DeviceFile:
-    raw = read_json(path.read_text(encoding="utf-8"), FILE, advice=ADVICE, error=InputError)
-    if raw.get("format") != FORMAT or raw.get("format_version") != FORMAT_VERSION:
-        raise InputError(f"it has format {raw.get('format')!r} {raw.get('format_version')}, not {FORMAT_VERSION}")
-    found = typed(raw, DeviceFile, FILE, advice=ADVICE, error=InputError)
-    check_numbers(raw, FILE, ADVICE)
-    measured = [found.curve, found.curve_int8] if found.curve_int8 else [found.curve]
-    if not all(any(point.size == 1 for point in curve) for curve in measured):
-        raise InputError(f"{FILE} has no step of one token; {ADVICE}")
-    return found
+    return {kv: CostCurve(points) for kv, points in curves.items()}

@@ -1,4 +1,4 @@
-"""How steadily the machine runs: one step measured again and again, and long answers in a row."""
+"""How steady the machine is: one step measured again and again, and long answers in a row."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from edge.runtime.profile.measure import Clock
 from edge.runtime.profile.record import Noise, Rate, Sustained, Usage
 from edge.runtime.profile.subject import Subject
 
-CANARY_STEPS = 5
-CANARY_PAUSE_S = 0.25  # at least, between two songs
+STEPS = 5  # of one measurement of drift
+PAUSE_S = 0.25  # minimum between two measurements of drift
 RATE_S = 1.0  # over which tokens are counted
-ANSWER_TOKENS = 256  # at most
+ANSWER_TOKENS = 256  # maximum
 LEAST_RATES = 3
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5% quantiles for 1 to 10 degrees
 
 
-class Canary:
+class DriftMeter:
     """One and the same step, measured between all others: whatever changes its time is the machine's."""
 
     def __init__(self, step: Callable[[], float], clock: Clock = time.monotonic) -> None:
@@ -29,12 +29,12 @@ class Canary:
         self._last = -math.inf
         self.times: list[float] = []  # milliseconds, in order
 
-    def sing(self) -> None:
+    def measure_drift(self) -> None:
         """Measure it a few times, unless that was done just now."""
-        if self._clock() - self._last < CANARY_PAUSE_S:
+        if self._clock() - self._last < PAUSE_S:
             return
         self._step()
-        self.times += [self._step() for _ in range(CANARY_STEPS)]
+        self.times += [self._step() for _ in range(STEPS)]
         self._last = self._clock()
 
     def noise(self, foreign_cpu: float | None) -> Noise:
@@ -47,19 +47,14 @@ class Canary:
 
 def slope(seconds: Sequence[float], rates: Sequence[float]) -> tuple[float, float, float]:
     """Change of the rates per minute, as a fraction of their mean, with its 95% confidence interval: a straight line
-    by least squares. With fewer than three rates, or all of one moment, nothing is known, and all three are 0."""
-    n = len(rates)
-    if n < 3 or len(set(seconds)) == 1:
+    by least squares. With fewer than three rates, or all of one moment, it is unknown, and all three are 0."""
+    free = len(rates) - 2  # degrees of freedom
+    if free < 1 or len(set(seconds)) == 1:
         return 0.0, 0.0, 0.0
-    x, y = np.asarray(seconds), np.asarray(rates)
-    x = x - x.mean()
-    squares = float((x**2).sum())
-    steep = float((x * (y - y.mean())).sum()) / squares
-    rest = y - y.mean() - steep * x
-    error = math.sqrt(float((rest**2).sum()) / (n - 2) / squares)
-    quantile = STUDENT[n - 3] if n - 2 <= len(STUDENT) else 1.96 + 2.7 / (n - 2)
-    scale = 60 / float(y.mean())
-    return steep * scale, (steep - quantile * error) * scale, (steep + quantile * error) * scale
+    (steep, _), covariance = np.polyfit(seconds, rates, 1, cov=True)
+    quantile = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 + 2.7 / free
+    scale, off = 60 / float(np.mean(rates)), quantile * math.sqrt(covariance[0, 0])
+    return float(steep) * scale, (float(steep) - off) * scale, (float(steep) + off) * scale
 
 
 def sustain(
@@ -70,7 +65,7 @@ def sustain(
     tell: Callable[[], None],
     clock: Clock = time.monotonic,
 ) -> tuple[Sustained, Usage]:
-    """Generate answers in a row, of one length and behind the same context, until the clock shows `until`."""
+    """Generate answers in a row, of one length and at the same context, until the clock shows `until`."""
     room = subject.capacity - context - 1
     token_ms = min(subject.decode(context, min(4, room)))
     # On a slow device an answer is shorter, so that there are several, and several rates.

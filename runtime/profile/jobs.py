@@ -10,14 +10,13 @@ from edge.runtime.profile.measure import Series
 from edge.runtime.profile.record import CurvePoint, Decode, Ttft, Usage
 from edge.runtime.profile.subject import Subject
 
-SURE_TOKENS = 100  # times per output token, before their p99 means anything
-VISIT_TOKENS = 64  # output tokens measured at one context before the next has its turn
-VISIT_S = 0.5  # or as many as take this long
+SURE_TOKENS = 100  # minimum of times per output token, for their p99
+VISIT_TOKENS, VISIT_S = 64, 0.5  # output tokens, or seconds, at one context before the next has its turn
 
 
 @dataclass
 class _Timed:
-    """What every job has: the times that were kept."""
+    """A subject and the times that were kept."""
 
     subject: Subject
     series: Series = field(default_factory=Series, kw_only=True)
@@ -29,7 +28,7 @@ class _Timed:
 
 @dataclass
 class FirstTokenJob(_Timed):
-    """Time to first token of an input of so many tokens, and what it takes of the machine."""
+    """Time to first token of an input of `tokens` tokens, with its CPU time and energy."""
 
     tokens: int
     energy: Energy
@@ -57,7 +56,7 @@ class FirstTokenJob(_Timed):
 
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
-    """What all first tokens together took."""
+    """What all first tokens took."""
     joules = [each for job in jobs for each in job.joules]
     return Usage(
         phase="prefill",
@@ -71,7 +70,7 @@ def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
 
 @dataclass
 class TokenJob(_Timed):
-    """Time per output token behind a context."""
+    """Time per output token at a context."""
 
     context: int
     series: Series = field(default_factory=lambda: Series(least=SURE_TOKENS), kw_only=True)

@@ -43,18 +43,16 @@ def cpu_name() -> str:
         found = windows.processor()
     else:
         with contextlib.suppress(OSError):
-            fields = dict(_pairs(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")))
+            fields = _fields(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
             names = ("model name", "Hardware", "cpu model", "uarch")
             found = next((fields[name] for name in names if fields.get(name)), None)
     return found or platform.processor() or platform.machine() or "unknown"
 
 
-def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of lines like `name : value`, the last one first, so that a dict keeps the first."""
-    for line in reversed(text.splitlines()):
-        name, colon, value = line.partition(":")
-        if colon:
-            yield name.strip(), value.strip()
+def _fields(text: str) -> dict[str, str]:
+    """Lines like `name : value`; of the same name, the first."""
+    pairs = (line.partition(":") for line in reversed(text.splitlines()))
+    return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
 def memory_bytes() -> int | None:
@@ -67,26 +65,25 @@ def memory_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Bytes of memory that could be taken without swapping; None where the system does not tell."""
+    """Bytes of memory that are available without swapping; None where the system does not tell."""
     if sys.platform == "win32":
         return windows.memory()[1]
     if sys.platform == "darwin":
         return macos.available() or memory_bytes()
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
-        fields = dict(_pairs(Path("/proc/meminfo").read_text(encoding="utf-8")))
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        return int(_fields(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"].split()[0]) * 1024
     return memory_bytes()
 
 
 class Neighbours:
-    """How much of the machine other processes take, from now on."""
+    """The share of the machine that other processes take, from now on."""
 
     def __init__(self) -> None:
-        self._busy, self._own, self._start = busy_s(), _own_s(), time.monotonic()
+        self._busy, self._own, self._start = _busy_s(), _own_s(), time.monotonic()
 
     def share(self) -> float | None:
-        """Their CPU time since the start, as a share of that of all cores; None where the system does not tell."""
-        busy = busy_s()
+        """Their CPU time since the start over that of all cores; None where the system does not tell."""
+        busy = _busy_s()
         if busy is None or self._busy is None:
             return None
         wall = (time.monotonic() - self._start) * (os.cpu_count() or 1)
@@ -94,8 +91,8 @@ class Neighbours:
         return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0
 
 
-def busy_s() -> float | None:
-    """CPU seconds that the machine has spent on any process so far; None where the system does not tell."""
+def _busy_s() -> float | None:
+    """CPU seconds of all processes so far; None where the system does not tell."""
     try:
         counts = Path("/proc/stat").read_text(encoding="utf-8").split()[1:9]
         user, nice, system, _, _, irq, softirq, steal = map(int, counts)
@@ -105,15 +102,14 @@ def busy_s() -> float | None:
 
 
 def _own_s() -> float:
-    """CPU seconds of this process and of the children that it waited for."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    """CPU seconds of this process and of its children."""
+    return sum(os.times()[:4])
 
 
 class Energy:
     """Joules that the machine takes: of its processors by RAPL's counters, or of the whole device by its battery.
 
-    `of` says what they are of, and is None where the system does not tell (many let only root read RAPL).
+    of: what they are of; None where there is no meter (many systems let only root read RAPL).
 
     Source: Linux, Documentation/power/powercap/powercap.rst and Documentation/ABI/testing/sysfs-class-power.
     """
@@ -130,10 +126,8 @@ class Energy:
 
     @contextlib.contextmanager
     def metered(self) -> Iterator[list[float]]:
-        """While entered, energy is counted; afterwards the list that it gives holds the joules, where there is a meter.
-
-        A battery tells its power only: the mean of that at both ends, over the time between.
-        """
+        """Yields a list that holds the joules afterwards, where there is a meter. A battery's are the mean of its power
+        at both ends over the time between."""
         found: list[float] = []
         before, start = self._reading(), self._clock()
         yield found
@@ -147,8 +141,7 @@ class Energy:
             found.append((before[0] + after[0]) / 2 * (end - start))
 
     def _reading(self) -> list[float]:
-        """Microjoules of each processor so far, or the watts that the battery gives; empty where there is no meter, or
-        none any more."""
+        """Microjoules of each processor so far, or the battery's watts; empty where there is no meter (any more)."""
         with contextlib.suppress(OSError, ValueError):
             if self._zones:
                 return [float(_text(zone / "energy_uj")) for zone in self._zones]
@@ -166,7 +159,7 @@ def _packages(powercap: Path) -> Iterator[Path]:
 
 
 def _passed(zone: Path, before: float, after: float) -> float:
-    """Microjoules between two readings of a counter, which may have begun again at zero."""
+    """Microjoules between two readings of a counter, which may have overflowed once."""
     return after - before if after >= before else after - before + int(_text(zone / "max_energy_range_uj"))
 
 
@@ -191,16 +184,13 @@ def _text(path: Path) -> str:
 
 
 def drop_from_page_cache(paths: list[Path]) -> bool:
-    """Ask the system to forget what it holds of these files in memory, as before they were read for the first time.
-
-    Returns:
-        Whether it did. It does not for files that a process has mapped, nor on file systems that live in memory.
-    """
+    """Drop files from the system's page cache; returns whether they are gone. Files that a process has mapped stay, and
+    file systems in memory have no other place for them."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # what is not written yet is not dropped
+            os.fsync(file.fileno())  # pages not written yet stay
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     sizes = [path.stat().st_size for path in paths]
     held = [resident_bytes(path) for path in paths]

@@ -1,4 +1,4 @@
-"""Measuring again and again until it is sure: series of times, their statistics, and many series taken in turns."""
+"""Repeated measurements: series of times, their statistics, and many series taken in turns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edge.runtime.profile.record import Stats
 
 Clock = Callable[[], float]  # seconds
 
-TARGET = 0.01  # a series is sure when its median is known to this fraction, with 95% confidence
-LEAST = 7  # measurements of a series, where the time allows
+TARGET = 0.01  # fraction to which the median of a series must be known, with 95% confidence
+LEAST = 7  # minimum of a series, where the time allows
 Z95 = 1.96
 
 
@@ -51,7 +51,7 @@ class Series:
 
     @property
     def sure(self) -> bool:
-        """Whether measuring on would tell little more."""
+        """Whether the median is known closely enough."""
         if len(self.times) < self.least:
             return False
         ordered = sorted(self.times)
@@ -64,18 +64,18 @@ class Series:
 
 
 class Job(Protocol):
-    """Something that is measured by running it again and again."""
+    """Something that is measured repeatedly."""
 
     @property
     def sure(self) -> bool: ...
 
     def run(self, *, keep: bool) -> None:
-        """Measure once, and `keep` what was found; without, it warms up."""
+        """Measure once. keep: whether the time counts; else it is a warm-up."""
 
 
 @dataclass
 class Group:
-    """Jobs that share a state of the machine, such as what lies in its caches; `enter` brings it about."""
+    """Jobs that share a state of the machine, such as its caches; `enter` makes that state."""
 
     jobs: Sequence[Job]
     enter: Callable[[], object] = lambda: None
@@ -92,12 +92,15 @@ def take_turns(
 ) -> bool:
     """Run every job once to warm up, then all that are not sure yet in rounds, until the clock shows `until`.
 
-    Each round has an order of its own, so that a drift of the machine meets all jobs alike. `between` is called after
-    every round. No job is begun that would not end in time, going by how long it took the last time; only one
-    measurement of each is made in any case. `warm` says that all have run before.
+    Each round has a random order, so that drift affects all jobs alike. A job that would end too late, by the time of
+    its last run, is not begun, but each is measured once in any case.
+
+    Args:
+        between: called after every round.
+        warm: all have run before.
 
     Returns:
-        Whether there was time to warm all of them up. Those that had to do without were measured once, in their order.
+        Whether there was time to warm all of them up; the others were measured once, in their order.
     """
     rng = rng or random.Random(0)
     took: dict[int, float] = {}  # by id of a job

@@ -8,7 +8,7 @@ const REASONS = {
 const partName = (part) => part.path || part.op_type;
 const stepName = (step) => (step.context === null
   ? [step.graph, step.size > 1 ? `${count(step.size)} rows` : ""]
-  : [step.size === 1 ? "1 token" : `${count(step.size)} tokens`, `behind ${count(step.context)}`]);
+  : [step.size === 1 ? "1 token" : `${count(step.size)} tokens`, `context ${count(step.context)}`]);
 
 function partTip(part, step) {
   const rows = [["operator", part.op_type], ["time", time(part.us / 1000)], ["share", percent(part.us / step.us)], ["nodes", count(part.nodes)]];
@@ -172,7 +172,7 @@ function roofline(svg, width, step) {
   return at.height;
 }
 
-// Names beside circles, where they find room; `full` are boxes in which there is none.
+// Names next to circles, where they find room; `full` are boxes in which there is none.
 function label(svg, circles, at, full) {
   const boxes = [...full, ...circles.map(([, x, y, r]) => [x - r, y - r * 0.8, x + r, y + r * 0.8])];
   for (const [name, x, y, r] of circles) {
@@ -212,7 +212,7 @@ function partRows(step) {
   const by = new Map();
   for (const part of step.parts) if (part.limit) by.set(part.limit.name, (by.get(part.limit.name) ?? 0) + part.us);
   const sorted = [...by].sort((a, b) => b[1] - a[1]).map(([name, us]) => `${percent(us / step.us)} ${REASONS[name] ?? name}`);
-  const say = sorted.length ? `Of the time, ${sorted.join(", ")}. The figure behind “bound by” is how much of that this machine’s peak allows it reaches.` : "";
+  const say = sorted.length ? `Of the time, ${sorted.join(", ")}. The figure after “bound by” is how much of that this machine’s peak allows it reaches.` : "";
   $("#parts .say").textContent = say;
   $("#parts details .table").replaceChildren(operatorTable(step));
 }

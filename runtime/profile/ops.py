@@ -1,8 +1,8 @@
 """Where the time of a bundle's graphs goes: per node, with the bytes it moves and its operations.
 
-onnxruntime's profiler costs several microseconds a node, as much as a small operator itself. So every run with the
-profiler follows one without, and what the profiler added is taken off again: the times of a graph's nodes add up to the
-median of the runs without it.
+onnxruntime's profiler costs several microseconds per node, as much as a small operator. So every run with the profiler
+follows one without, and what the profiler adds is subtracted: the times of a graph's nodes add up to the median of the
+runs without it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +29,13 @@ from edge.runtime.profile.graph_runs import Event, Run
 from edge.runtime.profile.record import Op
 from edge.runtime.profile.subject import source_tokens
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Binding, Provider
+from edge.runtime.providers.base import Provider, Session
 
 CONTEXT = 512  # tokens in the KV cache, where the bundle takes so many
 WARM, LEAST, MOST = 2, 5, 40  # runs of each graph and size: not measured, at least, at most
 STORY = 6  # output tokens of the run that the trace shows
-KEPT = 0.2  # of a node's time, at least, when as much is taken off each
-STEPS = ("decoder", "prefill")  # graphs that are run in steps over the KV cache
+KEPT = 0.2  # of a node's time, at least, when the same is subtracted from each
+STEPS = ("decoder", "prefill")  # graphs that run in steps over the KV cache
 LAYER = re.compile(r"(?:^|/)layers\.(\d+)(?:/|$)")
 OUTSIDE = "inputs"  # what stands before the first node whose name says where it belongs
 
@@ -71,16 +72,14 @@ def measure(
     seconds: float = 10.0,
     progress: Progress = lambda what: None,
 ) -> Measured:
-    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens behind `context` tokens, its int8
-    prefill graph's step of a prompt, an encoder's and a frontend's run.
-
-    It opens every graph twice, and so takes about twice the memory of a model that runs.
+    """Time in every node of a bundle's graphs: a decoder's steps of `sizes` tokens at `context` tokens, a step of its
+    int8 prefill graph, an encoder's and a frontend's run. Every graph is opened twice.
 
     Args:
         provider: what runs the graphs; default: the best that this machine has.
         context: default: 512, or what the limit has room for.
-        limit: most tokens in the KV cache, those of the step included; default: as many as the bundle takes.
-        sizes: tokens of a step; those that the bundle's context cannot hold are left out.
+        limit: maximum tokens in the KV cache, those of the step included; default: the bundle's.
+        sizes: tokens of a step; those that do not fit in the context are omitted.
         seconds: about how long it may take. Every graph is run a few times in any case.
 
     Raises:
@@ -96,7 +95,7 @@ def measure(
         raise InputError(f"A context of {limit} tokens is too small to measure operators.")
     context = min(CONTEXT, most) if context is None else context
     if not 0 <= context <= most:
-        raise InputError(f"Operators are measured behind 0 to {most} tokens with this bundle, not {context}.")
+        raise InputError(f"Operators are measured at 0 to {most} tokens of context with this bundle, not {context}.")
     try:
         with tempfile.TemporaryDirectory(prefix="edge-ops-") as folder:
             progress("opening the graphs with onnxruntime's profiler")
@@ -112,14 +111,13 @@ def measure(
 
 @dataclass
 class _Job:
-    """One graph at one size: both sessions, bound to the same arrays, and what was measured."""
+    """One graph at one size: runs of both of its sessions at a context, and what was measured."""
 
     graph: str
     size: int
     context: int | None
-    buffers: tuple[graph_runs.Buffers, graph_runs.Buffers]  # inputs and outputs, which bindings do not keep alive
-    plain: Binding
-    profiled: Binding
+    plain: Callable[[int], object]
+    profiled: Callable[[int], object]
     plain_us: list[float] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)  # places among all runs of the graph's profiled session
 
@@ -128,98 +126,84 @@ class _Measuring:
     def __init__(
         self, provider: Provider, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int], limit: int
     ) -> None:
-        self._provider, self._bundle, self._context = provider, bundle, context
-        manifest = bundle.manifest
-        self._rows = source_tokens(manifest) or 0
+        self._bundle, self._context, manifest = bundle, context, bundle.manifest
         self._sessions = graph_runs.sessions(provider, bundle, prefix)
-        self._counts = dict.fromkeys(self._sessions, 0)  # runs of each profiled session
-        cross = graph_runs.made_up_cross(provider, manifest, self._rows)
+        self._counts, self._jobs = Counter[str](), list[_Job]()
+        self._story: list[tuple[_Job, int | None, int]] = []
+        rows, cross = source_tokens(manifest) or 0, None
+        for role, pair in self._sessions.items():
+            if role not in STEPS:
+                inputs = graph_runs.random_inputs(manifest, pair[0], rows)
+                run, watched = (partial(_run, session, inputs) for session in pair)
+                self._jobs.append(_Job(role, rows, None, run, watched))
+                if role == "encoder":
+                    cross = graph_runs.encoded(provider, manifest, pair[0], inputs, rows)
         steps = [("decoder", size) for size in sizes]
         if "prefill" in self._sessions:  # reads prompts, in longer steps where they fit
             steps += [("prefill", min(LONGER * max(sizes), limit))]
         capacity = min(context + max(STORY + 1, *(size for _, size in steps)), limit)
-        cache = graph_runs.made_up_cache(provider, manifest, capacity, cross)
-        self._steps = {size: graph_runs.DecoderStep(manifest, cache, size) for _, size in steps}
-        self._jobs = [self._job(role, self._rows, None) for role in self._sessions if role not in STEPS]
-        self._jobs += [self._job(role, size, self._steps[size]) for role, size in steps]
-        self._story: list[tuple[str, int, int | None, int]] = []
+        cache = graph_runs.random_cache(provider, manifest, capacity, cross)
+        for role, size in steps:
+            plain, profiled = (graph_runs.decoder_step(manifest, cache, each, size) for each in self._sessions[role])
+            self._jobs.append(_Job(role, size, min(context, capacity - size), plain, profiled))
 
     def measure(self, seconds: float, progress: Progress) -> Measured:
         for job in self._jobs:
             progress(f"operators of the {job.graph}, {job.size} at a time")
             self._repeat(job, seconds / len(self._jobs))
-        self._tell()
+        self._run_story()
         runs = {role: graph_runs.finish(profiled) for role, (_, profiled) in self._sessions.items()}
-        ops, slowed = list[Op](), list[tuple[float, _Job, float, float]]()
+        ops, slowed = list[Op](), list[tuple[float, str]]()
         for job in self._jobs:
             path = self._bundle.path(self._bundle.manifest.graph(job.graph).path)
             seen = [runs[job.graph][i] for i in job.runs]
             plain, profiled = float(np.median(job.plain_us)), float(np.median([run.us for run in seen]))
             ops += _ops(self._bundle.manifest, read_graph(path), job, seen, plain)
-            slowed.append((profiled / plain, job, plain, profiled))
-        _, job, plain, profiled = max(slowed, key=lambda each: each[0])
-        note = (
-            f"onnxruntime's profiler slows the {job.graph} down, {job.size} at a time, from {plain / 1e3:.3g} to "
-            f"{profiled / 1e3:.3g} ms; what it adds to each node is taken off the times of operators."
-        )
-        story = [
-            Step(graph, size, context, runs[graph][place], layers(runs[graph][place].events))
-            for graph, size, context, place in self._story
-        ]
+            times = f"{job.size} at a time, from {plain / 1e3:.3g} to {profiled / 1e3:.3g} ms"
+            slowed.append((profiled / plain, f"onnxruntime's profiler slows the {job.graph} down, {times}"))
+        note = f"{max(slowed)[1]}; what it adds to each node is subtracted from the times of operators."
+        story = []
+        for job, context, place in self._story:
+            run = runs[job.graph][place]
+            story.append(Step(job.graph, job.size, context, run, layers(run.events)))
         return Measured(ops, story, [note])
 
-    def _job(self, role: str, size: int, step: graph_runs.DecoderStep | None) -> _Job:
-        plain, profiled = self._sessions[role]
-        inputs = step.inputs if step else graph_runs.encoder_inputs(self._provider, self._bundle.manifest, plain, size)
-        outputs = step.outputs if step else {}
-        return _Job(
-            role,
-            size,
-            min(self._context, step.room) if step else None,
-            (inputs, outputs),
-            graph_runs.bind(plain, inputs, outputs),
-            graph_runs.bind(profiled, inputs, outputs),
-        )
-
     def _repeat(self, job: _Job, seconds: float) -> None:
-        if job.context is not None:
-            self._steps[job.size].at(job.context)
-        until = time.perf_counter() + seconds
+        until, context = time.perf_counter() + seconds, job.context or 0
         for i in range(WARM + MOST):
             if i >= WARM + LEAST and time.perf_counter() > until:
                 break
             start = time.perf_counter()
-            job.plain.run()
+            job.plain(context)
             took = (time.perf_counter() - start) * 1e6
-            place = self._run(job)
+            place = self._run_profiled(job, context)
             if i >= WARM:
                 job.plain_us.append(took)
                 job.runs.append(place)
 
-    def _run(self, job: _Job) -> int:
+    def _run_profiled(self, job: _Job, context: int) -> int:
         """Run with the profiler; returns which run of its session it was."""
-        job.profiled.run()
+        job.profiled(context)
         self._counts[job.graph] += 1
         return self._counts[job.graph] - 1
 
-    def _tell(self) -> None:
+    def _run_story(self) -> None:
         """One input and a few tokens of an answer, as in a real run, for the trace."""
-        before = [job for job in self._jobs if job.graph not in STEPS]
-        chunk = max((job for job in self._jobs if job.graph == "decoder"), key=lambda job: job.size)
-        token = min((job for job in self._jobs if job.graph == "decoder"), key=lambda job: job.size)
-        order: list[tuple[_Job, int | None]] = [(job, None) for job in before]
-        if not before:
-            order += [(chunk, self._context)]
-        order += [(token, self._context + i) for i in range(STORY if token.size == 1 else 1)]
-        for job, context in order:
-            if context is not None:
-                self._steps[job.size].at(context)
-            self._story.append((job.graph, job.size, context, self._run(job)))
+        order: list[tuple[_Job, int | None]] = [(job, None) for job in self._jobs if job.graph not in STEPS]
+        decoder = sorted((job for job in self._jobs if job.graph == "decoder"), key=lambda job: job.size)
+        if not order:
+            order = [(decoder[-1], self._context)]
+        order += [(decoder[0], self._context + i) for i in range(STORY if decoder[0].size == 1 else 1)]
+        self._story = [(job, context, self._run_profiled(job, context or 0)) for job, context in order]
+
+
+def _run(session: Session, inputs: graph_runs.Inputs, context: int) -> None:
+    session.run(inputs)
 
 
 def layers(events: Sequence[Event]) -> list[str]:
-    """Which layer each node belongs to: its number, or the name of what stands before or behind the layers. A node
-    that onnxruntime made of others may have lost its name, and belongs where the one before it does."""
+    """Which layer each node belongs to: its number, or the name of what stands before or after the layers. A node
+    without a name, which onnxruntime fused from others, belongs where the one before it does."""
     found, last = [], OUTSIDE
     for event in events:
         if (match := LAYER.search(event.node)) is not None:
@@ -231,12 +215,12 @@ def layers(events: Sequence[Event]) -> list[str]:
 
 
 def without_profiler(measured_us: NDArray[np.float64], total_us: float) -> NDArray[np.float64]:
-    """The nodes' times [n] without what the profiler adds, so that they add up to `total_us`: the time of a run without
+    """The nodes' times [n] without what the profiler adds, so that they add up to `total_us`, the time of a run without
     it.
 
-    It adds about the same to each node, so as much is taken off each, though never more than the cheapest tenth of them
-    can bear; what is over then, in proportion: the profiler also drives data out of the caches. Where the times add up
-    to less already, the rest was spent between the nodes, and they stay as they are.
+    It adds about the same to each node, so the same is subtracted from each, as far as the cheapest tenth of them
+    allows; the rest in proportion, because the profiler also evicts data from the caches. Times that add up to less
+    already stay as they are: the rest was spent between the nodes.
     """
     over = measured_us.sum() - total_us
     if over <= 0:
@@ -249,7 +233,7 @@ def without_profiler(measured_us: NDArray[np.float64], total_us: float) -> NDArr
 
 def _ops(manifest: Manifest, nodes: dict[str, Node], job: _Job, runs: Sequence[Run], plain_us: float) -> list[Op]:
     """One entry for each node of a graph at one size, in the order in which they run."""
-    times, events = defaultdict(list), runs[0].events
+    times, events = defaultdict[str, list[float]](list), runs[0].events
     for event in (event for run in runs for event in run.events):
         times[event.node].append(event.us)
     corrected = without_profiler(np.array([middle(times[event.node]) for event in events]), plain_us)
@@ -258,27 +242,13 @@ def _ops(manifest: Manifest, nodes: dict[str, Node], job: _Job, runs: Sequence[R
     for event, layer, us in zip(events, layers(events), corrected.tolist(), strict=True):
         shapes, node = (costs.shapes(event.inputs), costs.shapes(event.outputs)), nodes.get(event.node)
         cost = costs.cost(event.op_type, *shapes, node, rows=job.context or 0, window=windows.get(layer))
-        ops.append(
-            Op(
-                graph=job.graph,
-                size=job.size,
-                layer=layer,
-                op_type=event.op_type,
-                node=event.node,
-                count=len(times[event.node]),
-                us=round(us, 3),
-                bytes=cost.bytes,
-                flops=cost.flops,
-                context=job.context,
-                arithmetic=cost.arithmetic,
-            )
-        )
+        names, count = (layer, event.op_type, event.node), len(times[event.node])
+        taken = round(us, 3), cost.bytes, cost.flops
+        ops.append(Op(job.graph, job.size, *names, count, *taken, job.context, cost.arithmetic))
     return ops
 
 
 def middle(times: Sequence[float]) -> float:
     """The mean of the middle half: as robust as a median, and finer than the whole microseconds it is made of."""
-    ordered = sorted(times)
-    cut = len(ordered) // 4
-    kept = ordered[cut : len(ordered) - cut]
-    return sum(kept) / len(kept)
+    cut = len(times) // 4
+    return float(np.sort(times)[cut : len(times) - cut].mean())

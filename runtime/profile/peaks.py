@@ -1,7 +1,7 @@
 """What this machine can do at best, measured: the lines of a roofline.
 
 Arithmetic is that of onnxruntime's own kernels, for a chunk of 512 tokens and a matrix of 2048 x 2048 weights that
-stays in the caches: what those kernels reach on this processor, which may be less than what the processor could.
+stays in the caches, which may be less than what the processor could.
 
 Source: Williams, Waterman, Patterson, Roofline: an insightful visual performance model for multicore architectures
 (CACM 2009).
@@ -18,26 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
-from edge.runtime.profile.protobuf import field, message
+from edge.runtime.profile.protobuf import field
 from edge.runtime.profile.record import Peaks
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
 
 MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold
 CACHE_BYTES = 4 << 20
-CACHE_READS = 32  # in a row by each thread: to start one takes longer than to read its share once
+CACHE_READS = 32  # in a row by each thread: starting one takes longer than reading its share once
 ROWS, WIDTH = 512, 2048
 BLOCK = 128  # weights of 4 bits that share a scale: the kernels are fastest with this many
-LEAST = 3  # runs of each, after one that is not counted
+LEAST = 3  # minimum of runs of each, after a warm-up
 FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6  # TensorProto.DataType, onnx/onnx.proto
 TYPES: dict[Any, int] = {np.dtype(np.float32): FLOAT, np.dtype(np.uint8): UINT8, np.dtype(np.int8): INT8}
 
 
 def measure(provider: Provider | None = None, *, seconds: float = 3.0, width: int = WIDTH) -> Peaks:
-    """Read memory and multiply matrices as fast as this machine does, with the threads of the shared pool.
+    """The rates at which this machine reads memory and multiplies matrices, with the provider's threads.
 
     Args:
-        provider: what runs the products, and how many threads read; default: the best that this machine has.
+        provider: what runs the products; default: the best that this machine has.
         seconds: about how long it may take. Everything is measured a few times in any case.
         width: rows and columns of the weights' matrix.
     """
@@ -57,10 +57,8 @@ def measure(provider: Provider | None = None, *, seconds: float = 3.0, width: in
 
 
 def _read_gb_per_s(buffer: NDArray[np.float32], threads: int, times: int, seconds: float) -> float:
-    """Gigabytes a second at which threads read a buffer, each its part of it `times` over.
-
-    numpy's maximum is the fastest of its functions that read all there is, and leaves the interpreter free.
-    """
+    """Gigabytes per second at which threads read a buffer, each its part of it `times` times, by numpy's maximum: the
+    fastest of its functions that read everything and leave the interpreter free."""
     parts = np.array_split(buffer, threads)
 
     def read(part: NDArray[np.float32]) -> None:
@@ -111,30 +109,22 @@ def _model(
     op_type: str, a: NDArray[Any], weights: dict[str, NDArray[Any]], output: int, domain: str = "", **numbers: int
 ) -> bytes:
     """A ModelProto of one node, whose first input is given and whose other inputs are weights (onnx/onnx.proto)."""
-    node = message(
-        *(field(1, name) for name in ("a", *weights)),
-        field(2, "y"),
-        field(4, op_type),
-        *(field(5, message(field(1, name), field(3, number), field(20, 2))) for name, number in numbers.items()),
-        field(7, domain),
-    )
-    graph = message(
-        field(1, node),
-        field(2, "peak"),
-        *(field(5, _tensor(name, array)) for name, array in weights.items()),
-        field(11, _value("a", TYPES[a.dtype], a.shape)),
-        field(12, _value("y", output, (ROWS, a.shape[1]))),
-    )
-    opsets = [message(field(1, ""), field(2, 21)), message(field(1, "com.microsoft"), field(2, 1))]
-    return message(field(1, 10), field(7, graph), *(field(8, opset) for opset in opsets))
+    inputs = (field(1, name) for name in ("a", *weights))
+    attributes = (field(5, field(1, name), field(3, number), field(20, 2)) for name, number in numbers.items())
+    node = field(1, *inputs, field(2, "y"), field(4, op_type), *attributes, field(7, domain))
+    tensors = (field(5, *_tensor(name, array)) for name, array in weights.items())
+    values = (field(11, *_value("a", TYPES[a.dtype])), field(12, *_value("y", output)))
+    graph = field(7, node, field(2, "peak"), *tensors, *values)
+    opsets = field(8, field(1, ""), field(2, 21)), field(8, field(1, "com.microsoft"), field(2, 1))
+    return b"".join((field(1, 10), graph, *opsets))
 
 
-def _tensor(name: str, array: NDArray[Any]) -> bytes:
+def _tensor(name: str, array: NDArray[Any]) -> list[bytes]:
+    """The fields of a TensorProto."""
     dims = (field(1, size) for size in array.shape)
-    return message(*dims, field(2, TYPES[array.dtype]), field(8, name), field(9, array.tobytes()))
+    return [*dims, field(2, TYPES[array.dtype]), field(8, name), field(9, array.tobytes())]
 
 
-def _value(name: str, kind: int, shape: tuple[int, ...]) -> bytes:
-    """A ValueInfoProto of a tensor."""
-    dims = message(*(field(1, field(1, size)) for size in shape))
-    return message(field(1, name), field(2, field(1, message(field(1, kind), field(2, dims)))))
+def _value(name: str, kind: int) -> list[bytes]:
+    """The fields of a ValueInfoProto: a tensor of any shape."""
+    return [field(1, name), field(2, field(1, field(1, kind)))]

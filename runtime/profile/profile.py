@@ -1,12 +1,12 @@
-"""Profiling a bundle on this device within a time limit: every phase gets its share, and leaves what it does not need
-to those that follow."""
+"""Profiling a bundle on this device within a time limit: every phase gets a share of the time, and what it does not
+need goes to those that follow."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,11 +21,22 @@ from edge.runtime.engine.variant import kv_dtypes
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.profile import fresh, machine
-from edge.runtime.profile.drift import Canary, sustain
+from edge.runtime.profile.drift import DriftMeter, sustain
 from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
 from edge.runtime.profile.measure import Group, Job, Series, take_turns
-from edge.runtime.profile.record import FORMAT, FORMAT_VERSION, BundleInfo, CurvePoint, Load, Memory, Profile
-from edge.runtime.profile.subject import Subject, input_kind
+from edge.runtime.profile.record import (
+    FORMAT,
+    FORMAT_VERSION,
+    BundleInfo,
+    CurvePoint,
+    Decode,
+    Load,
+    Memory,
+    Profile,
+    Ttft,
+    Usage,
+)
+from edge.runtime.profile.subject import Subject, input_kind, source_tokens
 from edge.runtime.providers import AUTO, check_provider
 from edge.runtime.providers.instructions import lacking
 
@@ -33,14 +44,15 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
 DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
 SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
-LONGEST = 1 / 8  # share of the time that one input may take
+LONGEST = 1 / 8  # maximum share of the time for one input
 FEW = 64  # tokens that are run to fill the second engine's cache
 LEAST_COUNT = 3  # measurements of each point over int8, with which `edge run` chooses
-LEAST_ROUNDS = 4  # of the cost curve, warm-up included, that there should be time for
+LEAST_ROUNDS = 4  # minimum of the cost curve's rounds, warm-up included
 LEAST_CONTEXT = 16
-DECODER_START = 4  # most tokens that the decoder of an encoder-decoder begins with
+DECODER_START = 4  # maximum tokens that the decoder of an encoder-decoder begins with
 LEAST_SECONDS = 1.0
-BUSY = 0.05  # share of the machine that others may take before it is said
+BUSY = 0.05  # share of the machine for other processes, above which it is noted
+ROLES = {"prompt": ["decoder"], "source": ["encoder", "decoder"], "audio": ["frontend", "encoder", "decoder"]}
 
 Progress = Callable[[int, int, str], None]
 
@@ -50,13 +62,13 @@ class ProfileOptions:
     """How a bundle is profiled.
 
     Args:
-        seconds: how long it may take, all in all; where a single round takes longer, it takes that.
+        seconds: how long it may take in all; where a single round takes longer, it takes that.
         threads: threads to compute with; default: one per core, up to 8.
-        context: most tokens in the KV cache; default: the bundle's, where that takes no more than half of the memory.
+        context: maximum tokens in the KV cache; default: the bundle's, if that takes no more than half of the memory.
         provider: the execution provider that runs the graphs.
 
     Raises:
-        InputError: a value out of its range, or a provider that there is not.
+        InputError: a value out of its range, or an unknown provider.
     """
 
     seconds: float = 60.0
@@ -75,18 +87,17 @@ class ProfileOptions:
 def profile(
     path: str | Path, options: ProfileOptions | None = None, *, progress: Progress = lambda done, total, text: None
 ) -> Profile:
-    """Measure a bundle of any kind. The first engine of a process decides about the threads of all others.
+    """Measure a bundle of any kind. The first engine of a process sets the threads of all others.
 
     Raises:
         BundleError: the bundle is missing, damaged, or lacks a graph.
         InputError: an option that the bundle cannot follow.
     """
-    options = options or ProfileOptions()
     bundle = open_bundle(path)
     bundle.check_files_once()
-    for role in roles(bundle.manifest):
+    for role in ROLES[input_kind(bundle.manifest)]:
         bundle.manifest.graph(role)
-    return _Run(bundle, options, progress).profile()
+    return _Run(bundle, options or ProfileOptions(), progress).profile()
 
 
 class _Run:
@@ -95,66 +106,57 @@ class _Run:
     def __init__(self, bundle: Bundle, options: ProfileOptions, progress: Progress) -> None:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
-        self._waiting = dict(SHARES)
         self._has_int8 = INT8 in kv_dtypes(bundle)
-        if not self._has_int8:
-            del self._waiting["curve over int8"]
+        self._waiting = {name: share for name, share in SHARES.items() if self._has_int8 or "int8" not in name}
         self._notes = [sentence] if (sentence := lacking()) else []
         self._capacity = _capacity(bundle.manifest, options.context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
         self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
+        self._energy = machine.Energy()
 
     def profile(self) -> Profile:
         neighbours = machine.Neighbours()
-        found = self._over_floats()
-        curve_int8 = self._over_int8() if self._has_int8 else []
-        foreign = neighbours.share()
-        if foreign is not None and foreign > BUSY:
-            self._notes.append(f"Other processes took {foreign:.0%} of the machine meanwhile; repeat when it is idle.")
-        seconds = round(time.monotonic() - self._start, 3)
-        assert found.noise is not None
-        noise = dataclasses.replace(found.noise, foreign_cpu=foreign)
-        return dataclasses.replace(found, seconds=seconds, curve_int8=curve_int8, noise=noise, notes=self._notes)
-
-    def _over_floats(self) -> Profile:
-        """Everything but the cost curve over int8."""
-        load = self._load()
-        memory = self._memory()
+        load, memory = self._load(), self._memory()
         self._say("opening")
         self._subject = self._open(FLOAT32)
-        self._energy = machine.Energy()
         self._subject.fill()
-        self._canary = Canary(lambda: self._subject.step(1, self._contexts[0]))
-        firsts, tokens = self._answers()
+        device = machine.describe(self._subject.engine.provider.name, self._subject.engine.threads)
+        self._drift = DriftMeter(lambda: self._subject.step(1, self._contexts[0]))
+        ttft, decode, prefill = self._answers()
         context = self._contexts[min(1, len(self._contexts) - 1)]
         tell = self._between("long answers in a row")
         sustained, decoding = sustain(self._subject, context, self._until("sustained"), self._energy, tell)
-        curve = self._curve("curve", SIZES)  # the last, beside that over int8: both are compared
+        curve = self._curve("curve", SIZES)  # last, next to the one over int8, because both are compared
+        noise = self._drift.noise(None)  # of this engine's steps alone
+        curve_int8 = self._curve_over_int8() if self._has_int8 else []
+        foreign = neighbours.share()
+        if foreign is not None and foreign > BUSY:
+            self._notes.append(f"Other processes took {foreign:.0%} of the machine; repeat when it is idle.")
         return Profile(
             format=FORMAT,
             format_version=FORMAT_VERSION,
             producer=f"edge {__version__}",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._start, 3),
-            device=machine.describe(self._subject.engine.provider.name, self._subject.engine.threads),
+            device=device,
             bundle=bundle_info(self._bundle),
             context=self._capacity,
-            ttft=[job.result() for job in firsts],
-            decode=[job.result() for job in tokens],
+            ttft=ttft,
+            decode=decode,
             curve=curve,
-            source_tokens=self._subject.source_tokens,
+            curve_int8=curve_int8,
+            source_tokens=source_tokens(self._bundle.manifest),
             sustained=sustained,
             load=load,
             memory=memory,
-            usage=[prefill_usage(firsts, self._energy), decoding],
-            noise=self._canary.noise(None),  # of this engine's steps alone
+            usage=[prefill, decoding],
+            noise=dataclasses.replace(noise, foreign_cpu=foreign),
+            notes=self._notes,
         )
 
     def _open(self, kv: str) -> Subject:
-        options = self._options
-        engine = open_engine(
-            self._bundle, context=self._capacity, threads=options.threads, provider=options.provider, kv=kv
-        )
+        how = self._options
+        engine = open_engine(self._bundle, context=self._capacity, threads=how.threads, provider=how.provider, kv=kv)
         return Subject(engine, self._capacity)
 
     def _say(self, what: str) -> None:
@@ -162,12 +164,11 @@ class _Run:
         self._progress(round(1000 * min(done / self._options.seconds, 1)), 1000, what)
 
     def _until(self, phase: str) -> float:
-        """When a phase must end: what is left is shared between it and those that follow."""
+        """When a phase must end: the time that is left is shared between it and those that follow."""
         now = time.monotonic()
         left = max(0.0, self._start + self._options.seconds - now)
-        share = self._waiting[phase] / sum(self._waiting.values())
-        del self._waiting[phase]
-        return now + left * share
+        total = sum(self._waiting.values())
+        return now + left * self._waiting.pop(phase) / total
 
     def _load(self) -> Load | None:
         until = self._until("load")
@@ -175,7 +176,8 @@ class _Run:
         warm, cold, droppable = Series(), Series(), True
         self._say("loading in fresh processes")
         try:
-            first, began = fresh.load_ms(self._settings), time.monotonic()
+            fresh.load_ms(self._settings)  # reads the files into the page cache
+            began = time.monotonic()
             while not (warm.sure and (cold.sure or not droppable)):
                 warm.times.append(fresh.load_ms(self._settings))
                 droppable = droppable and machine.drop_from_page_cache(files)
@@ -188,20 +190,19 @@ class _Run:
         except (fresh.ChildFailed, OSError, ValueError) as e:
             self._notes.append(f"Loading could not be measured in a fresh process: {e}")
             return None
-        if not warm.times:
-            warm.times.append(first)
         if not droppable:
             self._notes.append("The system does not drop the bundle's files from its page cache: no cold load time.")
         return Load(warm.stats, cold.stats if cold.times else None)
 
     def _memory(self) -> Memory | None:
-        self._say("watching the memory of a fresh process")
+        self._say("measuring the memory of a fresh process")
         prompt, tokens = min(512, self._capacity // 2), min(64, self._capacity // 4)
         encoder = self._bundle.manifest.encoder
+        capacity = prompt + tokens + 1
         if encoder is not None:
             prompt = min(prompt, encoder.max_length) if encoder.input == "text" else encoder.max_length
-        capacity = self._capacity if encoder is not None else prompt + tokens + 1
-        settings = fresh.Settings(str(self._bundle.root), capacity, self._options.threads)
+            capacity = self._capacity
+        settings = dataclasses.replace(self._settings, context=capacity)
         del self._waiting["memory"]  # it takes what one answer takes
         try:
             found = fresh.memory(settings, prompt, tokens)
@@ -211,7 +212,7 @@ class _Run:
             self._notes.append(f"Memory could not be measured in a fresh process: {e}")
             return None
 
-    def _answers(self) -> tuple[list[FirstTokenJob], list[TokenJob]]:
+    def _answers(self) -> tuple[list[Ttft], list[Decode], Usage]:
         until, what = self._until("answers"), "time to first token, time per token"
         self._say(what)
         firsts = self._inputs(until)
@@ -220,24 +221,21 @@ class _Run:
             job.run(keep=False)
         both: list[Job] = [*firsts, *tokens]
         take_turns([Group([job]) for job in both], until, between=self._between(what), warm=True)
-        return firsts, tokens
+        used = prefill_usage(firsts, self._energy)
+        return [job.result() for job in firsts], [job.result() for job in tokens], used
 
     def _inputs(self, until: float) -> list[FirstTokenJob]:
         """Inputs of as many tokens as there is time for; each is run once, to warm up."""
-        encoder = self._bundle.manifest.encoder
-        if encoder is None:
-            lengths = self._contexts
-        else:
+        encoder, lengths = self._bundle.manifest.encoder, self._contexts
+        if encoder is not None:
             lengths = grid(encoder.max_length) if encoder.input == "text" else [encoder.max_length]
-        most, jobs, took = (until - time.monotonic()) * LONGEST, list[FirstTokenJob](), 0.0
+        allowed, jobs, took = (until - time.monotonic()) * LONGEST, list[FirstTokenJob](), 0.0
         for length in lengths:
             # Attention is quadratic in the length and all else linear: a guess is enough to keep within the time.
             expected = took * (length / jobs[-1].tokens) ** 1.3 if jobs else 0.0
-            if jobs and expected > most:
+            if jobs and expected > allowed:
                 about = f"{expected:.0f}" if expected >= 10 else f"{max(expected, 0.1):.1f}"
-                self._notes.append(
-                    f"An input of {length} tokens takes about {about} s; more --seconds would have it measured."
-                )
+                self._notes.append(f"An input of {length} tokens takes about {about} s; give more --seconds for it.")
                 break
             start = time.monotonic()
             jobs.append(FirstTokenJob(self._subject, length, self._energy))
@@ -245,32 +243,32 @@ class _Run:
             took = time.monotonic() - start
         return jobs
 
-    def _over_int8(self) -> list[CurvePoint]:
-        """The cost curve over a KV cache in int8, whose steps are small ones; empty where there was no time for it. It
-        is another engine's, in the first one's place: two would hold the weights twice."""
+    def _curve_over_int8(self) -> list[CurvePoint]:
+        """The cost curve over a KV cache in int8, up to its largest step; empty where there was no time. Its engine
+        replaces the first one: two would hold the weights twice."""
         phase = "curve over int8"
         del self._subject
-        gc.collect()  # engines and what they hold know each other
+        gc.collect()  # an engine is part of reference cycles
         self._say(f"cost {phase}")
         self._subject = self._open(INT8)
         self._subject.fill(FEW)
-        points = self._curve(phase, [size for size in SIZES if size <= KV8_STEP])
+        points = self._curve(phase, tuple(size for size in SIZES if size <= KV8_STEP))
         if all(point.count >= LEAST_COUNT for point in points):
             return points
-        self._notes.append(f"There was no time for the cost {phase}; more --seconds would measure it.")
+        self._notes.append(f"There was no time for the cost {phase}; measure it with more --seconds.")
         return []
 
-    def _curve(self, phase: str, sizes: Sequence[int]) -> list[CurvePoint]:
+    def _curve(self, phase: str, sizes: tuple[int, ...]) -> list[CurvePoint]:
         until, contexts, what = self._until(phase), list(self._contexts), f"cost {phase}"
         self._say(what)
         allowed = until - time.monotonic()
         sizes_at = {context: [size for size in sizes if context + size <= self._capacity] for context in contexts}
-        costs = {context: self._round_s(context, sizes_at[context][-1]) for context in contexts}
-        while len(contexts) > 2 and LEAST_ROUNDS * sum(costs[context] for context in contexts) > allowed:
+        # A round over all sizes takes about three times what the largest of them does.
+        round_s = {context: 3e-3 * self._subject.step(sizes_at[context][-1], context) for context in contexts}
+        while len(contexts) > 2 and LEAST_ROUNDS * sum(round_s[context] for context in contexts) > allowed:
             contexts.remove(contexts[len(contexts) // 2])
-        if len(contexts) < len(self._contexts):
-            left_out = ", ".join(str(context) for context in self._contexts if context not in contexts)
-            self._notes.append(f"The {what} leaves out the contexts {left_out}; more --seconds would measure them.")
+        if omitted := ", ".join(str(context) for context in self._contexts if context not in contexts):
+            self._notes.append(f"The {what} omits the contexts {omitted}; measure them with more --seconds.")
         jobs = {c: [StepJob(self._subject, size, c) for size in sizes_at[c]] for c in contexts}
         # A step of one token first: it brings weights and rows into the caches, as in the middle of an answer.
         groups = [Group(jobs[c], partial(self._subject.step, 1, c)) for c in contexts]
@@ -278,13 +276,9 @@ class _Run:
             self._notes.append(f"Points of the {what} were measured once, not warmed up; give more --seconds.")
         return [job.result() for context in contexts for job in jobs[context]]
 
-    def _round_s(self, context: int, largest: int) -> float:
-        """About how long one round over all sizes takes at a context: three times what the largest of them does."""
-        return 3e-3 * self._subject.step(largest, context)
-
     def _between(self, what: str) -> Callable[[], None]:
         def tell() -> None:
-            self._canary.sing()
+            self._drift.measure_drift()
             self._say(what)
 
         return tell
@@ -297,7 +291,7 @@ def grid(last: int) -> list[int]:
 
 
 def _capacity(manifest: Manifest, asked: int | None) -> int:
-    """Tokens of the KV cache: as asked for, or as many as the bundle takes and half of the memory holds."""
+    """Tokens of the KV cache: as asked for, or what half of the memory holds, up to the bundle's context."""
     if asked is not None:
         if asked > manifest.context:
             raise InputError(f"The context must be up to {manifest.context} tokens for this bundle, not {asked}.")
@@ -308,18 +302,11 @@ def _capacity(manifest: Manifest, asked: int | None) -> int:
 
 
 def _demand(manifest: Manifest, prompt: int, tokens: int) -> Demand:
-    """What a process must hold that takes an input of `prompt` tokens and generates `tokens` more."""
+    """What a process must hold that takes an input of `prompt` tokens and generates `tokens`."""
     if manifest.encoder is None:
         return Demand(context=prompt + tokens + 1, chunk=min(prompt, PREFILL_CHUNK))
     source = prompt if manifest.encoder.input == "text" else 0
     return Demand(context=DECODER_START + tokens + 1, chunk=DECODER_START, source=source)
-
-
-def roles(manifest: Manifest) -> list[str]:
-    """The graphs that a bundle must have to be measured."""
-    if manifest.encoder is None:
-        return ["decoder"]
-    return ["frontend", "encoder", "decoder"] if manifest.encoder.input == "audio" else ["encoder", "decoder"]
 
 
 def bundle_info(bundle: Bundle) -> BundleInfo:

@@ -1,13 +1,17 @@
-"""Protocol Buffers' wire format, as far as an ONNX file needs it: the runtime has no package that reads one.
+"""Protocol Buffers' wire format, as far as an ONNX file needs it: the runtime has no package for it.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+Message = dict[int, list[Any]]
 
 
 class WireError(ValueError):
@@ -18,7 +22,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The number and value of each field of a message: an integer, or the bytes of a string, message or packed list.
 
     Raises:
-        WireError: the bytes end within a field, or hold a kind of field that there is not.
+        WireError: the bytes end within a field, or hold an unknown kind of field.
     """
     at = 0
     while at < len(data):
@@ -37,8 +41,16 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         at += size
 
 
+def parsed(data: bytes | memoryview) -> Message:
+    """The values of a message by the number of their field, an empty list for one that it lacks."""
+    found: Message = defaultdict(list)
+    for number, value in fields(memoryview(data)):
+        found[number].append(value)
+    return found
+
+
 def integers(value: int | memoryview) -> Iterator[int]:
-    """The numbers of one field of a repeated integer, which stand alone or packed together."""
+    """The numbers of one field of a repeated integer, which are single or packed together."""
     if isinstance(value, int):
         yield value
         return
@@ -48,23 +60,16 @@ def integers(value: int | memoryview) -> Iterator[int]:
         yield number
 
 
-def text(value: int | memoryview) -> str:
-    """A string field's text."""
-    if isinstance(value, int):
-        raise WireError(f"a number, {value}, where a string should be")
-    return bytes(value).decode("utf-8", "replace")
+def text(values: list[Any]) -> str:
+    """A string field's text; empty where the message lacks it."""
+    return bytes(values[-1]).decode("utf-8", "replace") if values else ""
 
 
-def message(*parts: bytes) -> bytes:
-    """A message of encoded fields."""
-    return b"".join(parts)
-
-
-def field(number: int, value: int | str | bytes | memoryview) -> bytes:
-    """One encoded field: a non-negative integer, a string, or the bytes of a message."""
-    if isinstance(value, int):
-        return _encode(number << 3 | VARINT) + _encode(value)
-    data = value.encode() if isinstance(value, str) else value
+def field(number: int, *value: int | str | bytes) -> bytes:
+    """One encoded field: a non-negative integer, a string, or bytes: those of a message are its encoded fields."""
+    if isinstance(value[0], int):
+        return _encode(number << 3 | VARINT) + _encode(value[0])
+    data = b"".join(part.encode() if isinstance(part, str) else part for part in value if not isinstance(part, int))
     return _encode(number << 3 | BYTES) + _encode(len(data)) + data
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import InputError
+from edge.text_file import read_text
 from edge.typed_json import read_json, typed
 
 FORMAT = "edge-profile"
@@ -53,6 +54,12 @@ class Device:
     provider: str  # onnxruntime's name of the execution provider: "CPUExecutionProvider"
     threads: int
 
+    @property
+    def identity(self) -> dict[str, object]:
+        """What two measurements must share to be of one device, in words."""
+        named = {"processor": self.cpu, "cores": self.cores, "runtime": self.runtime}
+        return {**named, "provider": self.provider, "threads": self.threads}
+
 
 @dataclass(frozen=True)
 class BundleInfo:
@@ -90,7 +97,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """t(S, context): a step of `size` tokens, with logits of every one, behind `context` tokens in the KV cache."""
+    """t(S, context): a step of `size` tokens, with logits of every one, at `context` tokens in the KV cache."""
 
     size: int
     context: int
@@ -188,7 +195,7 @@ class Op:
 
     graph: str  # its role: "decoder", "encoder", "frontend"
     size: int  # tokens of the step
-    layer: str  # "0", "1", ... or the name of what stands before or behind them: "embed_tokens", "lm_head"
+    layer: str  # "0", "1", ... or the name of what stands before or after them: "embed_tokens", "lm_head"
     op_type: str
     node: str
     count: int  # runs that were measured
@@ -229,41 +236,27 @@ class Profile:
         return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def version_of(text: str, where: str) -> int:
-    """The format version of a profile document; InputError where `text` is none. `where` names the file."""
-    raw = read_json(text, where, advice=ADVICE, error=InputError)
+def parse(text: str, where: str, advice: str = ADVICE) -> Profile:
+    """A profile from its JSON text. Unknown fields of the same format version are ignored. where: names the file.
+
+    Raises:
+        InputError: not a profile, another format version, or a field that is missing, of another type, or a number
+            that no measurement gives.
+    """
+    raw = read_json(text, where, advice=advice, error=InputError)
     version = raw.get("format_version")
     if raw.get("format") != FORMAT or not isinstance(version, int) or isinstance(version, bool):
         raise InputError(f"{where} is not a profile; edge profile BUNDLE --json writes one.")
-    return version
-
-
-def parse(text: str, where: str) -> Profile:
-    """A profile from its JSON text. Unknown fields of the same format version are ignored.
-
-    Raises:
-        InputError: not a profile, another format version, or a field that is missing, of another type or impossible.
-    """
-    version = version_of(text, where)
     if version != FORMAT_VERSION:
-        raise InputError(f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; {ADVICE}.")
-    raw = read_json(text, where)
-    profile = typed(raw, Profile, where, advice=ADVICE, error=InputError)
-    check_numbers(raw, where, ADVICE)
+        raise InputError(f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; {advice}.")
+    profile = typed(raw, Profile, where, advice=advice, error=InputError)
+    for fault in _faults(raw, ""):
+        raise InputError(f"{where} cannot be used: {fault}; {advice}.")
     return profile
 
 
-def check_numbers(raw: dict[str, Any], where: str, advice: str) -> None:
-    """Refuse numbers that no measurement gives, and that every division would stumble over.
-
-    Raises:
-        InputError: names the first of them.
-    """
-    for fault in _faults(raw, ""):
-        raise InputError(f"{where} cannot be used: {fault}; {advice}.")
-
-
 def _faults(value: Any, path: str) -> Iterator[str]:
+    """Numbers that no measurement gives, such as a time of zero."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _faults(item, f"{path}.{name}" if path else name)
@@ -276,11 +269,6 @@ def _faults(value: Any, path: str) -> Iterator[str]:
         yield f"{path} is {value}, and must be above 0"
 
 
-def read_text(path: Path) -> str:
-    """The text of a profile's file; InputError where it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise InputError(f"The profile {path} cannot be read: {e.strerror}.") from None
-    except ValueError:
-        raise InputError(f"The profile {path} is not a text file; edge profile BUNDLE --json writes one.") from None
+def read_profile(path: Path) -> Profile:
+    """The profile in a file. Raises: as `parse`, and where the file cannot be read."""
+    return parse(read_text(path, "The profile"), str(path))

@@ -50,7 +50,7 @@ function facts() {
   }
   if (decode.length) {
     const row = closest(decode, (each) => each.context, 128);
-    fact("Next tokens", [number(row.tokens_per_s), "tokens/s"], `${time(row.time.p50_ms)} each behind ${count(row.context)}`);
+    fact("Next tokens", [number(row.tokens_per_s), "tokens/s"], `${time(row.time.p50_ms)} each at context ${count(row.context)}`);
   }
   if (sustained) fact("Long answers", [number(sustained.tokens_per_s), "tokens/s"], drift(sustained));
   if (memory?.peak_private_bytes) {
@@ -150,16 +150,16 @@ function decode() {
   const rows = ordered(profile.decode, (row) => row.context);
   if (!rows.length) return;
   const unit = "tokens in the KV cache";
-  const say = [tag("b", {}, `${number(rows[0].tokens_per_s)} tokens/s`), ` behind ${count(rows[0].x)} tokens`];
+  const say = [tag("b", {}, `${number(rows[0].tokens_per_s)} tokens/s`), ` at context ${count(rows[0].x)}`];
   if (rows.length > 1) {
     const last = rows[rows.length - 1];
-    say.push(", ", tag("b", {}, number(last.tokens_per_s)), ` behind ${count(last.x)}`);
+    say.push(", ", tag("b", {}, number(last.tokens_per_s)), ` at ${count(last.x)}`);
   }
   say.push(". Band: the fastest to p90, and p99 above.");
   figure("decode", "Time per token over the context", say, (svg, width) => {
     const at = spread(svg, width, rows, unit);
     nearest(svg, at, rows.map((row) => row.x), (i) => [
-      `Behind ${plural(rows[i].x, "token")}`,
+      `At context ${count(rows[i].x)}`,
       [...tips(rows[i].time), ["jitter", time(rows[i].time.jitter_ms)], ["tokens/s", number(rows[i].tokens_per_s)]],
     ]);
     return at.height;
@@ -202,7 +202,7 @@ function curve() {
       `A step of ${plural(sizes[i], "token")}`,
       [...contexts].reverse().filter((context) => at(sizes[i], context)).map((context) => {
         const { ms: value, low_ms: low, high_ms: high } = at(sizes[i], context);
-        return [`behind ${count(context)}`, `${time(value)} ±${percent((high - low) / 2 / value, 1)}`, tint(context)];
+        return [`context ${count(context)}`, `${time(value)} ±${percent((high - low) / 2 / value, 1)}`, tint(context)];
       }),
     ]);
     return box.height;
@@ -217,7 +217,7 @@ function curve() {
 function relative(sizes, contexts, at) {
   const rows = sizes.filter((size) => size > 1 && contexts.some((context) => at(size, context) && at(1, context)));
   if (!rows.length) return;
-  const say = "What a step costs, in steps of one token behind the same context. The stronger the colour, the cheaper is each of its tokens: there a draft pays soonest.";
+  const say = "What a step costs, in steps of one token at the same context. The stronger the colour, the cheaper is each of its tokens: there a draft pays soonest.";
   figure("relative", "The cost of a step in steps of one token", say, (svg, width) => {
     const [left, top, height] = [64, 34, Math.max(24, Math.min(34, Math.round(270 / rows.length)))];
     const cell = (width - left) / contexts.length;
@@ -234,7 +234,7 @@ function relative(sizes, contexts, at) {
           class: "block", x: left + j * cell + 1, y: top + i * height + 1, width: cell - 2, height: height - 2, rx: 4,
           fill: "var(--accent)", "fill-opacity": (0.06 + 0.86 * saved).toFixed(3),
         });
-        svg.append(tipped(block, `${count(size)} tokens behind ${count(context)}`, [
+        svg.append(tipped(block, `${count(size)} tokens at context ${count(context)}`, [
           ["step", time(step.ms)], ["one token", time(one.ms)], ["each of the step", time(step.ms / size)],
         ]));
         const text = shape("text", { x: left + (j + 0.5) * cell, y: top + (i + 0.5) * height + 4, "text-anchor": "middle", "pointer-events": "none" }, `${number(times)}×`);

@@ -62,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One run of a graph: a step of `size` tokens behind `context`, or an encoder's or frontend's run."""
+    """One run of a graph: a step of `size` tokens at `context`, or an encoder's or frontend's run."""
 
     graph: str
     size: int
@@ -137,7 +137,7 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 
 def _layers(ops: Sequence[Op], parts: Sequence[Part]) -> dict[str, list[tuple[int, float]]]:
-    """Each layer's nodes as they run; what stands before the numbered layers and behind them counts as a layer too."""
+    """Each layer's nodes as they run; what stands before and after the numbered layers counts as one too."""
     places = {(part.path, part.op_type): i for i, part in enumerate(parts)}
     found: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for op in ops:

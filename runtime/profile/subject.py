@@ -1,7 +1,7 @@
-"""What is measured: a bundle's engine with one KV cache, which can be put at any context at once.
+"""What is measured: a bundle's engine with one KV cache, which can be set to any context at once.
 
-A context is reached by moving the cache's length over rows that earlier steps wrote (or copies of them), not by running
-that many tokens again: a step costs the same behind either.
+A context is reached by moving the cache's length over rows that earlier steps wrote (or copies of them) instead of
+running that many tokens: a step costs the same at either.
 """
 
 from __future__ import annotations
@@ -33,35 +33,26 @@ class FirstToken:
 
 
 class Subject:
-    """An engine to be measured; its input is random, for no kernel's speed depends on which tokens it sees.
-
-    Args:
-        engine: a loaded engine.
-        capacity: tokens of the KV cache, up to the engine's context.
-    """
+    """A loaded engine to be measured, with a KV cache of `capacity` tokens. Its input is random: no kernel's speed
+    depends on the tokens."""
 
     def __init__(self, engine: Engine, capacity: int) -> None:
         self.engine, self.capacity = engine, capacity
         self._manifest = engine.bundle.manifest
         self._rng = np.random.default_rng(0)
         self._sampler = make_sampler(SamplingOptions())
-        self._cross: Cross | None = None  # behind which tokens are decoded: that of the first input, until `fill`
+        self._cross: Cross | None = None  # what the decoder reads: of the first input, until `fill`
         self._cache = engine.new_cache(capacity)
         self._written = 0  # rows that hold something
 
     @property
-    def source_tokens(self) -> int | None:
-        """Rows that the encoder hands to the decoder while `decode` and `step` are measured."""
-        return source_tokens(self._manifest)
-
-    @property
     def audio_s(self) -> float | None:
-        """Seconds of sound that the encoder takes at a time."""
+        """Seconds of a window of audio."""
         speech = self._manifest.speech
         return None if speech is None else speech.window_samples / speech.sample_rate
 
     def first_token(self, tokens: int) -> FirstToken:
-        """Take an input of so many tokens (of sound always a window) and generate the first token of the output."""
+        """Read an input of `tokens` tokens (of audio always a window) and generate the first token of the output."""
         source = self._source(tokens)
         prompt = source if self.engine.encoder is None else self._decoder_start()
         start = time.perf_counter()
@@ -75,9 +66,9 @@ class Subject:
         return FirstToken((end - start) * 1e3, None if cross is None else (encoded - start) * 1e3)
 
     def decode(self, context: int, count: int) -> list[float]:
-        """Milliseconds of each of `count` tokens, one after another behind `context` tokens, greedily sampled.
+        """Milliseconds of each of `count` tokens, one after another from `context` on, greedily sampled.
 
-        One more token is run before them, for the caches and the threads to be as they are in the middle of an answer.
+        One more token runs before them, so that caches and threads are as in the middle of an answer.
         """
         self._at(context)
         tokens = generate(self.engine, self._cache, self._tokens(1), self._sampler, chunk=1, interrupted=never)
@@ -91,7 +82,7 @@ class Subject:
         return times
 
     def step(self, size: int, context: int) -> float:
-        """Milliseconds of one step of `size` tokens, with logits of every one, behind `context` tokens."""
+        """Milliseconds of one step of `size` tokens, with logits of every one, at `context` tokens."""
         self._at(context)
         tokens, rows = self._tokens(size), np.arange(size)
         start = time.perf_counter()
@@ -105,11 +96,11 @@ class Subject:
 
     @property
     def cross_bytes(self) -> int:
-        """Bytes of what the encoder handed to the decoder."""
+        """Bytes of the encoder's output."""
         return 0 if self._cache.cross is None else self._cache.cross.nbytes
 
     def kv_bytes(self, page: int) -> int:
-        """Bytes of the KV cache that are in memory: pages of this size that its rows have touched."""
+        """Bytes of the KV cache that are in memory, in pages of `page` bytes that its rows have touched."""
         rows = max(self._written, self._cache.length)
         return sum(
             2 * layer.heads * -(-rows * layer.head_dim * KV_DTYPES[self._manifest.kv.dtype] // page) * page
@@ -117,11 +108,11 @@ class Subject:
         )
 
     def fill(self, written: int = WRITTEN) -> None:
-        """Write the whole cache: so many rows are run, and copied to the others. From here on an encoder-decoder
-        decodes behind `source_tokens` rows."""
+        """Write the whole cache: `written` rows are run, and copied to the others. From here on an encoder-decoder
+        decodes an input of `source_tokens` rows."""
         rows = min(written, self.capacity)
-        if self.source_tokens:
-            self._cross = self._encode(self._source(self.source_tokens))
+        if rows_of_source := source_tokens(self._manifest):
+            self._cross = self._encode(self._source(rows_of_source))
         self._cache.reset(self._cross)
         for start in range(0, rows, PREFILL_CHUNK):
             self.engine.step(self._cache, self._tokens(min(PREFILL_CHUNK, rows - start)))
@@ -129,17 +120,17 @@ class Subject:
         self._copy(self.capacity)
 
     def _at(self, context: int) -> None:
-        """Put the cache at a context."""
+        """Set the cache to a context."""
         self._cache.reset(self._cross)
         if context > self._written:
             self._copy(context)
         self._cache.length = context
 
     def _copy(self, upto: int) -> None:
-        """Fill rows up to this one with copies of those that were written."""
+        """Fill the rows below `upto` with copies of those that were written."""
         have = self._written
         if not have:
-            raise ValueError("nothing was run yet that could be copied")
+            raise ValueError("no rows have been run that could be copied")
         for pair in self._cache.buffers:
             for buffer in pair:
                 for start in range(have, upto, have):
@@ -148,7 +139,7 @@ class Subject:
         self._written = max(have, upto)
 
     def _source(self, tokens: int) -> NDArray[Any]:
-        """An encoder's input: so many tokens, or a window of noise."""
+        """An encoder's input: `tokens` tokens, or a window of noise."""
         if self._manifest.speech is None:
             return self._tokens(tokens)
         return self._rng.normal(0, 0.1, self._manifest.speech.window_samples).astype(np.float32)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from edge.runtime.profile import costs
+from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.ops import Step
 from edge.runtime.profile.record import Op, Profile
 
@@ -19,17 +19,22 @@ GRAPHS, MEMORY, ANSWERS = 1, 2, 3  # processes of the trace
 Event = dict[str, Any]
 
 
+Told = tuple[Step, list[Event]]  # a step, and what is told of each of its nodes
+
+
 def trace_json(profile: Profile, story: Sequence[Step] = ()) -> str:
     """A trace: the graphs' steps, layers and nodes on one track each, the memory of a fresh process by kind, and the
     tokens per second of long answers.
 
     Args:
         story: one input and a few tokens, as `edge.runtime.profile.ops.measure` watched them, with the profiler's share
-            in every node. Without it each step of the profile's operators is laid out once, one node behind the other.
+            in every node. Without it each step of the profile's operators is shown once, one node after the other.
     """
-    events = list(_told(story) if story else _laid_out(profile.ops))
+    watched = [(step, list(map(_watched, step.run.events))) for step in story]
+    events = list(_graphs(watched or list(_laid_out(profile.ops))))
     if events:
-        events[:0] = [_named(GRAPHS, "Graphs"), *(_named(GRAPHS, g, t) for g, t in _tracks(events).items())]
+        tracks = {event["args"]["graph"]: event["tid"] for event in events if event["cat"] == "step"}
+        events[:0] = [_named(GRAPHS, "Graphs"), *(_named(GRAPHS, graph, track) for graph, track in tracks.items())]
     events += [*_memory(profile), *_answers(profile)]
     device, bundle = profile.device, profile.bundle
     content = {
@@ -47,49 +52,46 @@ def trace_json(profile: Profile, story: Sequence[Step] = ()) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _tracks(events: Sequence[Event]) -> dict[str, int]:
-    """One track for each graph, by its name."""
-    return {event["args"]["graph"]: event["tid"] for event in events if event["cat"] == "step"}
+def _watched(event: graph_runs.Event) -> Event:
+    """What is told of a node that the profiler watched."""
+    return {
+        "operator": event.op_type,
+        "inputs": list(map(_shape, costs.shapes(event.inputs))),
+        "outputs": list(map(_shape, costs.shapes(event.outputs))),
+        "threads": event.threads,
+    }
 
 
-def _told(story: Sequence[Step]) -> Iterator[Event]:
-    """Steps as they were watched."""
-    origin = min(step.run.start_us for step in story)
-    tracks: dict[str, int] = {}
-    for step in story:
-        track = tracks.setdefault(step.graph, len(tracks) + 1)
-        start, end = step.run.start_us - origin, step.run.start_us - origin + step.run.us
-        yield _step(track, start, end, step.graph, step.size, step.context)
-        nodes = list(zip(step.layers, step.run.events, strict=True))
-        for layer, own in groupby(nodes, key=lambda pair: pair[0]):
-            members = [event for _, event in own]
-            last = members[-1].start_us + members[-1].us - origin
-            yield _slice("layer", _layer(layer), track, members[0].start_us - origin, min(last, end), {})
-            for event in members:
-                inputs, outputs = costs.shapes(event.inputs), costs.shapes(event.outputs)
-                args = {
-                    "operator": event.op_type,
-                    "inputs": [_shape(shape) for shape in inputs],
-                    "outputs": [_shape(shape) for shape in outputs],
-                    "threads": event.threads,
-                }
-                begin = event.start_us - origin
-                yield _slice("node", event.node, track, begin, min(begin + event.us, last, end), args)
-
-
-def _laid_out(ops: Sequence[Op]) -> Iterator[Event]:
+def _laid_out(measured: Sequence[Op]) -> Iterator[Told]:
     """One run of each step that was measured, from the times of its nodes alone."""
+    start = at = 0.0
+    for (graph, size, context), own in groupby(measured, key=lambda op: (op.graph, op.size, op.context)):
+        nodes, events = list(own), []
+        for op in nodes:
+            events.append(graph_runs.Event(op.node, op.op_type, at, op.us, None, None, None))
+            at += op.us
+        run = graph_runs.Run(start, at - start, events)
+        yield Step(graph, size, context, run, [op.layer for op in nodes]), list(map(_figures, nodes))
+        start = at
+
+
+def _graphs(steps: Sequence[Told]) -> Iterator[Event]:
+    """A track for each graph: its steps, their layers, and their nodes, none of which ends after what it is part of."""
     tracks: dict[str, int] = {}
-    at = 0.0
-    for (graph, size, context), own in groupby(ops, key=lambda op: (op.graph, op.size, op.context)):
-        track, nodes = tracks.setdefault(graph, len(tracks) + 1), list(own)
-        yield _step(track, at, at + sum(op.us for op in nodes), graph, size, context)
-        for layer, members in groupby(nodes, key=lambda op: op.layer):
-            inside = list(members)
-            yield _slice("layer", _layer(layer), track, at, at + sum(op.us for op in inside), {})
-            for op in inside:
-                yield _slice("node", op.node, track, at, at + op.us, _figures(op))
-                at += op.us
+    origin = steps[0][0].run.start_us if steps else 0.0
+    for step, told in steps:
+        track, start = tracks.setdefault(step.graph, len(tracks) + 1), step.run.start_us - origin
+        end, name = start + step.run.us, f"{step.graph}, {step.size:,} rows"
+        if step.context is not None:
+            name = f"{'token' if step.size == 1 else f'{step.size:,} tokens'} at context {step.context:,}"
+        about = {"graph": step.graph, "size": step.size, "context": step.context}
+        yield _slice("step", name, track, start, end, about)
+        for layer, own in groupby(zip(step.layers, step.run.events, told, strict=True), key=lambda each: each[0]):
+            nodes = [(event, event.start_us - origin, args) for _, event, args in own]
+            last = min(nodes[-1][1] + nodes[-1][0].us, end)
+            yield _slice("layer", f"layer {layer}" if layer.isdigit() else layer, track, nodes[0][1], last, {})
+            for event, begin, args in nodes:
+                yield _slice("node", event.node, track, begin, min(begin + event.us, last), args)
 
 
 def _figures(op: Op) -> dict[str, Any]:
@@ -130,16 +132,8 @@ def _answers(profile: Profile) -> Iterator[Event]:
         yield {"name": "tokens/s", "ph": "C", "ts": rate.second * 1e6, "pid": ANSWERS, "args": args}
 
 
-def _step(track: int, start: float, end: float, graph: str, size: int, context: int | None) -> Event:
-    if context is None:
-        name = f"{graph}, {size:,} rows"
-    else:
-        name = f"token behind {context:,}" if size == 1 else f"{size:,} tokens behind {context:,}"
-    return _slice("step", name, track, start, end, {"graph": graph, "size": size, "context": context})
-
-
 def _slice(category: str, name: str, track: int, start: float, end: float, args: Event, process: int = GRAPHS) -> Event:
-    """A complete event, in microseconds; those within one another on a track are drawn below one another."""
+    """A complete event, in microseconds; nested ones of a track are drawn below one another."""
     begin, length = round(start, 3), round(max(0.0, end - start), 3)
     return {
         "name": name, "cat": category, "ph": "X", "ts": begin, "dur": length, "pid": process, "tid": track, "args": args
@@ -150,10 +144,6 @@ def _named(process: int, name: str, track: int | None = None) -> Event:
     """The name of a process, or of one of its tracks."""
     what = "process_name" if track is None else "thread_name"
     return {"name": what, "ph": "M", "cat": "", "pid": process, "tid": track or 0, "args": {"name": name}}
-
-
-def _layer(layer: str) -> str:
-    return f"layer {layer}" if layer.isdigit() else layer
 
 
 def _shape(shape: costs.Shape) -> str:

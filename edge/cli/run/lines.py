@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.runtime.model import Model
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
-# Arguments that can change an answer, besides the options.
+# Arguments that can change an answer, apart from the options.
 SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 CUT = ("length", "context")  # why an answer that might go on ended

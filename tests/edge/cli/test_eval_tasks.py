@@ -158,7 +158,7 @@ def test_lines_that_cannot_be_answered_are_named(content: str, sentence: str, tm
     [
         ([], "Give one thing to measure on"),
         (["--qa", "FILE", "--text", "FILE"], "Give one thing to measure on"),
-        (["--qa", "FILE", "--prefill-graph"], "Answers are a bundle's own"),
+        (["--qa", "FILE", "--prefill-graph"], "Answers need a bundle alone"),
         (["--qa", "FILE", "--sweep", "0.1"], "name the policy with --skip"),
         (["--qa", "FILE", "--skip", "first"], "has no routers"),
         (["--qa", "FILE", "--skip", "unified:2"], "no share of the layers"),

@@ -332,7 +332,7 @@ def test_the_command_refuses_in_one_sentence(
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")  # noqa: PTH110
 @pytest.mark.parametrize(
     ("args", "what"),
-    [(["a.json", "--json"], "The profile could not be written to standard output"),
+    [(["a.json", "--json"], "The output could not be written"),
      (["a.json"], "The output could not be written"),
      (["--compare", "a.json", "a.json"], "The output could not be written")],
     ids=["json", "tables", "comparison"],

@@ -9,7 +9,7 @@ import pytest
 from profile_example import example_profile
 
 from edge.errors import InputError
-from edge.runtime.profile.compare import Comparison, Row, compare, parse_both
+from edge.runtime.profile.compare import Comparison, Row, compare
 from edge.runtime.profile.record import Stats
 
 
@@ -101,13 +101,3 @@ def test_the_summary_is_json() -> None:
     summary = json.loads(json.dumps(compare(example_profile(), example_profile(slower=2)).summary(), allow_nan=False))
     first = summary["rows"][0]
     assert (first["name"], first["better"], first["certain"]) == ("TTFT @ 16", "a", True)
-
-
-def test_files_of_different_versions_are_one_sentence() -> None:
-    text = example_profile().to_json()
-    newer = text.replace('"format_version": 1', '"format_version": 2')
-    with pytest.raises(InputError) as caught:
-        parse_both(text, "a.json", newer, "b.json")
-    assert str(caught.value).startswith("a.json has format version 1 and b.json 2, so that they cannot be compared;")
-    with pytest.raises(InputError, match="a.json has format version 2, and this edge reads 1"):
-        parse_both(newer, "a.json", newer, "b.json")

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from edge.runtime.profile.drift import Canary, slope, sustain
+from edge.runtime.profile.drift import DriftMeter, slope, sustain
 
 
 def test_a_device_that_slows_down_shows_a_slope() -> None:
@@ -33,22 +33,22 @@ def test_two_rates_or_one_moment_tell_no_slope() -> None:
     assert slope([1.0, 1.0, 1.0], [100.0, 50.0, 70.0]) == (0, 0, 0)
 
 
-def test_the_canary_tells_spread_and_drift() -> None:
+def test_the_drift_meter_tells_spread_and_drift() -> None:
     times = iter([9.0, 10.0, 10.0, 11.0, 10.0, 10.0] * 3 + [9.0, 12.0, 12.0, 12.0, 12.0, 12.0] * 2)
     ticks = count(0, 10)
-    canary = Canary(lambda: next(times), clock=lambda: float(next(ticks)))
+    meter = DriftMeter(lambda: next(times), clock=lambda: float(next(ticks)))
     for _ in range(5):
-        canary.sing()
-    noise = canary.noise(0.25)
-    assert len(canary.times) == 25 and noise.drift == pytest.approx(0.2) and noise.foreign_cpu == 0.25
+        meter.measure_drift()
+    noise = meter.noise(0.25)
+    assert len(meter.times) == 25 and noise.drift == pytest.approx(0.2) and noise.foreign_cpu == 0.25
     assert noise.spread == pytest.approx((12 - 10) / 2 / 11)
 
 
-def test_the_canary_rests_between_songs() -> None:
-    canary = Canary(lambda: 1.0, clock=lambda: 5.0)
-    canary.sing()
-    canary.sing()
-    assert len(canary.times) == 5
+def test_drift_is_not_measured_twice_in_a_row() -> None:
+    meter = DriftMeter(lambda: 1.0, clock=lambda: 5.0)
+    meter.measure_drift()
+    meter.measure_drift()
+    assert len(meter.times) == 5
 
 
 class FakeSubject:

@@ -93,7 +93,7 @@ def test_every_figure_is_drawn_and_fits_the_window(
 
 def test_the_pointer_finds_figures(seen: Browser, tmp_path: Path) -> None:
     seen.open(write(tmp_path, example_profile()), *PREFILL)
-    for selector, expected in [("#decode svg", "p99"), ("#curve svg", "behind 512"), ("#ttft svg", "tokens")]:
+    for selector, expected in [("#decode svg", "p99"), ("#curve svg", "context 512"), ("#ttft svg", "tokens")]:
         seen.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
         seen.settle()
         x, y = seen.run(

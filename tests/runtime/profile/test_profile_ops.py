@@ -119,7 +119,7 @@ def test_every_node_of_a_decoder_is_measured_at_every_size(measured: Measured, p
         assert {op.context for op in found} == {100} and {op.graph for op in found} == {"decoder"}
         assert all(op.us > 0 and op.count >= ops.LEAST and op.bytes is not None for op in found)
         assert {"0", "1"} <= {op.layer for op in found}
-    assert "is taken off the times of operators" in measured.notes[0]
+    assert "is subtracted from the times of operators" in measured.notes[0]
 
 
 def products(found: list[Op], size: int) -> int:
@@ -170,7 +170,7 @@ def test_a_profile_that_was_cut_off_is_one_sentence(tiny_bundle: Bundle, monkeyp
 
 
 def test_a_context_beyond_the_bundle_is_one_sentence(tiny_bundle: Bundle) -> None:
-    with pytest.raises(InputError, match="behind 0 to 496 tokens with this bundle, not 500"):
+    with pytest.raises(InputError, match="at 0 to 496 tokens of context with this bundle, not 500"):
         ops.measure(tiny_bundle, context=500, sizes=(1, 16))
 
 

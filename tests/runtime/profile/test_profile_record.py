@@ -11,7 +11,7 @@ from places import DOCS
 from profile_example import example_profile
 
 from edge.errors import InputError
-from edge.runtime.profile.record import parse, read_text
+from edge.runtime.profile.record import parse, read_profile
 
 
 def changed(path: str, value: Any) -> str:
@@ -67,10 +67,10 @@ def test_what_cannot_be_right_is_refused_with_its_place(text: str, sentence: str
 
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read: No such file or directory."):
-        read_text(tmp_path / "none.json")
+        read_profile(tmp_path / "none.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="is not a text file"):
-        read_text(tmp_path / "bytes.json")
+    with pytest.raises(InputError, match="is not UTF-8"):
+        read_profile(tmp_path / "bytes.json")
 
 
 def test_the_page_about_the_format_names_every_field_and_its_example_is_accepted() -> None:

@@ -58,7 +58,7 @@ def test_what_was_watched_is_shown_as_it_was(pristine_tiny_bundle: Bundle) -> No
     events = slices(trace)[1, 1]
     assert_nested(events)
     steps = [event["name"] for event in events if event["cat"] == "step"]
-    assert steps == ["16 tokens behind 100", *(f"token behind {100 + i}" for i in range(6))]
+    assert steps == ["16 tokens at context 100", *(f"token at context {100 + i}" for i in range(6))]
     named = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
     assert {"Graphs", "decoder", "phases"} <= named
     product = next(event for event in events if event["args"].get("operator") == "MatMulNBits")
