@@ -14,7 +14,7 @@ import numpy as np
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.graph.linear import Projections, linear
+from edge.export.graph.linear import Biased, Projections, has_bias, linear
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value, scalar
 
@@ -30,8 +30,9 @@ class Step:
     present: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     cross: list[tuple[Value, Value]] = field(default_factory=list)  # per layer, what the encoder made of its input
     attention_bias: Value | None = None  # [1, 1 or H, S, T], added to the scores of self-attention
+    layer_biases: dict[int, Value] = field(default_factory=dict)  # of layers that have another one
     rope: dict[str, tuple[Value, Value]] = field(default_factory=dict)  # cos and sin tables by name
-    cuts: list[Stream] = field(default_factory=list)  # behind each layer's attention and feed-forward, in turns
+    cuts: list[Stream] = field(default_factory=list)  # after each layer's attention and feed-forward, in turns
 
 
 def norm_weight(weights: Weights, name: str, offset: float) -> nn.Parameter:
@@ -55,7 +56,7 @@ class Stream:
 
 class RMSNorm(nn.Module):
     """Root mean square norm over the last axis. `offset` is added to the checkpoint's weights (Gemma stores them
-    less one).
+    minus one).
     """
 
     def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
@@ -67,13 +68,8 @@ class RMSNorm(nn.Module):
         return op.rms_norm(x, self.weight, self.eps)
 
 
-class ResidualNorm(nn.Module):
+class ResidualNorm(RMSNorm):
     """The norm of the residual stream, which also adds up the stream: returns both."""
-
-    def __init__(self, weights: Weights, name: str, eps: float, *, offset: float = 0.0):
-        super().__init__()
-        self.eps = eps
-        self.weight = norm_weight(weights, name, offset)
 
     def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:
         if stream.added is None:
@@ -81,25 +77,36 @@ class ResidualNorm(nn.Module):
         return op.add_rms_norm(stream.x, stream.added, self.weight, self.eps)
 
 
-class HeadNorm(nn.Module):
+class HeadNorm(RMSNorm):
     """Root mean square norm of each head by itself, with one weight for all: [B, S, heads * dim] to the same."""
 
     def __init__(self, weights: Weights, name: str, heads: int, dim: int, eps: float, offset: float):
-        super().__init__()
+        super().__init__(weights, name, eps, offset=offset)
         self.heads = heads
         self.dim = dim
-        self.eps = eps
-        self.weight = norm_weight(weights, name, offset)
 
     def forward(self, op: Lowering, x: Value) -> Value:
         y = op.Reshape(x, [0, -1, self.heads, self.dim])  # 0: as many sequences as x has
-        y = op.rms_norm(y, self.weight, self.eps)
-        return op.Reshape(y, [0, -1, self.heads * self.dim])
+        return op.Reshape(op.rms_norm(y, self.weight, self.eps), [0, -1, self.heads * self.dim])
 
 
-def head_norms(weights: Weights, dim: int, eps: float, offset: float = 0.0) -> Callable[[str, int], HeadNorm]:
-    """The norms of query and key heads, as `Attention` takes them."""
-    return lambda name, heads: HeadNorm(weights, name, heads, dim, eps, offset)
+class ResidualLayerNorm(nn.Module):
+    """The layer norm of the residual stream, with weight and bias: returns it, and the stream added up.
+
+    many_rows: of an encoder's long input.
+    """
+
+    def __init__(self, weights: Weights, name: str, eps: float = 1e-5, *, many_rows: bool = False):
+        super().__init__()
+        self.eps = eps
+        self.weight = norm_weight(weights, name, 0.0)
+        self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", "norm")
+        self.many_rows = many_rows
+
+    def forward(self, op: Lowering, stream: Stream) -> tuple[Value, Value]:
+        if stream.added is None:
+            return op.layer_norm(stream.x, self.weight, self.bias, self.eps), stream.x
+        return op.add_layer_norm(stream.x, stream.added, self.weight, self.bias, self.eps, many_rows=self.many_rows)
 
 
 @dataclass(frozen=True)
@@ -119,16 +126,21 @@ def heads_of(config: Any) -> Heads:
 
 def window_of(config: Any, layer: int) -> int | None:
     """How many tokens the layer attends to, or None for all of them."""
-    sliding = config.layer_types[layer] == "sliding_attention"
-    return int(config.sliding_window) if sliding and config.sliding_window is not None else None
+    kinds: Sequence[str] | None = getattr(config, "layer_types", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    return window if kinds is None or kinds[layer] == "sliding_attention" else None
+
+
+QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Attention(nn.Module):
     """Causal self-attention over a cache that grows in place.
 
-    rope names the decoder's rotary table, or is None where positions are not rotated. window: how many tokens,
-    itself included, a token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of
-    heads. scale multiplies the scores, 1 / sqrt(head dim) where it is None; softcap bounds them.
+    names: its projections in the checkpoint, the output's last. bias: whether they have one, or which of them. rope:
+    the decoder's rotary table by name; None: positions are not rotated. window: how many tokens, itself included, a
+    token attends to. qk_norm: makes the norm of queries and of keys, of its name and the number of heads. scale
+    multiplies the scores, 1 / sqrt(head dim) where it is None; softcap bounds them.
     """
 
     def __init__(
@@ -138,11 +150,9 @@ class Attention(nn.Module):
         layer: int,
         heads: Heads,
         *,
-        rope: str | None,
-        projections: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-        output: str = "o_proj",
-        bias: bool | Sequence[str] = False,
-        output_bias: bool = False,
+        names: Sequence[str] = QKVO,
+        bias: Biased = False,
+        rope: str | None = None,
         window: int | None = None,
         qk_norm: Callable[[str, int], nn.Module] | None = None,
         scale: float | None = None,
@@ -153,10 +163,9 @@ class Attention(nn.Module):
         self.heads = heads
         self.rope = rope
         self.window = window
-        names = [f"{name}.{p}" for p in projections]
-        biased = bias if isinstance(bias, bool) else [f"{name}.{p}" for p in bias]
-        self.qkv_proj = Projections(weights, names, f"{name}.qkv_proj", "attention", bias=biased)
-        self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=output_bias)
+        *inputs, output = names
+        self.qkv_proj = Projections(weights, name, inputs, "qkv_proj", "attention", bias=bias)
+        self.o_proj = linear(weights, f"{name}.{output}", "attention", bias=has_bias(bias, output))
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.softcap = softcap
         self.q_norm: nn.Module | None = None
@@ -208,14 +217,51 @@ class GatedMLP(nn.Module):
     ):
         super().__init__()
         self.activation = activation_of(activation)
-        names = [f"{name}.{p}" for p in projections]
-        self.gate_up_proj = Projections(weights, names, f"{name}.gate_up_proj", group, bias=bias)
+        self.gate_up_proj = Projections(weights, name, projections, "gate_up_proj", group, bias=bias)
         self.down_proj = linear(weights, f"{name}.{output}", group, bias=bias)
 
     def forward(self, op: Lowering, x: Value) -> Value:
         parts = self.gate_up_proj(op, x)
         gate, up = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
         return self.down_proj(op, op.Mul(self.activation(op, gate), up))
+
+
+class MLP(nn.Module):
+    """fc2(activation(fc1(x))); `activation` by transformers' name.
+
+    parts: the rows are computed in this many equal parts. What lies between the products is the widest of an encoder's
+    activations, and of a part of 30 s of audio it fits into a cache.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        first: str,
+        second: str,
+        activation: str,
+        *,
+        group: str = "feed_forward",
+        bias: bool = True,
+        parts: int = 1,
+    ):
+        super().__init__()
+        self.activation = activation_of(activation)
+        self.parts = parts
+        self.fc1 = linear(weights, first, group, bias=bias)
+        self.fc2 = linear(weights, second, group, bias=bias)
+
+    def forward(self, op: Lowering, x: Value) -> Value:
+        if self.parts == 1:
+            return self._rows(op, x)
+        made = []
+        for i, part in enumerate(op.Split(x, axis=1, num_outputs=self.parts, _outputs=self.parts)):
+            op.builder.push_module(f"parts.{i}")  # each has nodes and constants of its own
+            made.append(self._rows(op, part))
+            op.builder.pop_module()
+        return op.Concat(*made, axis=1)
+
+    def _rows(self, op: Lowering, x: Value) -> Value:
+        return self.fc2(op, self.activation(op, self.fc1(op, x)))
 
 
 Activation = Callable[[Lowering, Value], Value]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from edge.bundle import BundleWriter
 from edge.export.graph.blocks import Attention, heads_of
 from edge.export.graph.families import find_family
-from edge.export.graph.llama_like import Decoder
 from edge.export.graph.prefill import build_prefill
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import DECODER, Built, ModelSource, configuration, step_graph, write_graph
 from edge.export.graph.weights import Weights
 from edge.export.quantize.base import Weight

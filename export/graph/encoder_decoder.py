@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from onnxscript import GraphBuilder, nn
 
 from edge.bundle import BundleWriter
-from edge.export.graph.blocks import Attention
-from edge.export.graph.cross import MLP, CrossAttention, EncoderDecoder
+from edge.export.graph.blocks import MLP, Attention
+from edge.export.graph.cross import CrossAttention
 from edge.export.graph.families import find_family
 from edge.export.graph.linear import Linear
+from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.step import (
     DECODER,
     FLOAT,

@@ -10,6 +10,12 @@ from onnxscript import nn
 from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
 from edge.export.lower.base import Lowering, Value, scalar
 
+Biased = bool | Sequence[str]  # whether the projections of a block have a bias, or which of them
+
+
+def has_bias(bias: Biased, member: str) -> bool:
+    return bias if isinstance(bias, bool) else member in bias
+
 
 class Linear(nn.Module):
     """y = x W^T + b for one stored matrix."""
@@ -36,22 +42,23 @@ def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Li
 
 
 class Projections(nn.Module):
-    """Linear layers that read the same input: one product wherever their formats allow it.
+    """Linear layers `members` of the block `name`, which read the same input: one product where their formats allow it.
 
-    Returns one packed output, or one for each of `names`. bias: whether they have one, or the names of those that do.
+    Returns one packed output, or one for each member. bias: whether they have one, or which of them.
     """
 
     def __init__(
-        self, weights: Weights, names: Sequence[str], packed: str, group: str, *, bias: bool | Sequence[str] = False
+        self, weights: Weights, name: str, members: Sequence[str], packed: str, group: str, *, bias: Biased = False
     ):
         super().__init__()
-        biased = set(names if bias else ()) if isinstance(bias, bool) else set(bias)
-        stored = weights.matrices([f"{n}.weight" for n in names], f"{packed}.weight", group)
+        names = [f"{name}.{member}" for member in members]
+        biased = [f"{name}.{member}" for member in members if has_bias(bias, member)]
+        stored = weights.matrices([f"{n}.weight" for n in names], f"{name}.{packed}.weight", group)
         if len(stored) == 1:
             b = None
             if biased:
                 lacking = {f"{n}.bias": weights.rows(f"{n}.weight") for n in names if n not in biased}
-                b = weights.vector([f"{n}.bias" for n in names], f"{packed}.bias", group, zeros=lacking)
+                b = weights.vector([f"{n}.bias" for n in names], f"{name}.{packed}.bias", group, zeros=lacking)
             self.parts = nn.ModuleList([Linear(stored[0], b)])
         else:
             self.parts = nn.ModuleList([linear(weights, n, group, bias=n in biased) for n in names])

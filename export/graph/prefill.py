@@ -8,10 +8,9 @@ from typing import Any
 from onnxscript import nn
 
 from edge.bundle import BundleWriter
-from edge.export.graph.blocks import ResidualNorm, Stream
+from edge.export.graph.blocks import Stream
 from edge.export.graph.families.base import Family
-from edge.export.graph.linear import Embedding
-from edge.export.graph.llama_like import Decoder
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import ModelSource, step_graph, write_graph
 from edge.export.graph.weights import PrefillWeights, Weights
 from edge.export.lower.base import Lowering, Value
@@ -25,19 +24,19 @@ PATH = "graphs/prefill.onnx"
 class Rotated(nn.Module):
     """The embedding's rows, turned as the layers' weights are."""
 
-    def __init__(self, embedding: Embedding, turn: nn.Parameter):
+    def __init__(self, start: nn.Module, turn: nn.Parameter):
         super().__init__()
-        self.embedding = embedding
+        self.start = start
         self.turn = turn
 
-    def forward(self, op: Lowering, input_ids: Value) -> Value:
-        return op.MatMul(self.embedding(op, input_ids), self.turn)
+    def forward(self, op: Lowering, input_ids: Value, positions: Value) -> Value:
+        return op.MatMul(self.start(op, input_ids, positions), self.turn)
 
 
 class TurnedBack(nn.Module):
     """The final norm, of the few rows that the head reads, before which they are turned back."""
 
-    def __init__(self, norm: ResidualNorm, turn: nn.Parameter):
+    def __init__(self, norm: nn.Module, turn: nn.Parameter):
         super().__init__()
         self.norm = norm
         self.turn = turn
@@ -59,7 +58,7 @@ def build_prefill(
     kv: KVLayout,
     max_context: int,
 ) -> tuple[Graph, PrefillGraph]:
-    """Write the int8 prefill graph's tensors and graph into the bundle, beside those of the decode graph.
+    """Write the int8 prefill graph's tensors and graph into the bundle, next to those of the decode graph.
 
     weights: as `edge.export.quantize.prefill` makes them. decode: what the decode graph has stored.
     """
@@ -67,7 +66,8 @@ def build_prefill(
     decoder: Decoder = family.build(config, store, max_context)
     values = rotation(config.hidden_size)
     turn = [store.table("prefill.rotation", values) for _ in range(2)]  # a parameter for each place
-    decoder.embed_tokens = Rotated(decoder.embed_tokens, turn[0])  # type: ignore[assignment]
-    decoder.norm = TurnedBack(decoder.norm, turn[1])  # type: ignore[assignment]
+    assert decoder.norm is not None
+    decoder.start = Rotated(decoder.start, turn[0])
+    decoder.norm = TurnedBack(decoder.norm, turn[1])
     graph = step_graph(decoder, kv, config.vocab_size).graph
     return write_graph(writer, "prefill", PATH, graph), PrefillGraph("int8", PREFILL_VERSION, store.groups())

@@ -1,6 +1,6 @@
 """Tuning a decoder for a skip policy: adapters, and routers where the policy has them, learn to do with fewer layers.
 
-A run keeps what it has done in a folder beside its result, OUT.tuning: the model's own answers where it is trained on
+A run keeps what it has done in a folder next to its result, OUT.tuning: the model's own answers where it is trained on
 those, and a checkpoint. A run that was interrupted goes on from there when it is asked for again.
 """
 
@@ -38,14 +38,14 @@ PRECISIONS = ("auto", "bf16", "fp32")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a tuned model hangs on, besides the model.
+    """What a tuned model depends on, besides the model.
 
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training beside the data or without any; where there is neither, built-in ones. answer, temperature: most tokens of
-    such an answer, and what it is drawn at (0: the likeliest tokens). length: most tokens of a training sequence. rank:
-    of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from the untouched model, lm
-    for the text's own likelihood, or both, where the model's own answers have the first alone. held: most sequences
-    that are not trained on, so that figures can be taken on them.
+    training with the data or without any; where there is neither, built-in ones. answer, temperature: the maximum of
+    tokens of such an answer, and what it is drawn at (0: the likeliest tokens). length: the maximum of tokens of a
+    training sequence. rank: of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from
+    the untouched model, lm for the text's own likelihood, or both, where the model's own answers have the first alone.
+    held: the maximum of sequences that are not trained on, so that figures can be taken on them.
     """
 
     policy: str
@@ -125,6 +125,7 @@ def tune(
 
     from edge.export import bfloat16
     from edge.export.checkpoint import open_checkpoint
+    from edge.export.tune.generate import answer_all, drawn, read_prompts
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
     from edge.export.tune.result import write_result
@@ -140,8 +141,8 @@ def tune(
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     if checkpoint.config.get("is_encoder_decoder"):
         raise InputError(f"{checkpoint.name} is an encoder-decoder; decoders alone can be tuned.")
-    dims = checkpoint.config["num_hidden_layers"], checkpoint.config["hidden_size"]
-    policy = make_policy(settings.policy, *dims, settings.target)
+    config = checkpoint.config
+    policy = make_policy(settings.policy, config["num_hidden_layers"], config["hidden_size"], settings.target)
     work = out.with_name(f"{out.name}.tuning")
     if settings.precision == "bf16" and place == "cpu" and not bfloat16.runs():
         raise InputError("PyTorch's products in bfloat16 crash on this processor; choose --precision fp32, or auto.")
@@ -154,7 +155,9 @@ def tune(
             same = identity(checkpoint, settings, settings.sources(prompts)) | {"bf16": bf16}
             _claim(work, same)
             if settings.answering:
-                _answer(source, settings, prompts, work / ANSWERS, progress, threads)
+                options = drawn(settings.answer, settings.temperature, settings.seed)
+                rows = read_prompts(prompts)
+                answer_all(source, rows, work / ANSWERS, options, progress=progress, threads=threads)
         _, examples = split(checkpoint, settings.sources(work / ANSWERS), settings)
         tokens = sum(len(e.tokens) for e in examples)
         say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
@@ -181,14 +184,6 @@ def tune(
             shutil.copyfile(work / ANSWERS, out / ANSWERS)
         shutil.rmtree(work, ignore_errors=True)
         return out
-
-
-def _answer(source: str, settings: Settings, prompts: Path, out: Path, progress: Progress, threads: int | None) -> None:
-    """Write the model's answers to prompts, where they are not there yet."""
-    from edge.export.tune.generate import answer_all, drawn, read_prompts
-
-    options = drawn(settings.answer, settings.temperature, settings.seed)
-    answer_all(source, read_prompts(prompts), out, options, progress=progress, threads=threads)
 
 
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
@@ -235,10 +230,14 @@ def _claim(work: Path, same: dict[str, Any]) -> None:
     if not path.exists() or {file.name for file in work.iterdir()} <= {SETTINGS, LOCK}:
         path.write_text(json.dumps(same, indent=1) + "\n", encoding="utf-8")
         return
-    have = json.loads(path.read_text(encoding="utf-8"))
+    refuse_other(work, "a run", same, json.loads(path.read_text(encoding="utf-8")))
+
+
+def refuse_other(work: Path, what: str, same: dict[str, Any], have: dict[str, Any]) -> None:
+    """Raises InputError where the settings `have` of an earlier run differ from these."""
     if differ := [name for name in same if same[name] != have.get(name)]:
         raise InputError(
-            f"{work} holds a run with other settings ({', '.join(differ)}); give the same ones to resume it, or start "
+            f"{work} holds {what} with other settings ({', '.join(differ)}); give the same ones to resume it, or start "
             "anew with --restart."
         )
 
@@ -255,11 +254,8 @@ def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]
             content.update(source.read_bytes())
         except OSError as e:
             raise InputError(f"{source} cannot be read: {e.strerror}.") from None
-    same = {
-        f.name: getattr(settings, f.name)
-        for f in dataclasses.fields(settings)
-        if f.name not in ("target", "data", "prompts")
-    }
-    target = dataclasses.asdict(settings.target)
+    same = dataclasses.asdict(settings)
+    target = same.pop("target")
+    del same["data"], same["prompts"]
     target["span"] = None if target["span"] is None else list(target["span"])
     return {"model": checkpoint.name, **same, **target, "data": content.hexdigest()}

@@ -16,8 +16,9 @@ from edge.bundle import open_bundle
 from edge.errors import InputError
 from edge.export.prompts import built_in
 from edge.export.quantize import METHODS
-from edge.export.tune import ANSWERS, POLICIES, Settings, identity, split, tune
+from edge.export.tune import ANSWERS, POLICIES, Settings, identity, refuse_other, split, tune
 from edge.export.tune.folder import working
+from edge.export.tune.generate import exported
 from edge.export.tune.result import ABOUT
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from edge.runtime.skip.evaluate import SkipFigures
 
 HELD = 16  # sequences that figures are taken on
-GIVEN = 4  # one of so many tokens of each is its prompt
+GIVEN = 4  # one in GIVEN of a sequence's tokens is its prompt
 TUNED, UNTUNED = "tuned", "untuned.edge"  # in the run's folder
 FIGURES = "figures.json"
 
@@ -48,7 +49,7 @@ def tune_to_bundle(
     say: Callable[[str], None], threads: int | None, **training: Any,
 ) -> Outcome:  # fmt: skip
     """Tune a decoder, keep the tuned model in the folder NAME, export it to the bundle `out`, NAME.edge, with the
-    segments and the routers that the policy needs, and measure it beside the untuned model.
+    segments and the routers that the policy needs, and measure it next to the untuned model.
 
     weights: as of `edge.export`. training: what `tune` takes besides.
 
@@ -70,9 +71,11 @@ def tune_to_bundle(
         else:
             tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
         segments = POLICIES.find(settings.policy).traits.get("segments", settings.target.unit)
-        made = _exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem)
-        bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
-        untuned = _exported(source, work / UNTUNED, progress, weights=weights, **bare)
+        whole: dict[str, Any] = {"check": True, "candidates": True, "draft_text": None}
+        made = open_bundle(
+            exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem, **whole)
+        )
+        untuned = open_bundle(exported(source, work / UNTUNED, progress, weights=weights))
         outcome = _measured(untuned, made, tuned, settings, threads, progress)
         (tuned / FIGURES).write_text(json.dumps(dataclasses.asdict(outcome), indent=1) + "\n", encoding="utf-8")
         tuned.rename(kept)
@@ -85,26 +88,13 @@ def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str
     """Raises InputError where another run left the tuned model."""
     from edge.export.checkpoint import open_checkpoint
 
-    about = json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["settings"]
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     with built_in() as file:
         same = identity(checkpoint, settings, settings.sources(settings.prompts or file))
-    if differ := [name for name in same if same[name] != about.get(name)]:
-        raise InputError(
-            f"{tuned.parent} holds a model tuned with other settings ({', '.join(differ)}); give the same ones to go "
-            "on, or start anew with --restart."
-        )
+    refuse_other(
+        tuned.parent, "a model tuned", same, json.loads((tuned / ABOUT).read_text(encoding="utf-8"))["settings"]
+    )
     say("The model is tuned already; going on with its bundle.")
-
-
-def _exported(source: str | Path, path: Path, progress: Progress, **options: Any) -> Bundle:
-    """A bundle, which an interrupted run may have made."""
-    if path.exists():
-        return open_bundle(path)
-    import edge.export
-
-    made: Bundle = edge.export(source, path, progress=progress, **options)
-    return made
 
 
 def _measured(

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy, Target, ratio_of
+from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
 from edge.runtime.skip.ffn import candidates, most_redundant
 
 NAME = "ffn"
@@ -16,7 +16,7 @@ HELP = "the feed-forward blocks that change a prompt least are left out"
 TRAITS = {"takes": "--ratio", "segments": "ffn"}
 
 
-class FeedForward(FixedPolicy):
+class FeedForward(TrainedPolicy):
     """Leaves out `ratio` of the blocks of answers. Which of the candidates these are, each prompt decides as it does in
     the runtime, by the model as it is tuned so far."""
 

@@ -23,7 +23,7 @@ from edge.export.quantize.base import Progress
 from edge.export.tune.depth import least_missed
 from edge.export.tune.needs import guess, measure
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import Target, ratio_of
+from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
 from edge.runtime.skip.first import EPSILON
 
 NAME = "first"
@@ -39,10 +39,8 @@ SPREAD = 0.3  # of fitted logits: a prompt's tokens differ more, and the mean of
 NOTES = "missed.json"
 
 
-class First:
+class First(TrainedPolicy):
     """Routers for the units that answers miss least; all others have an infinite bias, and always run."""
-
-    feed_forward = False
 
     def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
         middle = range(1, layers - 1)

@@ -41,7 +41,7 @@ def read_prompts(path: Path) -> list[Row]:
 
 
 def drawn(tokens: int, temperature: float, seed: int) -> GenerateOptions:
-    """How an answer of up to so many tokens is drawn."""
+    """How an answer of up to `tokens` tokens is drawn."""
     top_p = TOP_P if temperature > 0 else 1.0
     return GenerateOptions(temperature=temperature, top_p=top_p, seed=seed, max_tokens=tokens)
 
@@ -60,7 +60,7 @@ def answer_all(
     from edge.runtime.load import load
     from edge.runtime.model import Model
 
-    bundle = _bundle(source, out.with_name(BUNDLE), 4 * options.max_tokens, progress)
+    bundle = exported(source, out.with_name(BUNDLE), progress, weights="int8", max_context=4 * options.max_tokens)
     model = load(bundle, threads=threads, speculate="off")
     if not isinstance(model, Model):
         raise InputError(f"{source} is no decoder that answers prompts, so it has no answers to be tuned on.")
@@ -89,25 +89,25 @@ def _whole_lines(path: Path) -> list[str]:
     return whole.decode().split("\n")[:-1]
 
 
-def _bundle(source: str, path: Path, context: int, progress: Progress) -> Path:
-    """The bundle that answers, which an interrupted run may have made."""
+def exported(source: str | Path, path: Path, progress: Progress, **options: Any) -> Path:
+    """A bundle for this run alone, which an interrupted run may have made: neither checked nor ready for drafts."""
     if not path.exists():
         import edge.export
 
         bare: dict[str, Any] = {"check": False, "candidates": False, "draft_text": 0}
-        edge.export(source, path, weights="int8", max_context=context, progress=progress, **bare)
+        edge.export(source, path, progress=progress, **bare | options)
     return path
 
 
 def _later(options: GenerateOptions, by: int) -> GenerateOptions:
-    """The options of an answer so many behind."""
+    """The options of the answer `by` places later."""
     return dataclasses.replace(options, seed=(options.seed or 0) + by)
 
 
 def _answered(
     model: Model, rows: Sequence[Row], previous: str, first: GenerateOptions, told: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Rows with the model's answers, as many of them side by side as do not wait for each other's.
+    """Rows with the model's answers, those that wait for no other's together.
 
     previous: the answer to the row before the first. first: how the first one is drawn, the others with the seeds that
     follow. told: how many are done.

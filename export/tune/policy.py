@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,83 +17,58 @@ from edge.export.tune import POLICIES
 from edge.export.tune.network import Network, Tensors
 
 
-class TrainedPolicy(Protocol):
+class TrainedPolicy(ABC):
     """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does.
 
-    A file beside this one has `make(layers, hidden_size, target)`, and in its TRAITS the option that it `takes`,
+    A file next to this one has `make(layers, hidden_size, target)`, and in its TRAITS the option that it `takes`,
     "--ratio" or "--layers"; where it has them, `routers`, and the `segments` that its bundle needs.
     """
 
-    @property
-    def feed_forward(self) -> bool:
-        """Whether it leaves out feed-forward blocks, and not whole layers."""
-        ...
+    feed_forward = False  # whether it leaves out feed-forward blocks, and not whole layers
 
-    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
-        """Look at the model before the first step; not done again when a run is resumed. The run's folder keeps what
-        takes long."""
-        ...
+    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:  # noqa: B027
+        """Look at the model before the first step; not done again when a run is resumed. What takes long is kept in the
+        run's folder."""
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """What is trained besides the adapters, by name."""
-        ...
+        return {}
 
-    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
+    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:  # noqa: B027
         """Start a step. `draw` depends on the run's seed and the step's number alone."""
-        ...
 
+    @abstractmethod
     def gate(self, layer: int, stream: torch.Tensor) -> torch.Tensor | float: ...
 
     def penalty(self) -> torch.Tensor | float:
         """What is added to the loss of the step that was run."""
-        ...
+        return 0.0
 
+    @abstractmethod
     def skipped(self) -> float:
         """The share of the layers that the answers of the step left out."""
-        ...
 
     def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
-        """Look at the model behind the last step, by these answers; what is worth telling, by name."""
-        ...
+        """Look at the model after the last step, by these answers; what is worth telling, by name."""
+        return {}
 
     def routers(self) -> NDArray[np.float32] | None:
         """Routers [units, H + 1] as the runtime reads them; None where the policy has none."""
-        ...
+        return None
 
+    @abstractmethod
     def skip(self) -> str:
         """The setting of `--skip` that the model was tuned for."""
-        ...
-
-
-class FixedPolicy:
-    """What policies of layers have in common that bring nothing to be trained themselves."""
-
-    feed_forward = False
-
-    def prepare(self, network: Network, batches: Sequence[Tensors], folder: Path, progress: Progress) -> None:
-        pass
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return {}
-
-    def finish(self, network: Network, batches: Iterable[Tensors]) -> dict[str, float]:
-        return {}
-
-    def penalty(self) -> float:
-        return 0.0
-
-    def routers(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
 class Target:
     """What is asked of a policy.
 
-    ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the least and the
-    most layers that run, of skipdecode. unit: layers that first leaves out together. candidates: units that have a
-    router. penalty: nats for the squared distance of the share that routers leave out from `ratio`, of first; a tenth
-    of the layers costs 0.6 with 60, the default.
+    ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the minimum and
+    the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates: units that
+    have a router. penalty: of first, nats for the squared distance of the share that routers leave out from `ratio`; a
+    tenth of the layers costs 0.6 with 60, the default.
     """
 
     ratio: float | None = None
@@ -104,7 +79,7 @@ class Target:
 
 
 def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> TrainedPolicy:
-    """The policy `name` for a decoder of so many layers.
+    """The policy `name` for a decoder of `layers` layers.
 
     Raises:
         InputError: there is no such policy, or the target is out of its range.
@@ -117,10 +92,11 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
     of_routers = target.unit != 1 or target.candidates is not None or target.penalty is not None
     if of_routers and not policy.traits.get("routers"):
         raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty have no place.")
-    given = {"--ratio": target.ratio, "--layers": target.span}
-    for option in (option for option, value in given.items() if value is not None and option != policy.traits["takes"]):
-        others = ", ".join(other for other, entry in POLICIES.items() if entry.traits["takes"] == option)
-        raise InputError(f"{name} takes {policy.traits['takes']}; {option} belongs to {others}.")
+    takes = policy.traits["takes"]
+    for option, value in (("--ratio", target.ratio), ("--layers", target.span)):
+        if value is not None and option != takes:
+            others = ", ".join(other for other, entry in POLICIES.items() if entry.traits["takes"] == option)
+            raise InputError(f"{name} takes {takes}; {option} belongs to {others}.")
     for option, count in (("--unit", target.unit), ("--candidates", target.candidates)):
         if count is not None and count < 1:
             raise InputError(f"{option} must be 1 or more, not {count}.")

@@ -45,8 +45,7 @@ def write_result(
     from safetensors.torch import save_file
 
     part = folder.with_name(f"{folder.name}.part")
-    if part.exists():
-        shutil.rmtree(part)
+    shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(parents=True)
         tensors = {}
@@ -59,7 +58,7 @@ def write_result(
         if routers is not None:
             fitted_to = {OF: sha256_of(part / WEIGHTS)}
             save_file({KEY: torch.from_numpy(routers)}, part / ROUTERS, metadata=fitted_to)
-        files: dict[str, Any] = {"config.json": _config(checkpoint.config), ABOUT: about}
+        files: dict[str, Any] = {"config.json": {**checkpoint.config, "dtype": "float32"}, ABOUT: about}
         if checkpoint.generation:
             files["generation_config.json"] = checkpoint.generation
         files["tokenizer_config.json"] = _tokenizer_config(checkpoint.tokenizer)
@@ -74,10 +73,6 @@ def write_result(
         raise InputError(f"The tuned model {folder} cannot be written: {reason}.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _config(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, "dtype": "float32"}
 
 
 def _tokenizer_config(tokenizer: TokenizerFiles) -> dict[str, Any]:
@@ -110,7 +105,7 @@ def read_routers(root: Path, layers: int, hidden_size: int) -> tuple[NDArray[np.
             routers, fitted_to = np.asarray(file.get_tensor(KEY)), (file.metadata() or {}).get(OF)
         unit = int(json.loads((root / ABOUT).read_text(encoding="utf-8"))["unit"])
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
-        raise CheckpointError(f"{path} and {ABOUT} beside it cannot be read as routers ({e}); tune again.") from None
+        raise CheckpointError(f"{path} and {ABOUT} next to it cannot be read as routers ({e}); tune again.") from None
     shape = (len(range(1, layers - 1, unit)) if unit > 0 else 0, hidden_size + 1)
     if routers.shape != shape or routers.dtype != np.float32:
         raise CheckpointError(

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy, Target, span_of
+from edge.export.tune.policy import Target, TrainedPolicy, span_of
 from edge.runtime.skip.skipdecode import HORIZON, WARM, level_ends
 
 NAME = "skipdecode"
@@ -14,7 +14,7 @@ HELP = "fewer layers run the longer an answer is"
 TRAITS = {"takes": "--layers"}
 
 
-class SkipDecode(FixedPolicy):
+class SkipDecode(TrainedPolicy):
     """The layers of an answer's token fall from `most` to `least` over HORIZON tokens. A training answer is shorter, so
     it begins at a random place of the fall: its tokens' layers stay among those of the tokens before them.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import FixedPolicy, Target, ratio_of
+from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
 from edge.runtime.skip.unified import spread
 
 NAME = "unified"
@@ -14,16 +12,13 @@ HELP = "the same evenly spread layers are left out in every step"
 TRAITS = {"takes": "--ratio"}
 
 
-class Unified(FixedPolicy):
+class Unified(TrainedPolicy):
     """Leaves out `ratio` of the layers for all tokens, prompts' too."""
 
     def __init__(self, layers: int, ratio: float) -> None:
         count = min(round(ratio * layers), layers - 2)
         self._ratio, self._layers = ratio, layers
         self.left_out = frozenset(1 + place for place in spread(count, layers - 2))
-
-    def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
-        pass
 
     def gate(self, layer: int, stream: torch.Tensor) -> float:
         return 0.0 if layer in self.left_out else 1.0

@@ -9,9 +9,9 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from edge.errors import ExportError
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.blocks import Attention, GatedMLP, head_norms, heads_of, window_of
 from edge.export.graph.families.base import GGUF, Family, Norms
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import head_norms, llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "gemma3_text"
@@ -27,30 +27,19 @@ NORMS = Norms(
 def decoder(config: Gemma3TextConfig, weights: Weights, max_context: int) -> Decoder:
     if config.use_bidirectional_attention:
         raise ExportError("Gemma 3 with bidirectional attention is an encoder; only decoders can be exported.")
-    heads = heads_of(config)
-
-    def attention(name: str, i: int) -> Attention:
-        return Attention(
-            weights,
-            name,
-            i,
-            heads,
-            rope=config.layer_types[i],
-            bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            window=window_of(config, i),
-            qk_norm=head_norms(weights, heads.dim, config.rms_norm_eps, NORMS.offset),
-            scale=config.query_pre_attn_scalar**-0.5,
-        )
-
     return llama_like(
         config,
         weights,
         max_context,
-        Gemma3RotaryEmbedding(config),
-        attention,
-        mlp=lambda name: GatedMLP(weights, name, config.hidden_activation),
+        Gemma3RotaryEmbedding,
+        attention={
+            "bias": config.attention_bias,
+            "qk_norm": head_norms(config, weights, NORMS.offset),
+            "scale": config.query_pre_attn_scalar**-0.5,
+        },
+        rope=lambda layer: config.layer_types[layer],
         norms=NORMS,
+        activation=config.hidden_activation,
         embedding_scale=config.hidden_size**0.5,
         softcap=config.final_logit_softcapping,
     )

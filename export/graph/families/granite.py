@@ -8,9 +8,9 @@ from transformers import GraniteConfig
 from transformers.models.granite.modeling_granite import GraniteRotaryEmbedding
 
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.blocks import Attention, GatedMLP, heads_of
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "granite"
@@ -18,17 +18,13 @@ TRAITS = {"gguf": "granite"}
 
 
 def decoder(config: GraniteConfig, weights: Weights, max_context: int) -> Decoder:
-    def attention(name: str, i: int) -> Attention:
-        heads, bias, scale = heads_of(config), config.attention_bias, config.attention_multiplier
-        return Attention(weights, name, i, heads, rope="rope", bias=bias, output_bias=bias, scale=scale)
-
     return llama_like(
         config,
         weights,
         max_context,
-        GraniteRotaryEmbedding(config),
-        attention,
-        mlp=lambda name: GatedMLP(weights, name, config.hidden_act, bias=config.mlp_bias),
+        GraniteRotaryEmbedding,
+        attention={"bias": config.attention_bias, "scale": config.attention_multiplier},
+        mlp={"bias": config.mlp_bias},
         embedding_scale=config.embedding_multiplier,
         residual_scale=config.residual_multiplier,
         head_scale=head_scale(config),

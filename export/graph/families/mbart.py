@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import MBartConfig
 
-from edge.export.graph.cross import EncoderDecoder
 from edge.export.graph.families.bart import learned
 from edge.export.graph.families.base import Family, Languages
+from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.weights import Weights
 
 NAME = "mbart"

@@ -5,19 +5,16 @@ from __future__ import annotations
 from transformers import MistralConfig
 from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
-from edge.export.graph.blocks import Attention, heads_of
 from edge.export.graph.families.base import PRE_NORM, Family
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "mistral"  # GGUF files of it are Llama's
 
 
 def decoder(config: MistralConfig, weights: Weights, max_context: int) -> Decoder:
-    def attention(name: str, i: int) -> Attention:
-        return Attention(weights, name, i, heads_of(config), rope="rope", window=config.sliding_window)
-
-    return llama_like(config, weights, max_context, MistralRotaryEmbedding(config), attention)
+    return llama_like(config, weights, max_context, MistralRotaryEmbedding)
 
 
 FAMILY = Family(decoder, norms=PRE_NORM)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from transformers import Olmo2Config
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
 
-from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.blocks import Attention, RMSNorm, heads_of
+from edge.export.graph.blocks import RMSNorm
 from edge.export.graph.families.base import GGUF, Family, Norms
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "olmo2"
@@ -23,15 +21,8 @@ def decoder(config: Olmo2Config, weights: Weights, max_context: int) -> Decoder:
     def norm(name: str, heads: int) -> RMSNorm:
         return RMSNorm(weights, name, config.rms_norm_eps)
 
-    def attention(name: str, i: int) -> Attention:
-        heads, bias = heads_of(config), config.attention_bias
-        return Attention(weights, name, i, heads, rope="rope", bias=bias, output_bias=bias, qk_norm=norm)
-
-    return llama_like(config, weights, max_context, Olmo2RotaryEmbedding(config), attention, norms=NORMS)
+    attention = {"bias": config.attention_bias, "qk_norm": norm}
+    return llama_like(config, weights, max_context, Olmo2RotaryEmbedding, attention=attention, norms=NORMS)
 
 
-def gguf(m: Metadata) -> dict[str, Any]:
-    return {"rope_parameters": m.rope()}
-
-
-FAMILY = Family(decoder, norms=NORMS, gguf=GGUF(gguf))
+FAMILY = Family(decoder, norms=NORMS, gguf=GGUF(lambda m: {"rope_parameters": m.rope()}))

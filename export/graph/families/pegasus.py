@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PegasusConfig
 
-from edge.export.graph.cross import EncoderDecoder
+from edge.export.graph.bart_like import sines, text_model
 from edge.export.graph.families.base import Family
-from edge.export.graph.layers import sines, text_model
+from edge.export.graph.stacks import EncoderDecoder
 from edge.export.graph.weights import Weights
 
 NAME = "pegasus"

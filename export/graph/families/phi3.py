@@ -8,9 +8,9 @@ from transformers import Phi3Config
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.blocks import Attention, GatedMLP, heads_of
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "phi3"
@@ -18,14 +18,8 @@ TRAITS = {"gguf": "phi3"}
 
 
 def decoder(config: Phi3Config, weights: Weights, max_context: int) -> Decoder:
-    def attention(name: str, i: int) -> Attention:
-        heads, window = heads_of(config), config.sliding_window
-        return Attention(weights, name, i, heads, rope="rope", projections=["qkv_proj"], window=window)
-
-    def mlp(name: str) -> GatedMLP:
-        return GatedMLP(weights, name, config.hidden_act, projections=["gate_up_proj"])
-
-    return llama_like(config, weights, max_context, Phi3RotaryEmbedding(config), attention, mlp=mlp)
+    attention, mlp = {"names": ("qkv_proj", "o_proj")}, {"projections": ["gate_up_proj"]}
+    return llama_like(config, weights, max_context, Phi3RotaryEmbedding, attention=attention, mlp=mlp)
 
 
 def gguf(m: Metadata) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from transformers import SmolLM3Config
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
 
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.blocks import Attention, GatedMLP, heads_of, window_of
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
-from edge.export.graph.llama_like import Decoder, llama_like
+from edge.export.graph.llama_like import llama_like
+from edge.export.graph.stacks import Decoder
 from edge.export.graph.weights import Weights
 
 NAME = "smollm3"
@@ -18,22 +18,15 @@ TRAITS = {"gguf": "smollm3"}
 
 
 def decoder(config: SmolLM3Config, weights: Weights, max_context: int) -> Decoder:
-    def attention(name: str, i: int) -> Attention:
-        return Attention(
-            weights,
-            name,
-            i,
-            heads_of(config),
-            rope="rope" if config.no_rope_layers[i] else None,
-            bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            window=window_of(config, i) if config.use_sliding_window else None,
-        )
-
-    def mlp(name: str) -> GatedMLP:
-        return GatedMLP(weights, name, config.hidden_act, bias=config.mlp_bias)
-
-    return llama_like(config, weights, max_context, SmolLM3RotaryEmbedding(config), attention, mlp=mlp)
+    return llama_like(
+        config,
+        weights,
+        max_context,
+        SmolLM3RotaryEmbedding,
+        attention={"bias": config.attention_bias} | ({} if config.use_sliding_window else {"window": None}),
+        mlp={"bias": config.mlp_bias},
+        rope=lambda layer: "rope" if config.no_rope_layers[layer] else None,
+    )
 
 
 def gguf(m: Metadata) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,29 +12,27 @@ from onnxscript import nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from edge.export.graph.blocks import Attention, GatedMLP, Heads, ResidualNorm, Step, Stream, take
-from edge.export.graph.cross import (
-    ENCODER,
-    MLP,
-    CrossAttention,
-    CrossDecoder,
-    CrossKeysValues,
+from edge.export.graph.blocks import MLP, Attention, GatedMLP, Heads, ResidualNorm, Step
+from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
+from edge.export.graph.families.base import Family
+from edge.export.graph.linear import Embedding
+from edge.export.graph.stacks import (
+    Decoder,
+    DecoderLayer,
     Encoder,
-    EncoderAttention,
     EncoderDecoder,
-    Names,
+    EncoderLayer,
+    Residual,
     TextStart,
     arange,
 )
-from edge.export.graph.families.base import Family
-from edge.export.graph.linear import Embedding
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
 NAMES = ("t5", "mt5")
-PROJ = Names("q", "k", "v", "o")
+PROJ = ("q", "k", "v", "o")
 CROSS = r"\.EncDecAttention\.[kv]\."  # makes keys and values of the encoder's output
 SCALE = 1.0  # T5 folds the scale of its scores into its weights
 
@@ -44,8 +42,7 @@ def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> Enc
         config,
         weights,
         max_context,
-        [EncoderLayer(config, weights, i) for i in range(config.num_layers)],
-        [DecoderLayer(config, weights, i) for i in range(config.num_decoder_layers)],
+        SelfAttention,
         EncoderBias(config, weights),
         DecoderBias(config, weights, max_context),
         scaled=getattr(config, "scale_decoder_outputs", False),
@@ -56,31 +53,30 @@ def stacks(
     config: Any,
     weights: Weights,
     max_context: int,
-    encoder_layers: Sequence[nn.Module],
-    decoder_layers: Sequence[nn.Module],
+    attention: Callable[[Any, Weights, int], nn.Module],
     encoder_bias: nn.Module,
     decoder_bias: ScoresBias,
     *,
     scaled: bool,
 ) -> EncoderDecoder:
-    """Both halves of these layers, with embeddings, final norms and the head.
+    """Both halves, with embeddings, final norms and the head.
 
-    scaled: whether what the head reads is divided by the square root of its width.
+    attention: makes an encoder layer's. scaled: what the head reads is divided by the square root of its width.
     """
     heads, eps = config.num_heads, config.layer_norm_epsilon
     readers = [f"decoder.block.{i}.layer.1.EncDecAttention" for i in range(config.num_decoder_layers)]
     encoder = Encoder(
         TextStart(Embedding(weights, "shared")),
-        encoder_layers,
+        [encoder_layer(config, weights, i, attention) for i in range(config.num_layers)],
         CrossKeysValues(weights, readers, heads, names=PROJ, long_input=False),
         norm=ResidualNorm(weights, "encoder.final_layer_norm", eps),
         bias=encoder_bias,
     )
-    decoder = CrossDecoder(
+    decoder = Decoder(
         weights,
         TextStart(Embedding(weights, "shared")),
-        decoder_layers,
-        "shared.weight" if config.tie_word_embeddings else "lm_head.weight",
+        [decoder_layer(config, weights, i) for i in range(config.num_decoder_layers)],
+        "shared" if config.tie_word_embeddings else "lm_head",
         norm=ResidualNorm(weights, "decoder.final_layer_norm", eps),
         scale=config.d_model**-0.5 if scaled else 1.0,
     )
@@ -93,58 +89,41 @@ def stacks(
     )
 
 
-class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+class SelfAttention(EncoderAttention):
+    """An encoder layer's, by T5's names."""
 
-    def __init__(self, config: T5Config, weights: Weights, i: int):
-        super().__init__()
-        name, eps = f"encoder.block.{i}", config.layer_norm_epsilon
-        self.attention_norm = ResidualNorm(weights, f"{name}.layer.0.layer_norm", eps)
-        self.attention = EncoderAttention(weights, f"{name}.layer.0.SelfAttention", config.num_heads, SCALE, names=PROJ)
-        self.mlp_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
-        self.mlp = mlp(config, weights, f"{name}.layer.1.DenseReluDense", f"{ENCODER}.feed_forward")
-
-    def forward(self, op: Lowering, stream: Stream, bias: Value | None) -> Stream:
-        h, x = self.attention_norm(op, stream)
-        h, x = self.mlp_norm(op, Stream(x, self.attention(op, h, bias)))
-        return Stream(x, self.mlp(op, h))
+    def __init__(self, config: Any, weights: Weights, i: int):
+        super().__init__(weights, f"encoder.block.{i}.layer.0.SelfAttention", config.num_heads, SCALE, names=PROJ)
 
 
-class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), x + cross_attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: T5Config, weights: Weights, i: int):
-        super().__init__()
-        name, eps, heads = f"decoder.block.{i}", config.layer_norm_epsilon, config.num_heads
-        self.attention_norm = ResidualNorm(weights, f"{name}.layer.0.layer_norm", eps)
-        self.attention = Attention(
-            weights,
-            f"{name}.layer.0.SelfAttention",
-            i,
-            Heads(heads, heads, config.d_kv),
-            rope=None,
-            projections=(PROJ.q, PROJ.k, PROJ.v),
-            output=PROJ.out,
-            scale=SCALE,
-        )
-        self.cross_norm = ResidualNorm(weights, f"{name}.layer.1.layer_norm", eps)
-        self.cross = CrossAttention(
-            weights, f"{name}.layer.1.EncDecAttention", i, heads, SCALE, names=PROJ, long_input=False
-        )
-        self.mlp_norm = ResidualNorm(weights, f"{name}.layer.2.layer_norm", eps)
-        self.mlp = mlp(config, weights, f"{name}.layer.2.DenseReluDense", "feed_forward")
-
-    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.attention_norm(op, stream)
-        h = self.attention(op, h, step, rows)
-        h, x = self.cross_norm(op, Stream(take(op, x, rows), h))
-        stream = Stream(x, self.cross(op, h, step))
-        step.cuts.append(stream)
-        h, x = self.mlp_norm(op, stream)
-        return Stream(x, self.mlp(op, h))
+def residual(config: Any, weights: Weights, name: str, block: nn.Module) -> Residual:
+    return Residual(ResidualNorm(weights, f"{name}.layer_norm", config.layer_norm_epsilon), block)
 
 
-def mlp(config: T5Config, weights: Weights, name: str, group: str) -> nn.Module:
+def encoder_layer(
+    config: Any, weights: Weights, i: int, attention: Callable[[Any, Weights, int], nn.Module]
+) -> EncoderLayer:
+    name = f"encoder.block.{i}.layer"
+    feed_forward = mlp(config, weights, f"{name}.1.DenseReluDense", f"{ENCODER}.feed_forward")
+    return EncoderLayer(
+        residual(config, weights, f"{name}.0", attention(config, weights, i)),
+        residual(config, weights, f"{name}.1", feed_forward),
+    )
+
+
+def decoder_layer(config: Any, weights: Weights, i: int) -> DecoderLayer:
+    name, heads = f"decoder.block.{i}.layer", config.num_heads
+    shape = Heads(heads, heads, config.d_kv)
+    attention = Attention(weights, f"{name}.0.SelfAttention", i, shape, names=PROJ, scale=SCALE)
+    cross = CrossAttention(weights, f"{name}.1.EncDecAttention", i, heads, SCALE, names=PROJ, long_input=False)
+    return DecoderLayer(
+        residual(config, weights, f"{name}.0", attention),
+        residual(config, weights, f"{name}.2", mlp(config, weights, f"{name}.2.DenseReluDense", "feed_forward")),
+        residual(config, weights, f"{name}.1", cross),
+    )
+
+
+def mlp(config: Any, weights: Weights, name: str, group: str) -> nn.Module:
     activation = config.dense_act_fn
     if config.is_gated_act:
         return GatedMLP(weights, name, activation, projections=("wi_0", "wi_1"), output="wo", group=group)
@@ -152,58 +131,56 @@ def mlp(config: T5Config, weights: Weights, name: str, group: str) -> nn.Module:
 
 
 class EncoderBias(nn.Module):
-    """The scores' bias [1, H, T, T] by how far the key stands behind or before the query."""
+    """The scores' bias [1, H, T, T] by how far the key is from the query."""
 
     def __init__(self, config: T5Config, weights: Weights):
         super().__init__()
         self.reach = config.relative_attention_max_distance
-        self.table = bias_table(config, weights, "encoder", distances(self.reach), bidirectional=True)
+        self.table = weights.table("encoder.relative_bias", encoder_values(config, weights, 0))
 
     def forward(self, op: Lowering, ids: Value) -> Value:
         return op.Unsqueeze(op.Gather(self.table, distance_index(op, ids, self.reach), axis=1), [0])
 
 
-def distances(reach: int) -> torch.Tensor:
-    """The distances [2 reach + 1], key less query, that an encoder tells apart."""
-    return torch.arange(-reach, reach + 1)
+def encoder_values(config: Any, weights: Weights, layer: int) -> NDArray[np.float32]:
+    """A layer's bias [H, 2 reach + 1] at the distances, key minus query, from -reach to reach."""
+    reach = config.relative_attention_max_distance
+    return bias_values(config, weights, "encoder", torch.arange(-reach, reach + 1), layer, bidirectional=True)
 
 
 def distance_index(op: Lowering, ids: Value, reach: int) -> Value:
-    """The place [T, T] in `distances` of each key's from each query; beyond `reach` all are one."""
+    """The column [T, T] of `encoder_values` of each key for each query; all distances beyond `reach` share one."""
     at = arange(op, ids)
-    distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key less query
+    distance = op.Sub(op.Unsqueeze(at, [0]), op.Unsqueeze(at, [1]))  # [T, T], key minus query
     low, high = op.Constant(value_int=-reach), op.Constant(value_int=reach)
     return op.Sub(op.Min(op.Max(distance, low), high), low)
 
 
 class DecoderBias(nn.Module):
-    """The bias [1, H, S, T] by how far the key stands behind the query, on top of the host's.
+    """The bias [1, H, S, T] by how far the key is before the query, plus the host's.
 
-    The table has an entry for every distance, so that a step needs no clipping. A key behind the query has a negative
+    The table has an entry for every distance, so that a step needs no clipping. A key after the query has a negative
     one, which reads from the table's end; no token attends there.
     """
 
     def __init__(self, config: T5Config, weights: Weights, max_context: int):
         super().__init__()
-        self.table = bias_table(config, weights, "decoder", -torch.arange(max_context), bidirectional=False)
+        self.table = weights.table("decoder.relative_bias", decoder_values(config, weights, max_context, 0))
 
     def forward(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value:
         distance = op.Sub(op.Reshape(step.position_ids, [-1, 1]), keys)  # [S, T]
         return op.Add(op.Gather(self.table, distance, axis=1), given)
 
 
-def bias_table(
-    config: Any, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool, layer: int = 0
-) -> nn.Parameter:
-    """A parameter of `bias_values`."""
-    values = bias_values(config, weights, stack, distances, bidirectional=bidirectional, layer=layer)
-    return weights.table(f"{stack}.{layer}.relative_bias", values)
+def decoder_values(config: Any, weights: Weights, max_context: int, layer: int) -> NDArray[np.float32]:
+    """A layer's bias [H, max_context] at the distances 0 to max_context - 1, query minus key."""
+    return bias_values(config, weights, "decoder", -torch.arange(max_context), layer, bidirectional=False)
 
 
 def bias_values(
-    config: Any, weights: Weights, stack: str, distances: torch.Tensor, *, bidirectional: bool, layer: int = 0
+    config: Any, weights: Weights, stack: str, distances: torch.Tensor, layer: int, *, bidirectional: bool
 ) -> NDArray[np.float32]:
-    """The learned bias [H, distances] of each distance, key less query, in a layer: buckets widen with it."""
+    """The learned bias [H, distances] of each distance, key minus query, in a layer: buckets widen with it."""
     buckets = T5Attention._relative_position_bucket(
         distances,
         bidirectional=bidirectional,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from onnxscript import nn
@@ -10,39 +9,37 @@ from transformers import T5GemmaConfig, T5GemmaModuleConfig
 from transformers.models.t5gemma.modeling_t5gemma import T5GemmaRotaryEmbedding
 
 from edge.export.graph.blocks import (
+    QKVO,
     Attention,
     GatedMLP,
     ResidualNorm,
     RMSNorm,
     Step,
-    Stream,
     capped,
     heads_of,
-    take,
     window_of,
 )
-from edge.export.graph.cross import (
-    ENCODER,
-    CrossAttention,
-    CrossDecoder,
-    CrossKeysValues,
-    Encoder,
-    EncoderDecoder,
-    Names,
-    TextStart,
-    arange,
-)
+from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues
 from edge.export.graph.families.base import Family
 from edge.export.graph.linear import Embedding, Projections, linear
 from edge.export.graph.rope import RotaryTable, cos_sin
+from edge.export.graph.stacks import (
+    Decoder,
+    DecoderLayer,
+    Encoder,
+    EncoderDecoder,
+    EncoderLayer,
+    Residual,
+    TextStart,
+    arange,
+)
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Dims, EncoderDims
 from edge.runtime.engine.engine import BLOCKED
 
 NAME = "t5gemma"
-PROJ = Names(out="o_proj")
-NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored less one
+NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored minus one
 
 
 def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -51,18 +48,17 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
     readers = [f"model.decoder.layers.{i}.cross_attn" for i in range(writer.num_hidden_layers)]
     encoder = Encoder(
         start(reader, weights, "model.encoder"),
-        [EncoderLayer(reader, weights, i) for i in range(reader.num_hidden_layers)],
-        CrossKeysValues(weights, readers, writer.num_key_value_heads, names=PROJ, biased=biased(writer)),
+        [encoder_layer(reader, weights, i) for i in range(reader.num_hidden_layers)],
+        CrossKeysValues(weights, readers, writer.num_key_value_heads, names=QKVO, bias=writer.attention_bias),
         norm=residual_norm(reader, weights, "model.encoder.norm"),
         bias=EncoderPlaces(reader, weights, max_context),
     )
-    sliding = any(window_of(writer, i) for i in range(writer.num_hidden_layers))
-    window = DecoderWindow(writer) if sliding else None
-    decoder = CrossDecoder(
+    sliding = [i for i in range(writer.num_hidden_layers) if window_of(writer, i)]
+    decoder = Decoder(
         weights,
         start(writer, weights, "model.decoder"),
-        [DecoderLayer(writer, weights, i, window) for i in range(writer.num_hidden_layers)],
-        f"{own}.weight" if config.tie_word_embeddings else "lm_head.out_proj.weight",
+        [decoder_layer(writer, weights, i) for i in range(writer.num_hidden_layers)],
+        own if config.tie_word_embeddings else "lm_head.out_proj",
         norm=residual_norm(writer, weights, "model.decoder.norm"),
         softcap=writer.final_logit_softcapping,
         rope={"decoder": table(writer, weights, "decoder", max_context)},
@@ -81,7 +77,7 @@ def encoder_decoder(config: T5GemmaConfig, weights: Weights, max_context: int) -
             writer.vocab_size,
         ),
         EncoderDims(reader.num_hidden_layers, reader.hidden_size, reader.num_attention_heads, max_context, "text"),
-        bias=window,
+        bias=DecoderWindow(writer.sliding_window, sliding) if sliding else None,
     )
 
 
@@ -97,12 +93,10 @@ def residual_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> R
     return ResidualNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
 
 
-def output_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> RMSNorm:
-    return RMSNorm(weights, name, config.rms_norm_eps, offset=NORM_OFFSET)
-
-
-def biased(config: T5GemmaModuleConfig) -> tuple[str, ...]:
-    return (PROJ.q, PROJ.k, PROJ.v, PROJ.out) if config.attention_bias else ()
+def residual(config: T5GemmaModuleConfig, weights: Weights, layer: str, name: str, block: nn.Module) -> Residual:
+    """A block between its norms."""
+    after = RMSNorm(weights, f"{layer}.post_{name}_layernorm", config.rms_norm_eps, offset=NORM_OFFSET)
+    return Residual(residual_norm(config, weights, f"{layer}.pre_{name}_layernorm"), block, after)
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ class EncoderPlaces(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-    """Attention both ways, with rotary positions; the query heads of a group stand side by side like rows.
+    """Attention both ways, with rotary positions; the query heads of a group are treated like rows.
 
     onnxruntime has operators for parts of this: with grouped heads or soft caps only for causal attention.
     """
@@ -145,10 +139,8 @@ class EncoderAttention(nn.Module):
         self.scale = config.query_pre_attn_scalar**-0.5
         self.softcap = config.attn_logit_softcapping
         group, bias = f"{ENCODER}.attention", config.attention_bias
-        self.qkv_proj = Projections(
-            weights, [f"{name}.{p}" for p in (PROJ.q, PROJ.k, PROJ.v)], f"{name}.qkv_proj", group, bias=bias
-        )
-        self.o_proj = linear(weights, f"{name}.{PROJ.out}", group, bias=bias)
+        self.qkv_proj = Projections(weights, name, QKVO[:3], "qkv_proj", group, bias=bias)
+        self.o_proj = linear(weights, f"{name}.o_proj", group, bias=bias)
 
     def forward(self, op: Lowering, x: Value, places: Places) -> Value:
         own, groups, dim = self.heads.key_value, self.heads.query // self.heads.key_value, self.heads.dim
@@ -156,7 +148,7 @@ class EncoderAttention(nn.Module):
         if len(parts) == 1:
             sizes = [self.heads.query * dim, own * dim, own * dim]
             parts = op.Split(parts[0], sizes, axis=-1, _outputs=3)
-        query, key = (self._rotate(op, part, places) for part in parts[:2])
+        query, key = (op.rotate(part, places.positions, places.rotations) for part in parts[:2])
         query = op.Transpose(op.Reshape(query, [1, -1, own, groups, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, G, T, D]
         key = op.Transpose(op.Reshape(key, [1, -1, own, 1, dim]), perm=[0, 2, 3, 4, 1])  # [1, H, 1, D, T]
         value = op.Transpose(op.Reshape(parts[2], [1, -1, own, 1, dim]), perm=[0, 2, 3, 1, 4])  # [1, H, 1, T, D]
@@ -168,28 +160,35 @@ class EncoderAttention(nn.Module):
         y = op.Transpose(op.MatMul(op.Softmax(scores, axis=-1), value), perm=[0, 3, 1, 2, 4])
         return self.o_proj(op, op.Reshape(y, [1, -1, self.heads.query * dim]))
 
-    def _rotate(self, op: Lowering, x: Value, places: Places) -> Value:
-        return op.rotate(x, places.positions, places.rotations)
+
+def encoder_layer(config: T5GemmaModuleConfig, weights: Weights, i: int) -> EncoderLayer:
+    name, sliding = f"model.encoder.layers.{i}", config.layer_types[i] == "sliding_attention"
+    attention = EncoderAttention(config, weights, f"{name}.self_attn", sliding=sliding)
+    mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation, group=f"{ENCODER}.feed_forward")
+    return EncoderLayer(
+        residual(config, weights, name, "self_attn", attention), residual(config, weights, name, "feedforward", mlp)
+    )
 
 
-class EncoderLayer(nn.Module):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
-
-    def __init__(self, config: T5GemmaModuleConfig, weights: Weights, i: int):
-        super().__init__()
-        name, sliding = f"model.encoder.layers.{i}", config.layer_types[i] == "sliding_attention"
-        self.pre_attention = residual_norm(config, weights, f"{name}.pre_self_attn_layernorm")
-        self.attention = EncoderAttention(config, weights, f"{name}.self_attn", sliding=sliding)
-        self.post_attention = output_norm(config, weights, f"{name}.post_self_attn_layernorm")
-        self.pre_mlp = residual_norm(config, weights, f"{name}.pre_feedforward_layernorm")
-        self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation, group=f"{ENCODER}.feed_forward")
-        self.post_mlp = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
-
-    def forward(self, op: Lowering, stream: Stream, places: Places) -> Stream:
-        h, x = self.pre_attention(op, stream)
-        h = self.post_attention(op, self.attention(op, h, places))
-        h, x = self.pre_mlp(op, Stream(x, h))
-        return Stream(x, self.post_mlp(op, self.mlp(op, h)))
+def decoder_layer(config: T5GemmaModuleConfig, weights: Weights, i: int) -> DecoderLayer:
+    name = f"model.decoder.layers.{i}"
+    attention = Attention(
+        weights,
+        f"{name}.self_attn",
+        i,
+        heads_of(config),
+        bias=config.attention_bias,
+        rope="decoder",
+        scale=config.query_pre_attn_scalar**-0.5,
+        softcap=config.attn_logit_softcapping,
+    )
+    mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation)
+    cross = GroupedCrossAttention(config, weights, f"{name}.cross_attn", i)
+    return DecoderLayer(
+        residual(config, weights, name, "self_attn", attention),
+        residual(config, weights, name, "feedforward", mlp),
+        residual(config, weights, name, "cross_attn", cross),
+    )
 
 
 class DecoderWindow(nn.Module):
@@ -198,25 +197,25 @@ class DecoderWindow(nn.Module):
     Attention's own window counts rows of the cache, and the branches of a tree have rows of the same position.
     """
 
-    def __init__(self, config: T5GemmaModuleConfig):
+    def __init__(self, window: int, layers: list[int]):
         super().__init__()
-        self.window = config.sliding_window
-        self.bias: Value | None = None  # [1, 1, S, T], of the graph that is being built
+        self.window = window
+        self.sliding = layers
 
     def forward(self, op: Lowering, step: Step, keys: Value, given: Value) -> Value:
         distance = op.Sub(op.Transpose(step.position_ids, perm=[1, 0]), op.Unsqueeze(keys, [0]))  # [S, T]
         outside = op.GreaterOrEqual(distance, op.Constant(value_int=self.window))
-        self.bias = op.Add(given, block(op, outside))
+        step.layer_biases.update(dict.fromkeys(self.sliding, op.Add(given, block(op, outside))))
         return given
 
 
 class GroupedCrossAttention(CrossAttention):
-    """Cross-attention in its form for long inputs; the query heads of a group stand side by side like rows."""
+    """Cross-attention in its form for long inputs; the query heads of a group are treated like rows."""
 
     def __init__(self, config: T5GemmaModuleConfig, weights: Weights, name: str, i: int):
         heads = heads_of(config)
         scale = config.query_pre_attn_scalar**-0.5
-        super().__init__(weights, name, i, heads.key_value, scale, names=PROJ, biased=biased(config))
+        super().__init__(weights, name, i, heads.key_value, scale, names=QKVO, bias=config.attention_bias)
         self.groups = heads.query // heads.key_value
         self.dim = heads.dim
         self.softcap = config.attn_logit_softcapping
@@ -234,44 +233,6 @@ class GroupedCrossAttention(CrossAttention):
         y = op.Reshape(y, [1, self.heads, self.dim, self.groups, -1])
         y = op.Transpose(y, perm=[0, 4, 1, 3, 2])  # [1, S, H, G, D]
         return self.out_proj(op, op.Reshape(y, [1, -1, self.heads * self.groups * self.dim]))
-
-
-class DecoderLayer(nn.Module):
-    """x + norm(attention(norm(x))), the same with cross-attention, then x + norm(mlp(norm(x)))."""
-
-    def __init__(self, config: T5GemmaModuleConfig, weights: Weights, i: int, window: DecoderWindow | None):
-        super().__init__()
-        name, scale = f"model.decoder.layers.{i}", config.query_pre_attn_scalar**-0.5
-        self.window = None if window_of(config, i) is None else window
-        self.pre_attention = residual_norm(config, weights, f"{name}.pre_self_attn_layernorm")
-        self.attention = Attention(
-            weights,
-            f"{name}.self_attn",
-            i,
-            heads_of(config),
-            rope="decoder",
-            bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            scale=scale,
-            softcap=config.attn_logit_softcapping,
-        )
-        self.post_attention = output_norm(config, weights, f"{name}.post_self_attn_layernorm")
-        self.pre_cross = residual_norm(config, weights, f"{name}.pre_cross_attn_layernorm")
-        self.cross = GroupedCrossAttention(config, weights, f"{name}.cross_attn", i)
-        self.post_cross = output_norm(config, weights, f"{name}.post_cross_attn_layernorm")
-        self.pre_mlp = residual_norm(config, weights, f"{name}.pre_feedforward_layernorm")
-        self.mlp = GatedMLP(weights, f"{name}.mlp", config.hidden_activation)
-        self.post_mlp = output_norm(config, weights, f"{name}.post_feedforward_layernorm")
-
-    def forward(self, op: Lowering, stream: Stream, step: Step, rows: Value | None = None) -> Stream:
-        h, x = self.pre_attention(op, stream)
-        own = step if self.window is None else dataclasses.replace(step, attention_bias=self.window.bias)
-        h = self.post_attention(op, self.attention(op, h, own, rows))
-        h, x = self.pre_cross(op, Stream(take(op, x, rows), h))
-        stream = Stream(x, self.post_cross(op, self.cross(op, h, step)))
-        step.cuts.append(stream)
-        h, x = self.pre_mlp(op, stream)
-        return Stream(x, self.post_mlp(op, self.mlp(op, h)))
 
 
 def block(op: Lowering, where: Value) -> Value:

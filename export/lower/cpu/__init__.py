@@ -111,7 +111,7 @@ class CPU(Lowering):
             cos,
             sin,
             None if rope is None else step.position_ids,
-            step.attention_bias,
+            step.layer_biases.get(layer, step.attention_bias),
             _outputs=3,
             **attributes,
         )

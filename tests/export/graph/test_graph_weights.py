@@ -114,18 +114,22 @@ def test_float_weights_are_computed_with_in_float32(tmp_path: Path, dtype: Any) 
 
 
 def test_projections_of_one_format_become_one_product(tmp_path: Path) -> None:
-    parts = {f"{n}.weight": random_blocks(8, 64, 4, 32, n == "b", seed=i) for i, n in enumerate("abc")}
+    parts = {f"m.{n}.weight": random_blocks(8, 64, 4, 32, n == "b", seed=i) for i, n in enumerate("abc")}
     weights, writer = weights_of(tmp_path, parts)
-    outputs = run_module(tmp_path, Projections(weights, list("abc"), "abc", "attention"), writer, np.eye(64, dtype="f"))
+    module = Projections(weights, "m", list("abc"), "abc", "attention")
+    outputs = run_module(tmp_path, module, writer, np.eye(64, dtype="f"))
     assert len(outputs) == 1
     expected = np.concatenate([p.dequantize() for p in parts.values()])
     np.testing.assert_allclose(outputs[0].T, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_projections_of_different_formats_stay_apart(tmp_path: Path) -> None:
-    parts = {f"{n}.weight": random_blocks(8, 64, 8 if n == "b" else 4, 32, False, seed=i) for i, n in enumerate("abc")}
+    parts = {
+        f"m.{n}.weight": random_blocks(8, 64, 8 if n == "b" else 4, 32, False, seed=i) for i, n in enumerate("abc")
+    }
     weights, writer = weights_of(tmp_path, parts)
-    outputs = run_module(tmp_path, Projections(weights, list("abc"), "abc", "attention"), writer, np.eye(64, dtype="f"))
+    module = Projections(weights, "m", list("abc"), "abc", "attention")
+    outputs = run_module(tmp_path, module, writer, np.eye(64, dtype="f"))
     assert len(outputs) == 3
     for y, part in zip(outputs, parts.values(), strict=True):
         np.testing.assert_allclose(y.T, part.dequantize(), rtol=1e-5, atol=1e-6)
