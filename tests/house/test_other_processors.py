@@ -68,7 +68,7 @@ def folder(
     write_products(folder)
     shutil.copytree(int4_bundle.root, folder / "int4.edge")
     shutil.copytree(pristine_tiny_bundle.root, folder / "int8.edge")
-    edge.export(tiny_checkpoint, folder / "wide.edge", weights="int8", prefill_weights="int8", max_context=256)
+    edge.export(tiny_checkpoint, folder / "prefill.edge", weights="int8", prefill_weights="int8", max_context=256)
     export_t5(folder)
     export_whisper(folder)
     return folder
