@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from edge.export.graph.blocks import Attention, GatedMLP, HeadNorm, ResidualNorm, RMSNorm, heads_of, window_of
 from edge.export.graph.families.base import PRE_NORM, Norms
 from edge.export.graph.linear import Embedding
@@ -22,7 +20,6 @@ def llama_like(
     config: Any,
     weights: Weights,
     max_context: int,
-    rotary: Callable[[Any], torch.nn.Module],
     *,
     attention: Mapping[str, Any] | None = None,
     mlp: Mapping[str, Any] | None = None,
@@ -36,7 +33,7 @@ def llama_like(
 ) -> Decoder:
     """The decoder of a transformers configuration with Llama's names.
 
-    rotary: transformers' class. attention, mlp: what every layer's `Attention` and `GatedMLP` take; no biases by
+    attention, mlp: what every layer's `Attention` and `GatedMLP` take; no biases by
     default. rope: the table that a layer's positions are rotated by, if any: "rope", or the layer's type where types
     have their own. activation: by default the configuration's `hidden_act`. The scales multiply embeddings, what blocks
     add to the residual stream, and what the head reads. softcap: c * tanh(logit / c).
@@ -73,7 +70,7 @@ def llama_like(
         norm=ResidualNorm(weights, "model.norm", eps, offset=offset),
         scale=head_scale,
         softcap=softcap,
-        rope=rotary_tables(weights, rotary(config), max_context),
+        rope=rotary_tables(weights, config, max_context),
     )
 
 

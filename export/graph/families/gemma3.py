@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Gemma3TextConfig
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
-
 from edge.errors import ExportError
 from edge.export.checkpoint.gguf_config import Metadata
 from edge.export.graph.families.base import GGUF, Family, Norms
@@ -24,14 +21,13 @@ NORMS = Norms(
 )
 
 
-def decoder(config: Gemma3TextConfig, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     if config.use_bidirectional_attention:
         raise ExportError("Gemma 3 with bidirectional attention is an encoder; only decoders can be exported.")
     return llama_like(
         config,
         weights,
         max_context,
-        Gemma3RotaryEmbedding,
         attention={
             "bias": config.attention_bias,
             "qk_norm": head_norms(config, weights, NORMS.offset),

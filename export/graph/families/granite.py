@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import GraniteConfig
-from transformers.models.granite.modeling_granite import GraniteRotaryEmbedding
-
 from edge.export.checkpoint.gguf_config import Metadata
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
 from edge.export.graph.llama_like import llama_like
@@ -17,12 +14,11 @@ NAME = "granite"
 TRAITS = {"gguf": "granite"}
 
 
-def decoder(config: GraniteConfig, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     return llama_like(
         config,
         weights,
         max_context,
-        GraniteRotaryEmbedding,
         attention={"bias": config.attention_bias, "scale": config.attention_multiplier},
         mlp={"bias": config.mlp_bias},
         embedding_scale=config.embedding_multiplier,
@@ -31,7 +27,7 @@ def decoder(config: GraniteConfig, weights: Weights, max_context: int) -> Decode
     )
 
 
-def head_scale(config: GraniteConfig) -> float:
+def head_scale(config: Any) -> float:
     return 1 / config.logits_scaling
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from typing import Any
 
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
 from edge.export.graph.llama_like import llama_like
@@ -14,9 +13,9 @@ NAME = "llama"
 TRAITS = {"gguf": "llama"}
 
 
-def decoder(config: LlamaConfig, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     attention, mlp = {"bias": config.attention_bias}, {"bias": config.mlp_bias}
-    return llama_like(config, weights, max_context, LlamaRotaryEmbedding, attention=attention, mlp=mlp)
+    return llama_like(config, weights, max_context, attention=attention, mlp=mlp)
 
 
 FAMILY = Family(

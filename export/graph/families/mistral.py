@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import MistralConfig
-from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
+from typing import Any
 
 from edge.export.graph.families.base import PRE_NORM, Family
 from edge.export.graph.llama_like import llama_like
@@ -13,8 +12,8 @@ from edge.export.graph.weights import Weights
 NAME = "mistral"  # GGUF files of it are Llama's
 
 
-def decoder(config: MistralConfig, weights: Weights, max_context: int) -> Decoder:
-    return llama_like(config, weights, max_context, MistralRotaryEmbedding)
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
+    return llama_like(config, weights, max_context)
 
 
 FAMILY = Family(decoder, norms=PRE_NORM)

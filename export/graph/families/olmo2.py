@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import Olmo2Config
-from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
+from typing import Any
 
 from edge.export.graph.blocks import RMSNorm
 from edge.export.graph.families.base import GGUF, Family, Norms
@@ -17,12 +16,12 @@ TRAITS = {"gguf": "olmo2"}
 NORMS = Norms(attention=None, gates=None, outputs=("post_attention_layernorm", "post_feedforward_layernorm"))
 
 
-def decoder(config: Olmo2Config, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     def norm(name: str, heads: int) -> RMSNorm:
         return RMSNorm(weights, name, config.rms_norm_eps)
 
     attention = {"bias": config.attention_bias, "qk_norm": norm}
-    return llama_like(config, weights, max_context, Olmo2RotaryEmbedding, attention=attention, norms=NORMS)
+    return llama_like(config, weights, max_context, attention=attention, norms=NORMS)
 
 
 FAMILY = Family(decoder, norms=NORMS, gguf=GGUF(lambda m: {"rope_parameters": m.rope()}))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import Phi3Config
-from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
-
 from edge.export.checkpoint.gguf_config import Metadata
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
 from edge.export.graph.llama_like import llama_like
@@ -17,9 +14,9 @@ NAME = "phi3"
 TRAITS = {"gguf": "phi3"}
 
 
-def decoder(config: Phi3Config, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     attention, mlp = {"names": ("qkv_proj", "o_proj")}, {"projections": ["gate_up_proj"]}
-    return llama_like(config, weights, max_context, Phi3RotaryEmbedding, attention=attention, mlp=mlp)
+    return llama_like(config, weights, max_context, attention=attention, mlp=mlp)
 
 
 def gguf(m: Metadata) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from typing import Any
 
 from edge.export.graph.blocks import QKVO
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
@@ -15,8 +14,8 @@ NAME = "qwen2"
 TRAITS = {"gguf": "qwen2"}
 
 
-def decoder(config: Qwen2Config, weights: Weights, max_context: int) -> Decoder:
-    return llama_like(config, weights, max_context, Qwen2RotaryEmbedding, attention={"bias": QKVO[:3]})
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
+    return llama_like(config, weights, max_context, attention={"bias": QKVO[:3]})
 
 
 FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(lambda m: {"rope_parameters": m.rope()}))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from typing import Any
 
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
 from edge.export.graph.llama_like import head_norms, llama_like
@@ -14,9 +13,9 @@ NAME = "qwen3"
 TRAITS = {"gguf": "qwen3"}
 
 
-def decoder(config: Qwen3Config, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     attention = {"bias": config.attention_bias, "qk_norm": head_norms(config, weights)}
-    return llama_like(config, weights, max_context, Qwen3RotaryEmbedding, attention=attention)
+    return llama_like(config, weights, max_context, attention=attention)
 
 
 FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(lambda m: {"head_dim": m.head_dim, "rope_parameters": m.rope()}))

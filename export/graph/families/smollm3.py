@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import SmolLM3Config
-from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
-
 from edge.export.checkpoint.gguf_config import Metadata
 from edge.export.graph.families.base import GGUF, PRE_NORM, Family
 from edge.export.graph.llama_like import llama_like
@@ -17,12 +14,11 @@ NAME = "smollm3"
 TRAITS = {"gguf": "smollm3"}
 
 
-def decoder(config: SmolLM3Config, weights: Weights, max_context: int) -> Decoder:
+def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
     return llama_like(
         config,
         weights,
         max_context,
-        SmolLM3RotaryEmbedding,
         attention={"bias": config.attention_bias} | ({} if config.use_sliding_window else {"window": None}),
         mlp={"bias": config.mlp_bias},
         rope=lambda layer: "rope" if config.no_rope_layers[layer] else None,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from onnxscript import nn
 from transformers import T5GemmaConfig, T5GemmaModuleConfig
-from transformers.models.t5gemma.modeling_t5gemma import T5GemmaRotaryEmbedding
 
 from edge.export.graph.blocks import (
     QKVO,
@@ -86,7 +85,7 @@ def start(config: T5GemmaModuleConfig, weights: Weights, half: str) -> TextStart
 
 
 def table(config: T5GemmaModuleConfig, weights: Weights, half: str, positions: int) -> RotaryTable:
-    return RotaryTable(weights, f"{half}.rope", *cos_sin(T5GemmaRotaryEmbedding(config), positions))
+    return RotaryTable(weights, f"{half}.rope", *cos_sin(config, config.rope_parameters, positions))
 
 
 def residual_norm(config: T5GemmaModuleConfig, weights: Weights, name: str) -> ResidualNorm:
