@@ -36,6 +36,7 @@ LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 GOLDEN_TOKENS = 24
 PREFILL_WEIGHTS = ("int8", "none")
+NORMAL, QUICK = EFFORTS = ("normal", "quick")
 
 
 def export(
@@ -52,6 +53,7 @@ def export(
     segments: int | str | None = None,
     trees: bool = False,
     check: bool = True,
+    effort: str = NORMAL,
     candidates: bool = True,
     draft_text: int | None = None,
     force: bool = False,
@@ -75,6 +77,8 @@ def export(
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
+        effort: ``normal``, or ``quick``: in seconds instead of minutes. A GGUF then keeps its own precision, other
+            decoders get int8 weights, and nothing is collected for drafts.
         candidates: collect what the drafter recycle begins with, over the calibration text.
         draft_text: tokens of a decoder's own answers from which a table for drafts is counted
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
@@ -99,6 +103,8 @@ def export(
     if prefill_weights not in (None, *PREFILL_WEIGHTS):
         kinds = ", ".join(PREFILL_WEIGHTS)
         raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
+    if effort not in EFFORTS:
+        raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
     try:
         import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
 
@@ -116,6 +122,12 @@ def export(
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
     defaults = {} if entry is None else entry.export
     both = bool(checkpoint.config.get("is_encoder_decoder"))
+    if effort == QUICK:
+        from edge.export.written import FLOATS
+
+        candidates, draft_text = False, draft_text or 0
+        if weights is None and not both:
+            weights = "keep" if {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS else "int8"
     if block_size is None and weights in (None, defaults.get("weights")):
         block_size = defaults.get("block_size")
     weights = weights or str(defaults.get("weights", "int8" if both else "int4"))

@@ -24,7 +24,7 @@ HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bu
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
     *("weights", "block_size", "max_context", "encoder_weights", "decoder_weights", "prefill_weights", "trees"),
-    *("draft_text", "force", "name"),
+    *("effort", "draft_text", "force", "name"),
 )
 
 
@@ -37,6 +37,8 @@ def add_arguments(parser: Parser) -> None:
     add("--name NAME", "the model's name in the bundle (default: the source's)")
     add("--max-context N", "maximum tokens of prompt and answer (default: the model's, up to 8192)", int)
     add("--no-check", "do not compare the bundle with Torch")
+    efforts = "normal (default): minutes, 4 bits calibrated and drafts prepared; or quick: less than a minute, 8 bits"
+    add("--effort EFFORT", efforts, default="normal")
 
     add = parser.options("weights")
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"

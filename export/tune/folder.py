@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from edge.errors import InputError
+from edge.lock import try_lock
 
 LOCK = "lock"  # a file in it that says, while somebody holds it, that a run is at work
 
@@ -30,7 +30,7 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
     except OSError as e:
         raise InputError(f"The folder {folder} cannot be made: {e.strerror}.") from None
     with file:
-        if not _locked(file):
+        if not try_lock(file):
             raise InputError(f"Another run is at work in {folder}; wait for it, or name another result.")
         for path in folder.iterdir() if restart else ():
             if path.is_dir():
@@ -42,24 +42,3 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / LOCK).unlink()
             folder.rmdir()
-
-
-def _locked(file: IO[str]) -> bool:
-    """Whether nobody else holds the file; True, too, where the file system has no such locks."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has none
-        pass
-    return True

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from edge.bundle import open_bundle
 from edge.cli.arguments import Parser
 
 NAME = "run"
-HELP = "Answer a prompt with a bundle, or chat with it."
+HELP = "Answer a prompt with a bundle or a model, or chat with it."
 
 
 def add_arguments(parser: Parser) -> None:
@@ -21,12 +20,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> int:
-    """Answer a prompt with a bundle: the text is streamed to standard output, one line of figures goes to standard
-    error. Without a prompt, on a terminal: a chat that remembers its turns, with /reset, /stats and /quit. Ctrl-C stops
-    the answer."""
+    """Answer a prompt with a bundle, or with a model, of which a bundle is made first and kept in the cache. Text is
+    streamed to standard output, one line of figures goes to standard error. Without a prompt, on a terminal: a chat
+    that remembers its turns, with /reset, /stats and /quit. Ctrl-C stops the answer."""
     from edge.cli.run.parser import SPEECH, TEXT, check_kind, kind_of
+    from edge.cli.run.source import open_source
 
-    bundle = open_bundle(args.bundle)
+    bundle = open_source(args.bundle)
     kind = kind_of(bundle)
     check_kind(kind, args)
     if kind == SPEECH:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_bundle, add_provider, add_threads, listed
+from edge.cli.arguments import Parser, add_provider, add_threads, listed
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def add_arguments(parser: Parser) -> None:
     from edge.runtime.speculate.base import drafter_names
 
     parser.epilog = f"{MORE}\n\n{parser.epilog}"
-    add_bundle(parser)
+    bundle = "a bundle, a folder NAME.edge; or a .gguf file, a model's folder, a catalog name or a hub id"
+    parser.add_argument("bundle", metavar="MODEL", type=Path, help=bundle)
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; '-': standard input")
 
     add = parser.options("prompt")

@@ -1,0 +1,80 @@
+"""What `edge run` is given: a bundle, or a model of which a bundle is made first and kept in the cache."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+
+from edge import __version__
+from edge.bundle import MANIFEST, Bundle, open_bundle
+from edge.errors import BundleError
+from edge.home import cache_dir
+from edge.lock import locked
+
+
+def open_source(given: Path) -> Bundle:
+    """Open the bundle at a path; or of a .gguf file, a model's folder, a catalog name or a hub id, the bundle that was
+    made of it before, or is made now with little effort.
+
+    Raises:
+        EdgeError: it is neither, or no bundle can be made of it.
+    """
+    if not _is_model(given):
+        return open_bundle(given)
+    target = cache_dir() / "bundles" / f"{_name(given)}.edge"
+    if (bundle := _made(target)) is not None:
+        return bundle
+    with locked(target.with_suffix(".lock"), lambda: _say(f"Another run makes a bundle of {given}; waiting for it.")):
+        return _made(target) or _make(given, target)
+
+
+def _is_model(given: Path) -> bool:
+    """Whether something must be made of it: everything else is opened as a bundle, or refused as none."""
+    if given.exists():
+        return given.suffix == ".gguf" or (given / "config.json").is_file()
+    from edge import catalog
+
+    return catalog.find(str(given)) is not None or (given.suffix != ".edge" and _is_hub_id(str(given)))
+
+
+def _is_hub_id(text: str) -> bool:
+    owner, _, name = text.partition("/")
+    return bool(owner.strip(".~") and name) and "/" not in name and "\\" not in text
+
+
+def _name(given: Path) -> str:
+    """The cached bundle's: a changed file is another model."""
+    identity = str(given)
+    if given.exists():
+        files = sorted(given.iterdir()) if given.is_dir() else [given]
+        stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        identity = f"{given.resolve()} {stats}"
+    return f"{given.stem}-{zlib.crc32(identity.encode()):08x}"
+
+
+def _made(target: Path) -> Bundle | None:
+    """The bundle, where this version of edge has made it before."""
+    if not (target / MANIFEST).exists():
+        return None
+    try:
+        bundle = open_bundle(target)
+    except BundleError:
+        return None
+    return bundle if bundle.manifest.producer == f"edge {__version__}" else None
+
+
+def _make(given: Path, target: Path) -> Bundle:
+    from edge.cli.export import stages
+    from edge.export import QUICK, export
+
+    again = ", because another version of edge made the one that is there" if target.exists() else ""
+    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+    with stages() as (progress, say):
+        bundle = export(str(given), target, effort=QUICK, force=True, name=given.stem, progress=progress, say=say)
+    _say(f"The bundle is kept as {target}.")
+    return bundle
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
