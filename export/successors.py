@@ -1,6 +1,6 @@
 """A bundle's table of successors, with which the drafter `blend` guesses: what follows what in the model's own answers.
 
-Half of the questions are the model's own as well, as in Xu et al. 2024, "Magpie": behind the opening of a user's turn,
+Half of the questions are the model's own as well, as in Xu et al. 2024, "Magpie": after the opening of a user's turn,
 a model that was trained on chats writes what users write. The others are the built-in prompts, as long as there are
 some: translations, word problems and more that people ask for, and a model by itself hardly does. A model without chats
 goes on with a few words.
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from edge.runtime.engine.engine import Engine
     from edge.runtime.model import Model
 
-# By default as many tokens as take about a minute on two cores: so many multiplications by weights, at most so many
+# By default as many tokens as take about a minute on two cores: WORK multiplications by weights, at most MAXIMUM
 # tokens, and none where the model is so small that its steps cost nothing.
 WORK = 2.2e12
-MOST = 16_000
-LEAST_WEIGHTS = 10_000_000
+MAXIMUM = 16_000
+MINIMUM_WEIGHTS = 10_000_000
 
 QUESTION, ANSWER = 128, 160  # tokens at most
 BEGUN = 16  # tokens that a model without chats adds to the first words
@@ -44,12 +44,12 @@ OPENINGS = (
     *("", "What", "", "Write", "", "How", "", "Explain"),
     *("Summarize", "Who", "Translate", "If", "Why", "A", "Please", "When"),
 )
-BLOCK = 32  # questions that are drawn, and answered, side by side
+BLOCK = 32  # questions that are drawn, and answered, in one batch
 PLACE = "\u2063?\u2063"  # stands for a user's words, which no template writes by itself
 
 ORDERS = 3  # tokens of the longest context
 TWICE = 2  # answers that a successor of several tokens must have come in
-BEFORE = 2  # tokens of the prompt that answers stand behind, which say that they begin
+BEFORE = 2  # tokens of the prompt that stand before an answer, which say that they begin
 FOLDS = 4
 PRIOR = 0.2  # of a successor's chance to follow, before any was seen
 COUNTS = (2, 3, 5, 12)  # bounds of a successor's count, and of its share in what followed its context
@@ -60,12 +60,12 @@ Counts = dict[Context, Counter[int]]
 
 
 def default_tokens(weights: int) -> int:
-    """How many tokens a model of so many weights writes where nobody says."""
-    return min(MOST, int(WORK / weights)) if weights >= LEAST_WEIGHTS else 0
+    """How many tokens a model of `weights` weights writes by default."""
+    return min(MAXIMUM, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
 
 
 def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, tokens: int, report: Progress) -> None:
-    """Have the model answer until it has written so many tokens, and write down what followed what."""
+    """Have the model answer until it has written `tokens` tokens, and write down what followed what."""
     from edge.runtime.model import Model
     from edge.runtime.text.tokenizer import Text
 
@@ -83,7 +83,7 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
 
 def own_answers(model: Model) -> Iterator[list[int]]:
     """Greedy answers to built-in prompts and to questions that the model draws at random, in turns: the token ids of
-    each, behind the last `BEFORE` of its prompt. Each time the same, and without end but where a model says nothing to
+    each, after the last `BEFORE` of its prompt. Each time the same, and without end but where a model says nothing to
     `BLOCK` questions in a row."""
     opening, room = _opening(model), model.engine.context // 3
     begins = itertools.cycle(OPENINGS if opening else tuple(filter(None, OPENINGS)))
@@ -122,7 +122,7 @@ def _drawn(model: Model, opening: str, words: Sequence[str], options: Sequence[G
 
 
 def _opening(model: Model) -> str:
-    """What the chat template writes before a user's first words; nothing where there is no template to be had."""
+    """What the chat template writes before a user's first words; nothing where there is no template."""
     if model.template is None:
         return ""
     try:
@@ -133,7 +133,7 @@ def _opening(model: Model) -> str:
 
 
 def successors(answers: Sequence[Sequence[int]]) -> dict[Context, tuple[int, int]]:
-    """What follows one to three tokens most often in `answers`, each behind `BEFORE` tokens of its prompt, and the
+    """What follows one to three tokens most often in `answers`, each after `BEFORE` tokens of its prompt, and the
     level of how likely it does; only where that says more than the end of the context alone."""
     chances, best = _chances(answers), _best(_counts(answers))
     found: dict[Context, tuple[int, int]] = {}

@@ -119,7 +119,7 @@ def _given(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _length(settings: dict[str, Any], which: str) -> int | None:
-    """The most or fewest tokens, the decoder's first one included; transformers prefers to count without it."""
+    """The maximum or minimum of tokens, the decoder's first one included; transformers prefers to count without it."""
     new: int | None = settings.get(f"{which}_new_tokens")
     return settings.get(f"{which}_length") if new is None else new + 1
 
@@ -131,7 +131,7 @@ def _setting(checkpoint: Checkpoint, name: str) -> Any:
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The tokens that the tokenizer's own post-processor puts before and behind a text."""
+    """The tokens that the tokenizer's own post-processor puts before and after a text."""
     bare = tokenizer.encode(SAMPLE, add_special_tokens=False).ids
     full = tokenizer.encode(SAMPLE, add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

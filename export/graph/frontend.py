@@ -24,7 +24,7 @@ from edge.manifest import Graph
 
 FRONTEND = "graphs/frontend.onnx"
 FRAME, HOP = 400, 160  # samples: 25 and 10 ms at 16 kHz
-FLOOR = 1e-10  # least power whose logarithm is taken
+FLOOR = 1e-10  # the smallest power whose logarithm is taken
 RANGE = 8.0  # powers of ten that are kept below the loudest
 
 
@@ -67,8 +67,8 @@ class LogMel(nn.Module):
         # In units of (log10 + 4) / 4, in which the range is 2 and the offset 1.
         unit = scalar(op, "unit", 1 / (4 * np.log(10)))
         logs = op.Mul(op.Log(op.Max(mel, scalar(op, "floor", FLOOR))), unit)
-        least = op.Sub(op.ReduceMax(logs, keepdims=0), scalar(op, "range", RANGE / 4))
-        return op.Add(op.Max(logs, least), scalar(op, "offset", 1.0))
+        minimum = op.Sub(op.ReduceMax(logs, keepdims=0), scalar(op, "range", RANGE / 4))
+        return op.Add(op.Max(logs, minimum), scalar(op, "offset", 1.0))
 
 
 def frames(op: OpBuilder, pcm: Value) -> Value:

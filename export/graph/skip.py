@@ -4,7 +4,7 @@ The first unit is the embedding and the first layer, the last one the last layer
 leaves these out. Between them stand units of a few layers each, or halves of layers. Each of them is the branch of an
 `If`: the input `run.U` says whether unit U runs, and else the residual stream goes past it, and its keys and values
 stay as they are. A unit holds rows of its own in the KV cache, so that the inputs which count them are there once for
-each: `seqlens_k.U` and so on. A host loads this file in the place of the whole graph's, over the same weights.
+each: `seqlens_k.U` and so on. A host loads this file instead of the whole graph's, over the same weights.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _add(graph: ir.Graph, number: int, unit: _Unit, outside: Values) -> Values:
 
 
 def _counts(node: ir.Node) -> bool:
-    """Whether a node hangs on inputs that each unit has by itself."""
+    """Whether a node depends on inputs that each unit has by itself."""
     given = [value for value in node.inputs if value is not None]
     makers = [value.producer() for value in given]
     return any(value.name in OWN for value in given) or any(_counts(maker) for maker in makers if maker is not None)

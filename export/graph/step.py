@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,7 +30,7 @@ Shape = list[int | str | None]
 
 
 class ModelSource(Protocol):
-    """What of a checkpoint a graph needs beside its quantized matrices."""
+    """What of a checkpoint a graph needs besides its quantized matrices."""
 
     config: dict[str, Any]
 
@@ -139,8 +140,17 @@ def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np
     return value
 
 
+def named(name: str, nodes: Sequence[ir.Node]) -> Sequence[ir.Node]:
+    """The nodes, with names of their own and of what they make."""
+    for i, node in enumerate(nodes):
+        node.name = f"{name}.{i}"
+        for j, value in enumerate(node.outputs):
+            value.name = f"{node.name}.{j}"
+    return nodes
+
+
 def cut_names(layer: int, part: str) -> tuple[str, str]:
-    """What the stream behind a layer's "attention" or "feed_forward" is called: x, and what is added to it."""
+    """What the stream after a layer's "attention" or "feed_forward" is called: x, and what is added to it."""
     return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 

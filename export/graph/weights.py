@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from edge.manifest import TensorGroup
 
 
 class TensorSource(Protocol):
-    """What of a checkpoint the graphs need beside its matrices: norms and biases, by transformers' names."""
+    """What of a checkpoint the graphs need besides its matrices: norms and biases, by transformers' names."""
 
     def read(self, name: str) -> NDArray[np.float32]: ...
 
@@ -89,7 +90,7 @@ class Weights:
         """Store the matrices `names`, stacked by rows under the one name `stored_as` where their formats allow it.
 
         Returns one stored matrix, or one for each name where bits, block sizes or float types differ, and of precise
-        ones: two stacked products would be the most that an encoder holds at a time.
+        ones: two stacked products would set the maximum of an encoder's memory.
         """
         if stored_as in self._stored:
             return [self._stored[stored_as]]
@@ -158,40 +159,30 @@ class Weights:
         return self._tallies.setdefault(group, _Tally())
 
     def _store(self, name: str, matrix: Weight, group: str) -> Stored:
-        if name not in self._stored:
-            stored: Stored
-            if isinstance(matrix, FloatTensor):
-                stored = self._float(name, matrix)
-            elif isinstance(matrix, RowsTensor):
-                stored = self._rows(name, matrix)
+        if name in self._stored:
+            return self._stored[name]
+        stored: Stored
+        rows, columns = (matrix.values if isinstance(matrix, FloatTensor) else matrix.q).shape
+        if isinstance(matrix, FloatTensor):
+            stored = StoredFloat(self._tensor(name, matrix.values), rows, columns)
+            size, bits, block_size, method = 0, stored.weight.dtype.bitwidth, 0, str(matrix.values.dtype)
+        else:
+            scales, method = self._tensor(f"{name}.scales", matrix.scales), matrix.method
+            size = scales.nbytes
+            if isinstance(matrix, RowsTensor):
+                weight = self._tensor(name, np.ascontiguousarray(matrix.q.T))
+                stored = StoredRows(weight, scales, rows, columns, matrix.step, matrix.precise)
+                bits, block_size = 8, columns
             else:
-                stored = self._blocks(name, matrix)
-            self._stored[name] = stored
-            self._tally(group).add_matrix(matrix, stored)
-        return self._stored[name]
-
-    def _float(self, name: str, matrix: FloatTensor) -> StoredFloat:
-        rows, columns = matrix.values.shape
-        return StoredFloat(self._tensor(name, matrix.values), rows, columns)
-
-    def _blocks(self, name: str, matrix: QTensor) -> StoredBlocks:
-        rows, columns = matrix.q.shape
-        zero = matrix.zero_points
-        return StoredBlocks(
-            weight=self._tensor(name, pack_blocks(matrix)),
-            scales=self._tensor(f"{name}.scales", matrix.scales),
-            zero_points=None if zero is None else self._tensor(f"{name}.zero_points", pack_bits(zero, matrix.bits)),
-            rows=rows,
-            columns=columns,
-            bits=matrix.bits,
-            block_size=matrix.block_size,
-        )
-
-    def _rows(self, name: str, matrix: RowsTensor) -> StoredRows:
-        rows, columns = matrix.q.shape
-        weight = self._tensor(name, np.ascontiguousarray(matrix.q.T))
-        scales = self._tensor(f"{name}.scales", matrix.scales)
-        return StoredRows(weight, scales, rows, columns, matrix.step, matrix.precise)
+                bits, block_size, zeros = matrix.bits, matrix.block_size, None
+                weight = self._tensor(name, pack_blocks(matrix))
+                if matrix.zero_points is not None:
+                    zeros = self._tensor(f"{name}.zero_points", pack_bits(matrix.zero_points, bits))
+                    size += zeros.nbytes
+                stored = StoredBlocks(weight, scales, zeros, rows, columns, bits, block_size)
+        self._stored[name] = stored
+        self._tally(group).add(rows * columns, stored.weight.nbytes + size, bits, block_size, method)
+        return stored
 
     def _tensor(self, name: str, values: NDArray[Any]) -> ir.ExternalTensor:
         span = self._writer.add_tensor(name, values)
@@ -287,41 +278,25 @@ class _Tally:
     """Adds up one group's weights for the manifest."""
 
     def __init__(self) -> None:
-        self.parameters = 0
         self.bytes = 0
         self.weight_bits = 0
-        self.blocks: dict[int, int] = {}  # parameters by block size
-        self.methods: dict[str, int] = {}  # parameters by method
+        self.blocks = Counter[int]()  # parameters by block size
+        self.methods = Counter[str]()  # parameters by method
 
     def add(self, parameters: int, size: int, bits: int, block_size: int, method: str) -> None:
-        self.parameters += parameters
         self.bytes += size
         self.weight_bits += parameters * bits
-        self.blocks[block_size] = self.blocks.get(block_size, 0) + parameters
-        self.methods[method] = self.methods.get(method, 0) + parameters
-
-    def add_matrix(self, matrix: Weight, stored: Stored) -> None:
-        parameters = stored.rows * stored.columns
-        if isinstance(stored, StoredFloat):
-            dtype = stored.weight.dtype
-            self.add(parameters, stored.weight.nbytes, dtype.bitwidth, 0, str(dtype.numpy()))
-        elif isinstance(stored, StoredRows):
-            assert isinstance(matrix, RowsTensor)
-            size = stored.weight.nbytes + stored.scales.nbytes
-            self.add(parameters, size, 8, stored.columns, matrix.method)
-        else:
-            assert isinstance(matrix, QTensor)
-            tensors = [stored.weight, stored.scales, stored.zero_points]
-            size = sum(t.nbytes for t in tensors if t is not None)
-            self.add(parameters, size, stored.bits, stored.block_size, matrix.method)
+        self.blocks[block_size] += parameters
+        self.methods[method] += parameters
 
     def group(self, name: str) -> TensorGroup:
         """Block size and method are those of most of the group's weights."""
+        parameters = self.blocks.total()
         return TensorGroup(
             name=name,
-            parameters=self.parameters,
+            parameters=parameters,
             bytes=self.bytes,
-            bits=self.weight_bits / self.parameters,
-            block_size=max(self.blocks, key=lambda b: self.blocks[b]),
-            method=max(self.methods, key=lambda m: self.methods[m]),
+            bits=self.weight_bits / parameters,
+            block_size=self.blocks.most_common(1)[0][0],
+            method=self.methods.most_common(1)[0][0],
         )

@@ -91,7 +91,7 @@ class Lowering(OpBuilder, ABC):
     ) -> tuple[Value, Value, Value]:
         """Causal self-attention over a layer's cache, which grows in place: the result, and the cache's key and value.
 
-        parts: query, key and value, each [B, S, heads * dim], or one value with all three side by side. rope: tables
+        parts: query, key and value, each [B, S, heads * dim], or one value with all three packed. rope: tables
         of cosines and sines by which queries and keys are rotated; None: they are not. window: how many tokens, itself
         included, a token attends to. softcap: bounds the scores.
         """

@@ -44,8 +44,8 @@ def check_block_size(block_size: int | None, weights: str) -> None:
         return
     if not METHODS.find(weights).traits.get("blocks", True):
         raise ExportError(
-            f"--block-size {block_size} cannot be had with {weights} weights, which have no blocks; leave it out, or "
-            "choose int8 or int4."
+            f"--block-size {block_size} does not apply to {weights} weights, which have no blocks; omit it, or choose "
+            "int8 or int4."
         )
     if block_size < 16 or block_size & (block_size - 1):
         raise ExportError(f"--block-size {block_size} must be a power of two, 16 or more: 32, 64 or 128, say.")

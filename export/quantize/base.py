@@ -108,7 +108,7 @@ class Options:
 
 
 class Method(Protocol):
-    """One way from a checkpoint to weights: the function `quantize` of a file beside this one, which `METHODS` finds.
+    """One way from a checkpoint to weights: the function `quantize` of a file next to this one, which `METHODS` finds.
 
     Its file's TRAITS: `most_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
     where it has them, `least_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks.

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 WINDOW = 512
-MOST = 24  # windows: bounds the time of an export
-LEAST = 128  # tokens: with fewer the second moments say nothing
+MAX_WINDOWS = 24  # windows: bounds the time of an export
+MIN_TOKENS = 128  # tokens: with fewer the second moments say nothing
 
 
 def calibration_windows(checkpoint: Checkpoint, text: str | None) -> NDArray[np.int64]:
     """Windows [W, S] of the calibration text, default the built-in one (prose, dialogue, code, chats).
 
     Raises:
-        ExportError: the text holds fewer than LEAST tokens.
+        ExportError: the text holds fewer than MIN_TOKENS tokens.
     """
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
     if text is None:
@@ -32,12 +32,13 @@ def calibration_windows(checkpoint: Checkpoint, text: str | None) -> NDArray[np.
         if tokenizer.token_to_id("<|im_start|>") is None:  # the built-in chats are in ChatML
             text = re.sub(r"<\|im_(start|end)\|>", "", text)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    if len(ids) < LEAST:
+    if len(ids) < MIN_TOKENS:
         raise ExportError(
-            f"The calibration text holds {len(ids)} tokens, fewer than the {LEAST} that are needed; give a longer one."
+            f"The calibration text holds {len(ids)} tokens, fewer than the {MIN_TOKENS} that are needed; give a longer "
+            "one."
         )
     begin = checkpoint.tokenizer.tokens.lead
     size = min(WINDOW, len(ids) + len(begin), int(checkpoint.config.get("max_position_embeddings") or WINDOW))
     body = size - len(begin)
-    count = max(1, min(MOST, len(ids) // body))
+    count = max(1, min(MAX_WINDOWS, len(ids) // body))
     return np.array([begin + ids[i * body : (i + 1) * body] for i in range(count)], dtype=np.int64)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from edge.export.graph.families import find_family
 class Decoder:
     """Embedding, layers, final norm and head of a causal language model, for windows of one length.
 
-    What a layer is called with beside the hidden states (masks, rotary tables) depends on the length alone, and is
+    What a layer is called with besides the hidden states (masks, rotary tables) depends on the length alone, and is
     recorded from one run of the whole model.
     """
 
@@ -27,8 +28,8 @@ class Decoder:
         self.layers: list[nn.Module] = list(model.model.layers)
         self._arguments: list[dict[str, Any]] = [{} for _ in self.layers]
         handles = [
-            layer.register_forward_pre_hook(_remember(self._arguments[i]), with_kwargs=True)
-            for i, layer in enumerate(self.layers)
+            layer.register_forward_pre_hook(lambda _, args, kwargs, own=own: own.update(kwargs), with_kwargs=True)
+            for layer, own in zip(self.layers, self._arguments, strict=True)
         ]
         with torch.no_grad():
             model.model(window[None], use_cache=False)
@@ -83,11 +84,16 @@ class Decoder:
         """What passes inside a layer during each run in the block."""
         seen = Seen()
         handles = []
+
+        def attention(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen.attention = output[1][0]
+
         for name, module in self.layers[layer].named_modules():
             if isinstance(module, nn.Linear):
-                handles.append(module.register_forward_pre_hook(_capture_input(seen, name)))
+                keep = partial(_keep_input, seen.inputs, name)
+                handles.append(module.register_forward_pre_hook(keep))
             elif name.endswith("self_attn"):
-                handles.append(module.register_forward_hook(_capture_attention(seen)))
+                handles.append(module.register_forward_hook(attention))
         try:
             yield seen
         finally:
@@ -107,22 +113,5 @@ class Seen:
     attention: torch.Tensor | None = None
 
 
-def _remember(place: dict[str, Any]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        place.update(kwargs)
-
-    return hook
-
-
-def _capture_input(seen: Seen, name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        seen.inputs[name] = args[0]
-
-    return hook
-
-
-def _capture_attention(seen: Seen) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen.attention = output[1][0]
-
-    return hook
+def _keep_input(inputs: dict[str, torch.Tensor], name: str, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    inputs[name] = args[0]

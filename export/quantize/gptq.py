@@ -98,7 +98,7 @@ def quantize_decoder(
 def _vocabulary(
     decoder: Decoder, finals: torch.Tensor, store: Callable[[list[torch.Tensor], torch.Tensor], None]
 ) -> None:
-    """Embedding and head. Where they are one matrix, errors of a lookup count beside those of a logit."""
+    """Embedding and head. Where they are one matrix, errors of a lookup count in addition to those of a logit."""
     read = _rows(finals)
     moment = read.T @ read
     plain = torch.eye(len(moment)) * moment.diagonal().mean()

@@ -21,7 +21,8 @@ HELP = "a GGUF's own precision"
 TRAITS = {"most_kl": 0.1}
 
 _FLOATS = {"F32", "F16", "BF16"}
-_GGUF_BLOCK = 32  # of Q4_0 and Q8_0
+_BLOCKS = {"Q4_0", "Q8_0"}  # that are kept as they are
+_GGUF_BLOCK = 32  # the size of these
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
@@ -37,16 +38,14 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         )
     if options.block_size not in (None, _GGUF_BLOCK):
         raise ExportError(
-            f"--block-size {options.block_size} cannot be had with --weights keep, which keeps the file's own blocks "
-            "of 32; leave it out, or choose int8 or int4."
+            f"--block-size {options.block_size} does not apply to --weights keep, which keeps the file's own blocks of "
+            "32; omit it, or choose int8 or int4."
         )
-
-    exact = _FLOATS | {"Q4_0", "Q8_0"}
 
     def types_of(name: str) -> set[str]:
         return {checkpoint.stored_type(n) for n in packed_with(name, names)}
 
-    smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & exact), options)
+    smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & (_FLOATS | _BLOCKS)), options)
 
     def make(name: str) -> Weight:
         if name in smoothing.vectors:
@@ -55,13 +54,10 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         if types & _FLOATS:
             w = checkpoint.read(name)
             return FloatTensor(w.astype(np.float16) if types == {"F16"} else w)
-        if types == {"Q4_0"} or types == {"Q8_0"}:
-            return _own_blocks(checkpoint, name)
-        if types <= {"Q4_0", "Q8_0"}:
-            return _widened(_own_blocks(checkpoint, name))
-        if types & {"Q4_0", "Q8_0"}:  # the partners' blocks decide the size
-            if checkpoint.stored_type(name) in ("Q4_0", "Q8_0"):
-                return _widened(_own_blocks(checkpoint, name))
+        if checkpoint.stored_type(name) in _BLOCKS:
+            own = _own_blocks(checkpoint, name)
+            return own if len(types) == 1 else _widened(own)
+        if types & _BLOCKS:  # the partners' blocks decide the size
             return round_to_nearest(checkpoint.read(name), 8, _GGUF_BLOCK)
         return round_to_nearest(smoothing.read(name), 8, INT8_BLOCK)
 

@@ -5,7 +5,7 @@ rest, so that whatever scale covers them rounds the rest to nothing. Three thing
 costs the runtime an operator more:
 
 - The residual stream is **rotated** by an orthogonal matrix, which spreads what stood in one channel over all (QuaRot,
-  Ashkboos et al., arXiv:2404.00456, section 4; the norm's weights move into the matrices behind it). A norm's output
+  Ashkboos et al., arXiv:2404.00456, section 4; the norm's weights move into the matrices after it). A norm's output
   then looks like independent normal numbers of variance one whatever the row, so that one step serves all rows: no
   row is measured, and none depends on another.
 - What down reads is **smoothed** (`edge.export.quantize.smooth`).

@@ -1,4 +1,4 @@
-"""Text that a model writes itself, to calibrate it on beside a given one.
+"""Text that a model writes itself, to calibrate it on in addition to a given one.
 
 A few thousand words say too little about the second moment of 1,536 inputs: what is solved for them alone loses 1.4 to
 2.7 times as much on other text. Text of the model's own, drawn without changing its distribution, is like what it was
@@ -17,7 +17,7 @@ from edge.runtime.memory.process import release_freed
 
 PIECE = 128  # tokens of each text: to write whole windows takes twice as long and calibrates hardly better
 PREFIX = 8  # of these are from the given text, so that the texts are about what it is about
-TOGETHER = 32  # pieces are written side by side: their keys and values bound the memory
+TOGETHER = 32  # pieces are written in one batch: their keys and values bound the memory
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 WINDOWS = 2  # of the calibration text: the largest channels are the same ones everywhere
-LEAST = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
+MIN_SCALE = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
 
 _LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
 _MATRIX = re.compile(r"(?:self_attn|mlp)\.(\w+)_proj\.weight")
@@ -100,7 +100,7 @@ class Smoothing:
             seen = (inputs > 0) & (columns > 0)
             s = np.divide(inputs, columns, out=np.ones_like(inputs), where=seen) ** 0.25
             median = float(np.median(s[seen])) if seen.any() else 1.0
-            scales[site] = np.where(seen, np.maximum(s / median, LEAST), 1).astype(np.float32)
+            scales[site] = np.where(seen, np.maximum(s / median, MIN_SCALE), 1).astype(np.float32)
         return scales
 
 

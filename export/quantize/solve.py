@@ -130,7 +130,7 @@ def _gptq(target: torch.Tensor, upper: torch.Tensor, scale: torch.Tensor, zero: 
 def _descend(
     steps: torch.Tensor, target: torch.Tensor, h: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int
 ) -> None:
-    """One sweep of coordinate descent: every integer in turn takes its best value, the others held. In place."""
+    """One sweep of coordinate descent: every integer in turn takes its best value, the others fixed. In place."""
     k, n = target.shape
     gradient = h @ (steps * scale - target)
     diagonal = h.diagonal().tolist()
@@ -151,7 +151,7 @@ def _descend(
 def _refit(
     steps: torch.Tensor, w: torch.Tensor, h: torch.Tensor, scales: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    """Scales [N, B] by least squares, block after block, the integers [N, K] held."""
+    """Scales [N, B] by least squares, block after block, the integers [N, K] fixed."""
     steps, scales = steps.contiguous(), scales.clone()
     k = steps.shape[1]
     gradient = (steps * spread(scales, block_size, k) - w) @ h

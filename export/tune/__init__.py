@@ -66,7 +66,7 @@ class Settings:
 
     def check(self) -> None:
         """Raises InputError where a value is out of its range."""
-        for name, value, least in (
+        for name, value, minimum in (
             ("--steps", self.steps, 1),
             ("--batch", self.batch, 1),
             ("--length", self.length, 48),
@@ -74,8 +74,8 @@ class Settings:
             ("--rank", self.rank, 1),
             ("--seed", self.seed, 0),
         ):
-            if value < least:
-                raise InputError(f"{name} must be {least} or more, not {value}.")
+            if value < minimum:
+                raise InputError(f"{name} must be {minimum} or more, not {value}.")
         if not 0 <= self.temperature <= 10:
             raise InputError(f"--temperature must lie between 0 and 10, not {self.temperature:g}.")
         if not 0 < self.rate < 1:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.text_file import lines_of, read_text
 
-LEAST = 32  # tokens of a text that is worth a training sequence
-LEAST_ANSWER = 8  # tokens
+MIN_TEXT = 32  # tokens of a text that is worth a training sequence
+MIN_ANSWER = 8  # tokens
 SORTED = 16  # batches whose sequences are sorted by length, so that little is padding
 
 
@@ -96,7 +96,7 @@ def read_examples(
             prompt = encode_prompt(row.prompt)
             answer = [*encode(row.answer), *ends[:1]] if row.answer else []
             ids = np.array([*prompt, *answer][:length], np.int64)
-            if len(ids) >= len(prompt) + LEAST_ANSWER:
+            if len(ids) >= len(prompt) + MIN_ANSWER:
                 found.append(Example(ids, len(prompt)))
         elif row.text is not None:
             ids = np.array(encode(row.text), np.int64)
@@ -105,13 +105,13 @@ def read_examples(
             found += [
                 Example(np.concatenate([np.array(lead, np.int64), piece]), None)
                 for piece in pieces
-                if len(piece) >= LEAST
+                if len(piece) >= MIN_TEXT
             ]
     if not found:
         raise InputError(
-            f"{path} holds no usable lines: a JSONL line has a prompt and an answer of {LEAST_ANSWER} tokens or more, "
-            f"or a text of {LEAST}; any other file is text of {LEAST} tokens or more. The prompt and the answer must "
-            f"fit into {length} tokens."
+            f"{path} holds no usable lines: a JSONL line has a prompt and an answer of {MIN_ANSWER} tokens or more, "
+            f"or a text of {MIN_TEXT}; any other file is text of {MIN_TEXT} tokens or more. The prompt and the answer "
+            f"must fit into {length} tokens."
         )
     return found
 

@@ -33,9 +33,9 @@ class FeedForward(TrainedPolicy):
         found = torch.zeros(len(self._places), len(tensors.prompts))
         prompt = tensors.prompt[:, : int(tensors.prompts.max())].float()
 
-        def watch(layer: int, before: torch.Tensor, behind: torch.Tensor) -> None:
+        def watch(layer: int, before: torch.Tensor, after: torch.Tensor) -> None:
             if layer in self._places:
-                cosines = F.cosine_similarity(before.float(), behind.float(), dim=-1)
+                cosines = F.cosine_similarity(before.float(), after.float(), dim=-1)
                 found[self._places[layer]] = ((cosines * prompt).sum(1) / prompt.sum(1)).cpu()
 
         network.watch(tensors, watch)

@@ -5,7 +5,7 @@ A router is a logit of the residual stream that its layer is about to read, divi
 needed with the mean of its probabilities over the prompt, and left out below one half. The decision is hard, its
 gradient that of the probability (straight through), and a penalty holds the share of layers that are left out at its
 target. While training, a random shift that all routers of an answer share makes it leave out more or fewer, so that one
-model serves several speeds, and a random shift for each router tries sets that would not have been chosen. Behind the
+model serves several speeds, and a random shift for each router tries sets that would not have been chosen. After the
 last step routers are fitted to what answers turn out to need (`edge.export.tune.needs`), which replaces what they had
 learnt.
 """

@@ -3,8 +3,8 @@ runtime's segments leave them out.
 
 A gate g multiplies what a layer adds to the residual stream: x + g (layer(x) - x). With g = 0 the layer does not change
 a token, and as all later tokens of its answer have g = 0 there too, nothing reads the keys and values that it wrote. A
-gate that hangs on a router's probability passes the gradient on to it. A gate of a feed-forward block multiplies what
-that alone adds to the stream behind attention.
+gate that depends on a router's probability passes the gradient on to it. A gate of a feed-forward block multiplies what
+that alone adds to the stream after attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Gate = Callable[[int, torch.Tensor], torch.Tensor | float]
 or one number for all tokens."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor], None]
-"""Is told a layer, and the residual stream [B, S, H] before and behind its feed-forward block."""
+"""Is told a layer, and the residual stream [B, S, H] before and after its feed-forward block."""
 
 
 class Gates:

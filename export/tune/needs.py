@@ -26,8 +26,8 @@ SETS = 2  # for each unit: sets that are left out of an answer
 DRAWS = 64  # of such sets, of which those are taken that tell units apart best
 FOLDS = 5
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the mean square of what is seen, from its middle
-FEWEST = 60  # answers: fewer may explain each other by chance
-LEAST = 0.03  # of the variance: less is explained by chance
+MIN_ANSWERS = 60  # answers: fewer may explain each other by chance
+MIN_EXPLAINED = 0.03  # of the variance: less is explained by chance
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ def guess(needs: Needs) -> Guess:
     count = len(needs.costs)
     fold = np.random.default_rng(0).permutation(count) % min(FOLDS, count)
     best = Guess(np.zeros(needs.seen.shape[1:]), needs.costs.mean(0), 0.0)
-    for ridge in RIDGES if count >= FEWEST else ():
+    for ridge in RIDGES if count >= MIN_ANSWERS else ():
         wrong = rest = 0.0
-        for held in range(fold.max() + 1):
-            known, other = fold != held, fold == held
+        for left in range(fold.max() + 1):
+            known, other = fold != left, fold == left
             fitted = _fitted(Needs(needs.costs[known], needs.seen[known]), ridge)
             wrong += float(np.square(fitted.costs(needs.seen[other]) - needs.costs[other]).sum())
             rest += float(np.square(needs.costs[known].mean(0) - needs.costs[other]).sum())
-        if rest and 1 - wrong / rest > max(LEAST, best.explained):
+        if rest and 1 - wrong / rest > max(MIN_EXPLAINED, best.explained):
             best = _fitted(needs, ridge, 1 - wrong / rest)
     return best
 

@@ -26,7 +26,7 @@ BRANCHES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up
 
 
 class Network:
-    """A decoder whose answers can be predicted with layers left out, beside its own ones without.
+    """A decoder whose answers can be predicted with layers left out, and with all of them.
 
     rank: of the adapters (Hu et al. 2021, LoRA) on all projections of attention and feed-forward, scaled by 2.
     bf16: products in bfloat16; the residual stream, norms, adapters and their optimizer stay float32.

@@ -91,7 +91,7 @@ def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> Tra
         raise InputError(f"--penalty must be 0 or more, not {target.penalty:g}.")
     of_routers = target.unit != 1 or target.candidates is not None or target.penalty is not None
     if of_routers and not policy.traits.get("routers"):
-        raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty have no place.")
+        raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty do not apply.")
     takes = policy.traits["takes"]
     for option, value in (("--ratio", target.ratio), ("--layers", target.span)):
         if value is not None and option != takes:
@@ -113,9 +113,9 @@ def ratio_of(target: Target) -> float:
 
 
 def span_of(target: Target, layers: int) -> tuple[int, int]:
-    least, most = target.span or (max(2, layers // 2), layers)
-    if not 2 <= least <= most <= layers:
+    minimum, maximum = target.span or (max(2, layers // 2), layers)
+    if not 2 <= minimum <= maximum <= layers:
         raise InputError(
-            f"--layers {least}-{most} does not go from 2 or more layers up to no more than the model's {layers}."
+            f"--layers {minimum}-{maximum} does not go from 2 or more layers up to no more than the model's {layers}."
         )
-    return least, most
+    return minimum, maximum

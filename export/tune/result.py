@@ -1,4 +1,4 @@
-"""What tuning leaves behind: a model directory that `edge export` reads, with routers and what they were tuned for."""
+"""What tuning writes: a model directory that `edge export` reads, with routers and what they were tuned for."""
 
 from __future__ import annotations
 

@@ -15,19 +15,18 @@ TRAITS = {"takes": "--layers"}
 
 
 class SkipDecode(TrainedPolicy):
-    """The layers of an answer's token fall from `most` to `least` over HORIZON tokens. A training answer is shorter, so
-    it begins at a random place of the fall: its tokens' layers stay among those of the tokens before them.
-
-    span: least and most, first and last layer counted.
+    """The layers of an answer's token fall from the maximum to the minimum of `span` over HORIZON tokens, first and
+    last layer counted. A training answer is shorter, so it begins at a random place of the fall: its tokens' layers
+    stay among those of the tokens before them.
     """
 
     def __init__(self, layers: int, span: tuple[int, int]) -> None:
-        self._layers, (self._least, self._most) = layers, span
-        warm = max(1, self._least // WARM)
+        self._layers, (self._minimum, self._maximum) = layers, span
+        warm = max(1, self._minimum // WARM)
         bypassed = list(range(warm, layers - 1))  # in the order that they are dropped
-        never = min(layers - self._most, len(bypassed))
+        never = min(layers - self._maximum, len(bypassed))
         self._never = frozenset(bypassed[:never])
-        falling = bypassed[never : layers - self._least]
+        falling = bypassed[never : layers - self._minimum]
         self._ends = np.array(level_ends(len(falling)))
         self._falling = {layer: i for i, layer in enumerate(falling)}
         self._dropped = torch.zeros(0)  # [B, S]: layers that have fallen away for a token
@@ -35,7 +34,7 @@ class SkipDecode(TrainedPolicy):
 
     def begin(self, network: Network, tensors: Tensors, draw: np.random.Generator) -> None:
         size, width = tensors.tokens.shape
-        starts = draw.integers(0, HORIZON, size) - tensors.prompts  # of answers that began so many tokens ago
+        starts = draw.integers(0, HORIZON, size) - tensors.prompts  # how many tokens ago each answer began, or will
         done = np.clip(starts[:, None] + np.arange(width), 0, HORIZON - 1)
         dropped = self._ends[done * len(self._ends) // HORIZON]
         self._answer = tensors.answer
@@ -54,7 +53,7 @@ class SkipDecode(TrainedPolicy):
         return (float(answered.mean()) + len(self._never)) / self._layers
 
     def skip(self) -> str:
-        return f"skipdecode:{self._least}-{self._most}"
+        return f"skipdecode:{self._minimum}-{self._maximum}"
 
 
 def make(layers: int, hidden_size: int, target: Target) -> SkipDecode:

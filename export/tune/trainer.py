@@ -22,7 +22,7 @@ from edge.export.tune.policy import TrainedPolicy
 
 LOOKED_AT = 1  # batches that a policy sees before the first step
 WARM_UP = 0.1  # of the steps: the learning rate rises
-FINISHED_BY = 256  # sequences that it sees behind the last one
+FINISHED_BY = 256  # sequences that it sees after the last step
 LAST = 0.1  # of the learning rate: what a cosine falls to
 ROUTERS = 3.0  # times the adapters' learning rate: of a policy's own parameters
 CLIP = 1.0  # the longest gradient
@@ -162,7 +162,7 @@ class Trainer:
         return self.schedule.rate * (LAST + (1 - LAST) * (1 + math.cos(math.pi * done)) / 2)
 
     def save(self) -> None:
-        """Write the checkpoint, in the place of the last one when it is whole."""
+        """Write the checkpoint, which replaces the last one when it is whole."""
         state = {
             "trained": {name: p.detach().cpu() for name, p in self._trained.items()},
             "optimizer": self._optimizer.state_dict(),

@@ -236,7 +236,7 @@ def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
         ({"weights": "keep"}, "not for encoder-decoders"),
         ({"encoder_weights": "int4"}, "--encoder-weights int4 is unknown"),
         ({"decoder_weights": "int2"}, "--decoder-weights int2 is unknown"),
-        ({"weights": "fp32", "block_size": 32}, "--block-size 32 cannot be had with fp32 weights"),
+        ({"weights": "fp32", "block_size": 32}, "--block-size 32 does not apply to fp32 weights"),
         ({"weights": "int8", "block_size": 33}, "--block-size 33 must be a power of two"),
     ],
 )

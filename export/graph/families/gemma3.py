@@ -17,7 +17,7 @@ TRAITS = {"gguf": "gemma3"}
 NORMS = Norms(
     gates="pre_feedforward_layernorm",
     outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
-    offset=1.0,  # the checkpoint's norm weights are stored less one
+    offset=1.0,  # the checkpoint's norm weights are stored minus one
 )
 
 

@@ -1,4 +1,4 @@
-"""M2M100 and NLLB: norms before the blocks and at the end, sinusoidal positions that begin behind the padding token."""
+"""M2M100 and NLLB: norms before the blocks and at the end, sinusoidal positions that begin after the padding token."""
 
 from __future__ import annotations
 

@@ -143,8 +143,8 @@ class CPU(Lowering):
         block = block_size(vocab_size)
         missing = -vocab_size % block
         if missing:
-            behind = self.initializer(ir.tensor(np.array([0, 0, 0, 0, 0, missing]), name="missing"))
-            logits = self.Pad(logits, behind, scalar(self, "never", -np.inf))
+            padding = self.initializer(ir.tensor(np.array([0, 0, 0, 0, 0, missing]), name="missing"))
+            logits = self.Pad(logits, padding, scalar(self, "never", -np.inf))
         blocks = self.Reshape(logits, [0, -1, (vocab_size + missing) // block, block])  # [B, R, blocks, block]
         tops = self.ReduceMax(blocks, [3], keepdims=0)
         best = self.ArgMax(tops, axis=-1, keepdims=1)  # [B, R, 1]

@@ -1,6 +1,6 @@
-"""The step graph over a KV cache in 8 bits: a quarter of the memory, and of what a token behind a long text reads.
+"""The step graph over a KV cache in 8 bits: a quarter of the memory, and of what a token after a long text reads.
 
-It is a file beside the whole graph, over the same weights, that a host loads in its place. A key or value is stored as
+It is a file next to the whole graph, over the same weights, that a host loads instead. A key or value is stored as
 a signed byte, with one scale for each head and channel of a layer, found on the calibration text. Rotary positions turn
 pairs of channels into each other, so that both of a pair have the scale of the longest pair: it holds at all positions.
 
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from edge.bundle import BundleWriter
-from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, write_graph
+from edge.export.graph.step import DECODER, FLOAT, INT64, add_constant, for_one_sequence, named, write_graph
 from edge.manifest import KV8, KV8_STEP, Graph
 from edge.runtime.check.perplexity import pieces
 from edge.runtime.engine.engine import Engine
@@ -35,12 +35,12 @@ Largest = tuple[NDArray[np.float32], NDArray[np.float32]]  # of a layer's keys a
 
 
 def write_kv8(writer: BundleWriter, engine: Engine, windows: Iterable[NDArray[np.int64]]) -> Graph:
-    """Write the graph beside the decoder's, which was written before.
+    """Write the graph next to the decoder's, which was written before.
 
     engine: over the decoder's graph. windows: texts [S] that its keys and values are measured on.
     """
     graph = ir.load(writer.staging / DECODER).graph
-    for_one_sequence(graph)  # it counts tokens, and writes them behind one number of rows
+    for_one_sequence(graph)  # it counts tokens, and writes them after one number of rows
     nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
     largest = _largest(engine, windows, [_rotated(node) for node in nodes])
     shared = _Shared(graph)
@@ -89,11 +89,11 @@ class _Shared:
         self.one, self.end = self.constant("one", [1]), self.constant("end", [2**62])
         self.unit, self.zero = self.constant("unit", 1, np.float32), self.constant("zero", 0, np.int8)
         size = ir.node("Size", [inputs["input_ids"]])
-        large = ir.node("Greater", [size.outputs[0], self.constant("most", KV8_STEP)])
+        large = ir.node("Greater", [size.outputs[0], self.constant("maximum", KV8_STEP)])
         total = ir.node("Cast", [inputs["total_sequence_length"]], {"to": INT64})
         past = ir.node("Sub", [total.outputs[0], size.outputs[0]])
         rows = ir.node("Reshape", [past.outputs[0], self.one])
-        graph.insert_before(graph[0], _named("kv8.step", [size, large, total, past, rows]))
+        graph.insert_before(graph[0], named("kv8.step", [size, large, total, past, rows]))
         self.large, self.rows = large.outputs[0], rows.outputs[0]
 
     def constant(self, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
@@ -102,7 +102,7 @@ class _Shared:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, shared: _Shared) -> None:
-    """Put both branches of one layer in the place of its attention."""
+    """Put both branches of one layer where its attention was."""
     scales = []
     for part, values in zip(("key", "value"), largest, strict=True):
         scale = np.maximum(values, max(QUIET * float(values.max()), 1e-6)) * (MARGIN / 127)
@@ -116,14 +116,8 @@ def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, share
         "then_branch": _large_step(graph, node, f"{name}.large", scales, shape, shared),
         "else_branch": _small_step(graph, node, f"{name}.small", scales),
     }
-    chosen = ir.Node(
-        "",
-        "If",
-        [shared.large],
-        [ir.AttrGraph(branch, body) for branch, body in branches.items()],
-        num_outputs=3,
-        name=name,
-    )
+    graphs = [ir.AttrGraph(branch, body) for branch, body in branches.items()]
+    chosen = ir.Node("", "If", [shared.large], graphs, num_outputs=3, name=name)
     old = list(node.outputs)
     for value, new in zip(old, chosen.outputs, strict=True):
         new.name, new.type, new.shape = value.name, value.type, value.shape
@@ -175,13 +169,4 @@ def _attention(node: ir.Node, inputs: Sequence[ir.Value | None], attributes: Seq
 
 def _branch(graph: ir.Graph, name: str, nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> ir.Graph:
     """A branch of these nodes, which reads the values of the graph around it."""
-    return ir.Graph([], outputs, nodes=_named(name, nodes), opset_imports=graph.opset_imports, name=name)
-
-
-def _named(name: str, nodes: Sequence[ir.Node]) -> Sequence[ir.Node]:
-    """The nodes, with names of their own and of what they make."""
-    for i, node in enumerate(nodes):
-        node.name = f"{name}.{i}"
-        for j, value in enumerate(node.outputs):
-            value.name = f"{node.name}.{j}"
-    return nodes
+    return ir.Graph([], outputs, nodes=named(name, nodes), opset_imports=graph.opset_imports, name=name)

@@ -28,7 +28,7 @@ INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: 4 and 8-bit weights meet ac
 class Rounded:
     """Rows in 8 bits: ``largest * step * (values - zero)``, where `largest` [1, S, 1] is None for ones.
 
-    rest: what these leave out, in steps of `finer` in the place of `step`; None where that is not made up for.
+    rest: what these leave out, in steps of `finer` instead of `step`; None where that is not made up for.
     """
 
     values: Value

@@ -312,7 +312,7 @@ def test_a_block_size_for_weights_without_blocks(
     refused: Refused, checkpoint: Path, target: Path, weights: str
 ) -> None:
     sentence = refused("export", checkpoint, "-o", target, "--weights", weights, "--block-size", "32", "--no-check")
-    assert f"--block-size 32 cannot be had with {weights} weights" in sentence
+    assert f"--block-size 32 does not apply to {weights} weights" in sentence
     assert names(target.parent) == []
 
 

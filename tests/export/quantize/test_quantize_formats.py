@@ -157,7 +157,7 @@ def test_keep_takes_no_block_size() -> None:
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 def test_floats_take_no_block_size(weights: str) -> None:
-    with pytest.raises(ExportError, match=f"--block-size 32 cannot be had with {weights} weights"):
+    with pytest.raises(ExportError, match=f"--block-size 32 does not apply to {weights} weights"):
         quantize(Stored({OUT: "F32"}), weights, block_size=32)
 
 
