@@ -1,4 +1,4 @@
-# make demo       fetch SmolLM2-135M-Instruct, export it, answer a prompt
+# make demo       fetch SmolLM2-135M-Instruct, export it in about a minute, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
 # make bench      what the benchmarks need and how to start them
@@ -25,7 +25,7 @@ demo: $(VENV)/.export $(BUNDLE)/edge.json
 	$(BIN)/edge run $(BUNDLE) "$(PROMPT)"
 
 $(BUNDLE)/edge.json: | $(VENV)/.export
-	$(BIN)/edge export $(MODEL) -o $(BUNDLE)
+	$(BIN)/edge export $(MODEL) --effort quick -o $(BUNDLE)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
