@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from edge import __version__
@@ -65,15 +67,21 @@ def _made(target: Path) -> Bundle | None:
 
 
 def _make(given: Path, target: Path) -> Bundle:
+    """Export in a process of its own: what PyTorch leaves in memory would count against --memory."""
+    again = ", because another version of edge made the one that is there" if target.exists() else ""
+    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        other.submit(_export, given, target).result()
+    _say(f"The bundle is kept as {target}.")
+    return open_bundle(target)
+
+
+def _export(given: Path, target: Path) -> None:
     from edge.cli.export import stages
     from edge.export import QUICK, export
 
-    again = ", because another version of edge made the one that is there" if target.exists() else ""
-    _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
     with stages() as (progress, say):
-        bundle = export(str(given), target, effort=QUICK, force=True, name=given.stem, progress=progress, say=say)
-    _say(f"The bundle is kept as {target}.")
-    return bundle
+        export(str(given), target, effort=QUICK, force=True, name=given.stem, progress=progress, say=say)
 
 
 def _say(sentence: str) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import edge.export
-from edge.bundle import open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.cli.run import source
 from edge.errors import ExportError
 from edge.lock import locked
+
+ASKED = ["the moon", "--raw", "--max-tokens", "2", "--context", "64"]
 
 
 @pytest.fixture
@@ -23,26 +27,39 @@ def model(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return Path(shutil.copytree(tiny_checkpoint, tmp_path / "tiny"))
 
 
+@pytest.fixture
+def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Exports give a bundle that is there already; their targets."""
+    made = list[Path]()
+
+    def export(given: Path, target: Path) -> None:
+        made.append(target)
+        shutil.copytree(pristine_tiny_bundle.root, target, dirs_exist_ok=True)
+
+    monkeypatch.setattr(source, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(source, "_export", export)
+    return made
+
+
 def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "home/bundles").glob("*.edge"))
 
 
-def run(model: Path) -> int:
-    return main(["run", str(model), "the moon", "--raw", "--max-tokens", "2", "--context", "64"])
-
-
-def test_a_models_bundle_is_made_once(
+def test_a_models_bundle_is_made_once_and_not_in_the_runs_memory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(model) == 0
-    first = capsys.readouterr()
-    assert f"Making a bundle of {model}, once; edge export makes a smaller" in first.err
+    """With a limit that PyTorch alone would break."""
+    script = "import sys; from edge.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, "run", str(model), *ASKED, "--memory", "150MB"]
+    first = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stderr
+    assert f"Making a bundle of {model}, once; edge export makes a smaller" in first.stderr
     (made,) = kept(tmp_path)
-    assert open_bundle(made).manifest.weights == "int8" and str(made) in first.err
+    assert open_bundle(made).manifest.weights == "int8" and str(made) in first.stderr
     monkeypatch.setattr(source, "_make", lambda *_: pytest.fail("it was made again"))
-    assert run(model) == 0
-    second = capsys.readouterr()
-    assert second.out == first.out and "Making" not in second.err
+    assert main(["run", str(model), *ASKED]) == 0
+    again = capsys.readouterr()
+    assert again.out == first.stdout and "Making" not in again.err
 
 
 def test_a_changed_model_is_another_one(model: Path) -> None:
@@ -53,21 +70,21 @@ def test_a_changed_model_is_another_one(model: Path) -> None:
 
 
 def test_a_bundle_of_another_version_is_made_again(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(model) == 0
+    source.open_source(model)
+    source.open_source(model)
+    assert len(exports) == 1
     monkeypatch.setattr(source, "__version__", "99")
-    monkeypatch.setattr("edge.export.written.__version__", "99")
     capsys.readouterr()
-    assert run(model) == 0
+    source.open_source(model)
     assert "once, because another version of edge made the one that is there;" in capsys.readouterr().err
-    (made,) = kept(tmp_path)
-    assert open_bundle(made).manifest.producer == "edge 99"
+    assert exports == [exports[0]] * 2
 
 
 def test_an_export_that_fails_leaves_nothing(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     next(model.glob("*.safetensors")).write_bytes(b"no weights")
-    assert run(model) == 2
+    assert main(["run", str(model), *ASKED]) == 2
     assert "Traceback" not in capsys.readouterr().err and kept(tmp_path) == []
 
 
@@ -77,23 +94,22 @@ def test_what_is_neither_is_refused_as_a_bundle(tmp_path: Path, capsys: pytest.C
         assert "Making" not in capsys.readouterr().err
 
 
-def test_two_runs_at_a_time_make_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[Path]()
-    whole, waits = edge.export.export, threading.Event()
+def test_two_runs_at_a_time_make_one(model: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, make = threading.Event(), source._make
 
-    def export(given: str, target: Path, **options: object) -> object:
-        waits.wait(30)  # until the other run stands before the lock
-        made.append(target)
-        return whole(given, target, **options)  # type: ignore[arg-type]
+    def once_the_other_waits(given: Path, target: Path) -> Bundle:
+        assert waits.wait(30)
+        return make(given, target)
 
-    monkeypatch.setattr(edge.export, "export", export)
+    monkeypatch.setattr(source, "_make", once_the_other_waits)
     monkeypatch.setattr(source, "_say", lambda sentence: waits.set() if "waiting" in sentence else None)
-    runs = [threading.Thread(target=source.open_source, args=(model,)) for _ in range(2)]
+    found = list[Bundle]()
+    runs = [threading.Thread(target=lambda: found.append(source.open_source(model))) for _ in range(2)]
     for each in runs:
         each.start()
     for each in runs:
         each.join()
-    assert len(made) == 1 == len(kept(tmp_path))
+    assert len(exports) == 1 and [bundle.root for bundle in found] == exports * 2
 
 
 def test_a_lock_is_given_back_after_a_failure(tmp_path: Path) -> None:
