@@ -29,8 +29,8 @@ from processes import Worker
 from prompts import Prompts
 
 LENGTHS = (128, 512, 2048, 4096)
-NARROW = "edge narrow"  # the same bundle, read without its int8 prefill graph form
-ENGINES = ("edge", NARROW, "openvino-genai", "onnxruntime-genai", "llama.cpp")
+DECODE_GRAPH = "edge, decode graph"  # the same bundle, read without its int8 prefill graph
+ENGINES = ("edge", DECODE_GRAPH, "openvino-genai", "onnxruntime-genai", "llama.cpp")
 DECODED = 32  # tokens behind each prompt
 TURNS = 24  # of plain decoding, with the int8 prefill graph open and without
 GOALS = {"openvino-genai": (1.0, (512, 2048)), "onnxruntime-genai": (5.0, LENGTHS), "llama.cpp": (5.0, LENGTHS)}
@@ -45,7 +45,9 @@ class PrefillBench(Bench):
         self, found: Contender, variant: str, model: Path, capacity: int, *, watched: bool = False
     ) -> Worker:
         engine = engine_file(found.name)
-        settings: dict[str, Any] = {**engine.VARIANTS[variant], **({"prefill": False} if found.name == NARROW else {})}
+        settings: dict[str, Any] = dict(engine.VARIANTS[variant])
+        if found.name == DECODE_GRAPH:
+            settings["prefill"] = False
         request = {"model": str(model), "threads": self.threads, "capacity": capacity, "settings": settings}
         return Worker(found.python, engine.__name__, self.log, request, watched=watched)
 
@@ -182,10 +184,10 @@ def decoding(bundle: Path, args: argparse.Namespace) -> report.Goal:
 
     opened = edge.open_bundle(bundle)
     ids = np.random.default_rng(0).integers(0, opened.manifest.dims.vocab_size, 256)
-    wide, narrow = (open_engine(opened, threads=args.threads) for _ in range(2))
-    if wide.prefill is None:
+    prefill, decode = (open_engine(opened, threads=args.threads) for _ in range(2))
+    if prefill.prefill is None:
         raise ValueError(f"the int8 prefill graph of {bundle} cannot be used")
-    readers = [(wide, wide.prefill.step), (narrow, narrow.step)]
+    readers = [(prefill, prefill.prefill.step), (decode, decode.step)]
     times: list[list[float]] = [[], []]
     for turn in range(TURNS):
         for number in (0, 1) if turn % 2 else (1, 0):

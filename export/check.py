@@ -93,7 +93,7 @@ def refuse_if_broken(found: Agreement, manifest: Manifest, *, flag: str = "--wei
     """ExportError where the bundle's answers are not those of the model. flag: what chose the weights."""
     weights = manifest.weights
     halves = [METHODS[half].traits for half in weights.split("+")]  # of an encoder-decoder
-    most, least = max(half["most_kl"] for half in halves), min(half.get("least_top1", 0.0) for half in halves)
+    most, least = max(half["max_kl"] for half in halves), min(half.get("min_top1", 0.0) for half in halves)
     if found.kl_mean <= most and found.top1 >= least:
         return
     raise ExportError(

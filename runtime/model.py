@@ -193,7 +193,7 @@ class Model(Loaded):
     @property
     def _alone(self) -> bool:
         """Whether answers are made one after another."""
-        return not self.engine.takes_several or self._speculate not in (OFF, AUTO)
+        return not self.engine.supports_batching or self._speculate not in (OFF, AUTO)
 
     def _answers(
         self,

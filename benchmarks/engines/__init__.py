@@ -11,7 +11,7 @@ from engines.decoding_engine import EngineFile
 ENGINES = ("edge", "onnxruntime-genai", "llama.cpp", "openvino-genai", "transformers")
 _FILES = {
     "edge": "edge_runtime",
-    "edge narrow": "edge_runtime",  # of prefill.py
+    "edge, decode graph": "edge_runtime",  # of prefill.py
     "onnxruntime-genai": "genai",
     "llama.cpp": "llamacpp",
     "openvino-genai": "ov_genai",

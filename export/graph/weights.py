@@ -248,14 +248,14 @@ class PrefillWeights(Weights):
     """
 
     def __init__(
-        self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter, narrow: Weights
+        self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter, decode: Weights
     ) -> None:
         super().__init__(source, matrices, writer)
-        self._narrow = narrow
+        self._decode = decode
 
     def matrices(self, names: Sequence[str], stored_as: str, group: str) -> list[Stored]:
         if not set(names).issubset(self._matrices):  # embedding and head
-            return self._narrow.matrices(names, stored_as, group)
+            return self._decode.matrices(names, stored_as, group)
         if group == "feed_forward":  # gate and up apart: to split their product costs more than a second one
             return [super(PrefillWeights, self).matrices([name], f"{PREFILL}.{name}", group)[0] for name in names]
         return super().matrices(names, f"{PREFILL}.{stored_as}", group)
@@ -271,7 +271,7 @@ class PrefillWeights(Weights):
     ) -> nn.Parameter:
         if not set(names).isdisjoint(self._matrices):
             return super().vector(names, f"{PREFILL}.{stored_as}", group, edit, zeros=zeros)
-        return self._narrow.vector(names, stored_as, group, edit, zeros=zeros)
+        return self._decode.vector(names, stored_as, group, edit, zeros=zeros)
 
 
 class _Tally:

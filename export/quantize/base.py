@@ -110,8 +110,8 @@ class Options:
 class Method(Protocol):
     """One way from a checkpoint to weights: the function `quantize` of a file next to this one, which `METHODS` finds.
 
-    Its file's TRAITS: `most_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
-    where it has them, `least_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks.
+    Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
+    where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks.
     """
 
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

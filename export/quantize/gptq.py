@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"most_kl": 1.0}
+TRAITS = {"max_kl": 1.0}
 
 INT4_BLOCK = 64
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "keep"
 HELP = "a GGUF's own precision"
-TRAITS = {"most_kl": 0.1}
+TRAITS = {"max_kl": 0.1}
 
 _FLOATS = {"F32", "F16", "BF16"}
 _BLOCKS = {"Q4_0", "Q8_0"}  # that are kept as they are

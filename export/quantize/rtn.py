@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "int8"
 HELP = "8 bits, smoothed on text"
-TRAITS = {"most_kl": 0.1}
+TRAITS = {"max_kl": 0.1}
 
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md
 

@@ -32,7 +32,7 @@ def _fixed(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 LAST_ROW = _fixed(np.array([-1], np.int64))
 
 
-def paired(
+def pad_to_even(
     tokens: NDArray[np.int64], rows: NDArray[np.int64], room: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`tokens` [S] of a step and the `rows` [R] of them that are wanted, in even numbers: the last one twice where it
@@ -192,8 +192,8 @@ class Step(StepBuffers):
         shared.read(cache.cross)
         shared.attend(tree, self.size, end)
         if tree is not None:
-            cache.straight = False
-        if not cache.straight:
+            cache.contiguous = False
+        if not cache.contiguous:
             cache.positions[start:end] = self.positions
         cache.length = end
         shared.run(end)

@@ -50,7 +50,7 @@ class KVCache:
         self.length = 0
         self.prompt = 0
         self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
-        self.straight = True  # whether row i has position i, for all i
+        self.contiguous = True  # whether row i has position i, for all i
         dtype = np.dtype(layout.dtype)
         try:
             self.memory = [
@@ -93,7 +93,7 @@ class KVCache:
             for buffer in pair:
                 self.provider.copy_rows(buffer, moved, start)
         self.positions[start : len(keep)] = self.positions[moved]
-        self.straight = False
+        self.contiguous = False
         self.length = len(keep)
 
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:

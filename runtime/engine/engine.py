@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.home import curves_dir
-from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, paired
+from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.prefill import PrefillEngine
@@ -111,14 +111,14 @@ class Engine:
         say = logging.getLogger(__name__).warning
         return load(self.bundle, provider=self.provider.name, threads=self.threads, say=say, kv=self.kv.dtype)
 
-    def steady(self, cache: KVCache) -> int:
+    def max_exact_step(self, cache: KVCache) -> int:
         """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
         far as steps of any size do."""
-        last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `paired`
+        last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `pad_to_even`
         return max(1, min(cache.room, last - cache.length)) if cache.exact else cache.room
 
     @property
-    def takes_several(self) -> bool:
+    def supports_batching(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
         return self.bundle.manifest.graph(self.variant.role).batch
 
@@ -167,7 +167,7 @@ class Engine:
             return self._run(cache, tokens, wanted, tree, logits)
         assert tree is None, "steps over trees are not exact"
         count = wanted.shape[0]
-        tokens, wanted = paired(tokens, wanted, self.bundle.manifest.context - cache.length)
+        tokens, wanted = pad_to_even(tokens, wanted, self.bundle.manifest.context - cache.length)
         made = self._run(cache, tokens, wanted, None, logits)
         cache.length -= tokens.shape[0] - size
         return made[:count]

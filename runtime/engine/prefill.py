@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding, paired
+from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class PrefillEngine:
     ) -> NDArray[np.float32]:
         """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
         a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
-        bundle's context ends; see `paired`."""
+        bundle's context ends; see `pad_to_even`."""
         rows = LAST_ROW if rows is None else rows
         size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
-        tokens, rows = paired(tokens, rows, self._bundle.manifest.context - cache.length)
+        tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
         made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
         step = Step(WholeBinding(self.session, cache, tokens.shape[0]), cache, tokens.shape[0], made)
         step.fill(tokens, cache.length, rows, None)

@@ -43,7 +43,7 @@ class SkipPolicy(Protocol):
         """The units that the next `size` tokens run through."""
         ...
 
-    def steady(self, cache: SegmentedCache) -> int:
+    def max_exact_step(self, cache: SegmentedCache) -> int:
         """How many tokens from the next one on run through the same units, at least."""
         ...
 

@@ -35,12 +35,12 @@ class SegmentedEngine(Engine):
         super().__init__(bundle, dataclasses.replace(variant, role=SKIP), provider)
 
     @property
-    def takes_several(self) -> bool:
-        return super().takes_several and not self.policy.watched
+    def supports_batching(self) -> bool:
+        return super().supports_batching and not self.policy.watched
 
-    def steady(self, cache: KVCache) -> int:
+    def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        return min(super().steady(cache), self.policy.steady(cache))
+        return min(super().max_exact_step(cache), self.policy.max_exact_step(cache))
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> SegmentedCache:
         cache = super().new_cache(capacity, cross)

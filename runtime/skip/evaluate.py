@@ -62,7 +62,7 @@ class PolicyLogits:
             at = 0
             while at < len(piece):
                 prompt = cache.prompt - cache.length
-                size = min(len(piece) - at, prompt if prompt > 0 else engine.policy.steady(cache))
+                size = min(len(piece) - at, prompt if prompt > 0 else engine.policy.max_exact_step(cache))
                 if prompt <= 0:
                     self.run += size * sum(engine.weight(g) for g in engine.policy.route(cache, size))
                     self.answered += size

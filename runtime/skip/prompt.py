@@ -53,7 +53,7 @@ class PromptPolicy:
     def pace(self, cache: SegmentedCache) -> int:
         raise NotImplementedError  # each answer has layers of its own
 
-    def steady(self, cache: SegmentedCache) -> int:
+    def max_exact_step(self, cache: SegmentedCache) -> int:
         return MANY if cache.length >= cache.prompt else cache.prompt - cache.length
 
     def route(self, cache: SegmentedCache, size: int) -> Route:

@@ -62,7 +62,7 @@ class SkipDecode:
     def pace(self, cache: SegmentedCache) -> int:
         return _last(cache.prompt, cache.ends)
 
-    def steady(self, cache: SegmentedCache) -> int:
+    def max_exact_step(self, cache: SegmentedCache) -> int:
         prompt, last, place = cache.prompt, _last(cache.prompt, cache.ends), _place(cache)
         following = self.dropped(prompt, place, cache.ends) + 1
         begins = -(-following * (last + 1) // (self.levels + 1))  # that level, as a place in the answer

@@ -42,7 +42,7 @@ class Unified:
     def pace(self, cache: SegmentedCache) -> int:
         return 0
 
-    def steady(self, cache: SegmentedCache) -> int:
+    def max_exact_step(self, cache: SegmentedCache) -> int:
         return MANY
 
     def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:

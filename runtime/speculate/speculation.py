@@ -111,7 +111,8 @@ class AnswerDrafts(Drafts):
         if self._drafter is None:
             return draft
         began, text, planner = clock(), self._text, self._planner
-        maximum = min(self._engine.steady(self._cache), self._enough - len(text))  # tokens that the next step may bring
+        # Tokens that the next step may bring.
+        maximum = min(self._engine.max_exact_step(self._cache), self._enough - len(text))
         budget = planner.budget(maximum - 1, self._cache.length)
         if budget.tokens > 0:
             self._proposed = self._drafter.propose(text, budget)

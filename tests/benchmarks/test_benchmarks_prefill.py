@@ -51,8 +51,8 @@ def test_plain_decoding_is_compared_with_and_without_the_form(
     assert "with the int8 prefill graph open" in found.text and found.ratio > 0
 
 
-def test_the_narrow_form_alone_can_be_measured(prefill_bundle: Bundle) -> None:
-    loaded = engine_file(prefill.NARROW).load(prefill_bundle.root, 1, 128, prefill=False)
+def test_the_decode_graph_alone_can_be_measured(prefill_bundle: Bundle) -> None:
+    loaded = engine_file(prefill.DECODE_GRAPH).load(prefill_bundle.root, 1, 128, prefill=False)
     assert loaded.model.engine.prefill is None
     timed = loaded.generate(list(range(3, 83)), 4)
     assert len(timed.tokens) == 5 and timed.prefill_s > 0

@@ -30,7 +30,7 @@ from edge.runtime.profile.subject import Subject
 
 @pytest.fixture(scope="module")
 def measured(pristine_tiny_bundle: Bundle) -> Profile:
-    return profile(pristine_tiny_bundle.root, ProfileOptions(seconds=10))
+    return profile(pristine_tiny_bundle.root, ProfileOptions(seconds=15))
 
 
 def test_a_profile_has_every_figure(measured: Profile) -> None:

@@ -112,7 +112,7 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
         (["--sweep", "1"], "--sweep is about skipped layers"),
         (["--given", "5"], "--given is about skipped layers"),
         (["--skip", "off"], "off is what policies are measured beside"),
-        (["--skip", "unified:0.1", "--prefill-graph"], "leave out --torch, --agree and --prefill-graph"),
+        (["--skip", "unified:0.1", "--prefill-graph"], "without --torch, --agree and --prefill-graph"),
         (["--skip", "unified:0.1", "--sweep", "0.1"], "has one already"),
         (["--skip", "unified", "--sweep", "0.1,,"], "empty setting"),
         (["--skip", "unified:0.1", "--given", "511"], "leaves nothing of windows"),

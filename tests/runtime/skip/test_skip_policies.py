@@ -285,7 +285,7 @@ def test_a_draft_ends_where_the_layers_of_an_answer_fall(routed: Bundle) -> None
     routes = []
     while cache.room:
         found = set()
-        for _ in range(engine.steady(cache)):
+        for _ in range(engine.max_exact_step(cache)):
             found.add(engine.policy.route(cache, 1))
             engine.step(cache, np.array([40]))
         routes += found
