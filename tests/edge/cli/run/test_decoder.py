@@ -52,7 +52,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
 
     def fake(*answers: str, **options: object) -> object:
         model, engine = fake_model(tmp_path / "fake.edge", says(*answers), **options)  # type: ignore[arg-type]
-        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
+        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
         monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
         return engine
 
@@ -295,7 +295,7 @@ def test_bad_input_gets_one_sentence_and_status_2(
 
 def test_a_missing_bundle_and_no_arguments_get_a_sentence(run: Run, tmp_path: Path) -> None:
     assert "There is no bundle at" in run(tmp_path / "none.edge", "hi")[2]
-    assert "required: BUNDLE" in run()[2]
+    assert "required: MODEL" in run()[2]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \n\n"])

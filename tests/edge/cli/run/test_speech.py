@@ -53,7 +53,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeS
     def fake(*scripts: Script) -> FakeSpeechEngine:
         model, engine = fake_transcriber(tmp_path / "x.edge", *scripts or (ONE, THREE))
         monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
-        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
+        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
         return engine
 
     return fake

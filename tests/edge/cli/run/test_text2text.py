@@ -45,7 +45,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeT
 
     def fake(output: Callable[[str], str] = str.upper, **options: object) -> FakeText2TextEngine:
         model, engine = fake_text2text(tmp_path / "fake.edge", output, **options)  # type: ignore[arg-type]
-        monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: model.bundle)
+        monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: model.bundle)
         monkeypatch.setattr("edge.runtime.load.start", lambda _, asked: Loading(model.bundle, asked, PLAIN, engine))
         return engine
 
@@ -400,7 +400,7 @@ def test_a_speech_bundle_goes_to_the_speech_command(
 ) -> None:
     model, _ = fake_text2text(tmp_path / "s.edge")
     speech = dataclasses.replace(model.bundle.manifest, speech=SimpleNamespace(), text=None)
-    monkeypatch.setattr("edge.cli.run.open_bundle", lambda path: dataclasses.replace(model.bundle, manifest=speech))
+    monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: dataclasses.replace(model.bundle, manifest=speech))
     monkeypatch.setattr(
         "edge.cli.run.speech.run_speech", lambda args, bundle: 7 if args.audio == "a.wav" and args.beams == 5 else 1
     )
