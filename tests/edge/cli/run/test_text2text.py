@@ -400,7 +400,8 @@ def test_a_speech_bundle_goes_to_the_speech_command(
 ) -> None:
     model, _ = fake_text2text(tmp_path / "s.edge")
     speech = dataclasses.replace(model.bundle.manifest, speech=SimpleNamespace(), text=None)
-    monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: dataclasses.replace(model.bundle, manifest=speech))
+    bundle = dataclasses.replace(model.bundle, manifest=speech)
+    monkeypatch.setattr("edge.cli.run.source.open_source", lambda path: bundle)
     monkeypatch.setattr(
         "edge.cli.run.speech.run_speech", lambda args, bundle: 7 if args.audio == "a.wav" and args.beams == 5 else 1
     )
