@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,9 @@ _REFUSALS = {
     "RevisionNotFoundError": "it has no such revision",
     "RepositoryNotFoundError": "there is no such model, or it is private",
 }
+
+
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
 class _Unavailable(Exception):
@@ -131,11 +135,19 @@ def _changed(source: Source, here: Path) -> list[Path]:
 # A hub
 
 
-def snapshot(repo: str, revision: str | None) -> Path:
+def is_hub_id(text: str) -> bool:
+    """Whether it has the form of a hub id, `org/name` or `org/name@revision`, and not that of a path or a file."""
+    return _HUB_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(".gguf")
+
+
+def snapshot(hub_id: str) -> Path:
     """A model directory from the hub, in the cache of the hub's library; CatalogError where the library is missing, or
     the hub does not give the model."""
+    match = _HUB_ID.fullmatch(hub_id)
+    assert match, hub_id
+    repo = match["repo"]
     try:
-        return _snapshot(repo, revision)[0]
+        return _snapshot(repo, match["revision"])[0]
     except _Unavailable as e:
         raise CatalogError(f"{repo} cannot be fetched from the hub: {e}.") from None
 

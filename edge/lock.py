@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from edge.errors import InputError
+
 PAUSE_S = 0.5  # between two looks at a lock that another process holds
 
 
@@ -33,6 +35,19 @@ def try_lock(file: IO[str]) -> bool:
     return True
 
 
+def open_lock(path: Path) -> IO[str]:
+    """The lock file `path`, made with its folder where there is none.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a", encoding="utf-8")
+    except OSError as e:
+        raise InputError(f"The folder {path.parent} cannot be written: {e.strerror}.") from None
+
+
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file `path`, made where there is none; `waiting` is called once where another process holds it.
@@ -40,10 +55,9 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     The file stays: removing it would let two processes lock two files of one name.
 
     Raises:
-        OSError: the file cannot be made.
+        InputError: the file cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with open_lock(path) as file:
         if not try_lock(file):
             waiting()
             while not try_lock(file):

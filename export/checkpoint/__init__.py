@@ -28,11 +28,9 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     if entry := catalog.find(source):
         local = fetch.pull(entry, progress, say=say)
         return _open_path(local, name=entry.name, kind="catalog", licence=entry.licence)
-    from edge.export.checkpoint import hub
-
-    if path.suffix != ".gguf" and not source.startswith((".", "/", "~")) and hub.ID.fullmatch(source):
+    if fetch.is_hub_id(source):
         try:
-            return _open_path(hub.fetch_hub(source), name=source, kind="hub")
+            return _open_path(fetch.snapshot(source), name=source, kind="hub")
         except CatalogError as e:
             raise CatalogError(f"There is no directory {source}, and {e}") from None
     raise CheckpointError(

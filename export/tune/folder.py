@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.errors import InputError
-from edge.lock import try_lock
+from edge.lock import open_lock, try_lock
 
 LOCK = "lock"  # a file in it that says, while somebody holds it, that a run is at work
 
@@ -24,12 +24,7 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
     Raises:
         InputError: it cannot be made, or another run is at work in it.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a", encoding="utf-8")
-    except OSError as e:
-        raise InputError(f"The folder {folder} cannot be made: {e.strerror}.") from None
-    with file:
+    with open_lock(folder / LOCK) as file:
         if not try_lock(file):
             raise InputError(f"Another run is at work in {folder}; wait for it, or name another result.")
         for path in folder.iterdir() if restart else ():

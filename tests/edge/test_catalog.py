@@ -541,7 +541,7 @@ class TestTheHub:
     def test_what_the_hubs_cache_holds_serves_without_a_network(
         self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path, toy = fetch.snapshot("org/toy", None), entry(HubSource("org/toy"))
+        path, toy = fetch.snapshot("org/toy"), entry(HubSource("org/toy"))
         hub.asked.clear()
         constants = pytest.importorskip("huggingface_hub.constants")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -569,16 +569,16 @@ class TestTheHub:
     def test_without_the_hubs_library_its_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         with pytest.raises(CatalogError, match=r"huggingface_hub is not installed .*pip install 'edge-lm\[export\]'"):
-            fetch.snapshot("org/toy", None)
+            fetch.snapshot("org/toy")
 
     def test_a_hub_id_is_opened_from_the_librarys_own_cache(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = fetch.snapshot("org/toy", None)
+        first = fetch.snapshot("org/toy")
         assert (first / "model.safetensors").read_bytes() == b"weights"
         constants = pytest.importorskip("huggingface_hub.constants")
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-        assert fetch.snapshot("org/toy", None) == first  # from the cache, off the net
+        assert fetch.snapshot("org/toy") == first  # from the cache, off the net
         with pytest.raises(CatalogError, match="org/other cannot be fetched from the hub: .* its cache holds no copy"):
-            fetch.snapshot("org/other", None)
+            fetch.snapshot("org/other")
 
 
 class TestOpening:

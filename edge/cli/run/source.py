@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import zlib
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle
 from edge.errors import BundleError
 from edge.home import cache_dir
-from edge.lock import locked
 
 
 def open_source(given: Path) -> Bundle:
@@ -27,6 +24,8 @@ def open_source(given: Path) -> Bundle:
     target = cache_dir() / "bundles" / f"{_name(given)}.edge"
     if (bundle := _made(target)) is not None:
         return bundle
+    from edge.lock import locked
+
     with locked(target.with_suffix(".lock"), lambda: _say(f"Another run makes a bundle of {given}; waiting for it.")):
         return _made(target) or _make(given, target)
 
@@ -35,14 +34,9 @@ def _is_model(given: Path) -> bool:
     """Whether something must be made of it: everything else is opened as a bundle, or refused as none."""
     if given.exists():
         return given.suffix == ".gguf" or (given / "config.json").is_file()
-    from edge import catalog
+    from edge import catalog, fetch
 
-    return catalog.find(str(given)) is not None or (given.suffix != ".edge" and _is_hub_id(str(given)))
-
-
-def _is_hub_id(text: str) -> bool:
-    owner, _, name = text.partition("/")
-    return bool(owner.strip(".~") and name) and "/" not in name and "\\" not in text
+    return catalog.find(str(given)) is not None or (given.suffix != ".edge" and fetch.is_hub_id(str(given)))
 
 
 def _name(given: Path) -> str:
@@ -52,7 +46,7 @@ def _name(given: Path) -> str:
         files = sorted(given.iterdir()) if given.is_dir() else [given]
         stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         identity = f"{given.resolve()} {stats}"
-    return f"{given.stem}-{zlib.crc32(identity.encode()):08x}"
+    return f"{given.name}-{zlib.crc32(identity.encode()):08x}"
 
 
 def _made(target: Path) -> Bundle | None:
@@ -67,13 +61,20 @@ def _made(target: Path) -> Bundle | None:
 
 
 def _make(given: Path, target: Path) -> Bundle:
-    """Export in a process of its own: what PyTorch leaves in memory would count against --memory."""
-    again = ", because another version of edge made the one that is there" if target.exists() else ""
+    again = ", because the one that is there is another version's or damaged" if target.exists() else ""
     _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        other.submit(_export, given, target).result()
+    _export_apart(given, target)
     _say(f"The bundle is kept as {target}.")
     return open_bundle(target)
+
+
+def _export_apart(given: Path, target: Path) -> None:
+    """Export in a process of its own: what an export leaves in memory would count against --memory."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        other.submit(_export, given, target).result()
 
 
 def _export(given: Path, target: Path) -> None:
@@ -81,7 +82,7 @@ def _export(given: Path, target: Path) -> None:
     from edge.export import QUICK, export
 
     with stages() as (progress, say):
-        export(str(given), target, effort=QUICK, force=True, name=given.stem, progress=progress, say=say)
+        export(str(given), target, effort=QUICK, force=True, progress=progress, say=say)
 
 
 def _say(sentence: str) -> None:

@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from edge import fetch
 from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.cli.run import source
@@ -36,8 +36,7 @@ def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> li
         made.append(target)
         shutil.copytree(pristine_tiny_bundle.root, target, dirs_exist_ok=True)
 
-    monkeypatch.setattr(source, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
-    monkeypatch.setattr(source, "_export", export)
+    monkeypatch.setattr(source, "_export_apart", export)
     return made
 
 
@@ -78,7 +77,7 @@ def test_a_bundle_of_another_version_is_made_again(
     monkeypatch.setattr(source, "__version__", "99")
     capsys.readouterr()
     source.open_source(model)
-    assert "once, because another version of edge made the one that is there;" in capsys.readouterr().err
+    assert "once, because the one that is there is another version's or damaged;" in capsys.readouterr().err
     assert exports == [exports[0]] * 2
 
 
@@ -110,6 +109,23 @@ def test_two_runs_at_a_time_make_one(model: Path, exports: list[Path], monkeypat
     for each in runs:
         each.join()
     assert len(exports) == 1 and [bundle.root for bundle in found] == exports * 2
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    model: Path, tmp_path: Path, exports: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").write_text("a file")
+    assert main(["run", str(model), *ASKED]) == 2
+    assert f"The folder {tmp_path / 'home/bundles'} cannot be written: " in capsys.readouterr().err
+    assert exports == []
+
+
+@pytest.mark.parametrize(
+    ("text", "hub"),
+    {"org/name": True, "org/n.5-a@v1.0": True, "org/m.gguf": False, "./a": False, "a/b/c": False, "~/a": False}.items(),
+)
+def test_what_has_the_form_of_a_hub_id(text: str, hub: bool) -> None:
+    assert fetch.is_hub_id(text) is hub
 
 
 def test_a_lock_is_given_back_after_a_failure(tmp_path: Path) -> None:
