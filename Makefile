@@ -1,4 +1,4 @@
-# make demo       fetch SmolLM2-135M-Instruct, export it in about a minute, answer a prompt
+# make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in half a minute, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
 # make bench      what the benchmarks need and how to start them
@@ -14,18 +14,14 @@ PROMPT ?= Why is the sky blue? Answer in two sentences.
 
 VENV := .venv
 BIN := $(VENV)/bin
-BUNDLE := $(MODEL).edge
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 SOURCES := pyproject.toml constraints.txt
 
 .PHONY: demo test test-all lint types bench clean
 
-demo: $(VENV)/.export $(BUNDLE)/edge.json
-	$(BIN)/edge run $(BUNDLE) "$(PROMPT)"
-
-$(BUNDLE)/edge.json: | $(VENV)/.export
-	$(BIN)/edge export $(MODEL) --effort quick -o $(BUNDLE)
+demo: $(VENV)/.gguf
+	$(BIN)/edge run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
@@ -58,10 +54,10 @@ $(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
 	$(PIP_INSTALL) ruff import-linter
 	@touch $@
 
-$(VENV)/.export: $(SOURCES) | $(VENV)/bin/python
-	$(PIP_INSTALL) --editable '.[export]'
+$(VENV)/.gguf: $(SOURCES) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[gguf]'
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable '.[tune,test]'
-	@touch $@ $(VENV)/.export $(VENV)/.lint
+	@touch $@ $(VENV)/.gguf $(VENV)/.lint

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from edge import catalog
 from edge.bundle import GOLDEN, Bundle, BundleWriter
-from edge.errors import CheckpointError, ExportError, InputError, MissingExtraError
+from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
-from edge.export.quantize.base import Options, Progress
+from edge.export.quantize.base import FLOATS, Options, Progress
+from edge.extras import needing
 from edge.manifest import KV8
 from edge.runtime.check.golden import Golden, open_role, record_form, record_golden, roles
 from edge.runtime.engine.variant import PREFILL
@@ -39,6 +40,7 @@ PREFILL_WEIGHTS = ("int8", "none")
 NORMAL, QUICK = EFFORTS = ("normal", "quick")
 
 
+@needing("Exporting", instead="or for a .gguf file choose --effort quick")
 def export(
     source: str | Path,
     out: str | Path | None = None,
@@ -105,17 +107,12 @@ def export(
         raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
     if effort not in EFFORTS:
         raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
-    try:
-        import torch  # noqa: F401, first: a missing one is told from a broken checkpoint
-
-        from edge.export.checkpoint import open_checkpoint
-        from edge.export.graph.families import find_family
-        from edge.export.routers import check_routers, write_routers
-    except ModuleNotFoundError as e:
-        raise MissingExtraError(f"Exporting needs {e.name}; install it with: pip install 'edge-lm[export]'") from None
-
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
+
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.graph.families import find_family
+    from edge.export.routers import check_routers, write_routers
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
@@ -123,8 +120,6 @@ def export(
     defaults = {} if entry is None else entry.export
     both = bool(checkpoint.config.get("is_encoder_decoder"))
     if effort == QUICK:
-        from edge.export.written import FLOATS
-
         candidates, draft_text = False, draft_text or 0
         if weights is None and not both:
             weights = "keep" if {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS else "int8"
@@ -164,7 +159,7 @@ def export(
             prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
-                prefill=prefill, compare=check, candidates=candidates, say=tell,
+                prefill=prefill, compare=check, quick=effort == QUICK, candidates=candidates, say=tell,
             )  # fmt: skip
         advance(0, 0, "recording golden answers")
         golden = _golden(written)

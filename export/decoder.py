@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 PREFILL = "int8"  # the form's only weights
 FIGURES = ("top1_agreement", "kl_mean", "kl_p95", "perplexity")  # that the manifest has of other forms too
-MEASURED = 4  # windows of the calibration text that keys and values are measured on
-MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from Torch
+MEASURED, QUICK_MEASURED = 4, 1  # windows of the calibration text that keys and values are measured on
+MOST_LOST = 0.05  # nats a token that a KV cache in int8 may add to the divergence from float32
 
 # Answered at export and recorded in golden.json: prose, arithmetic, code, another language.
 GOLDEN_PROMPTS = [
@@ -54,13 +54,14 @@ def write_decoder(
     *,
     prefill: bool,
     compare: bool,
+    quick: bool,
     candidates: bool,
     say: Callable[[str], None],
 ) -> Written:
-    """Write tensors, graph and tokenizer of `checkpoint`, check them against Torch where `compare` is true, and collect
-    candidates for drafts where `candidates` is."""
+    """Write tensors, graph and tokenizer of `checkpoint`, check them where `compare` is true, and collect candidates
+    for drafts where `candidates` is. quick: check and measure on less text, the check with the reference in numpy."""
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
-    recorded = check.reference(checkpoint, context, options.progress) if compare else None
+    recorded = check.reference(checkpoint, context, options.progress, quick=quick) if compare else None
     eights = prefill_weights(checkpoint, options) if prefill else None
     quantized = methods.quantize(
         checkpoint, weights, block_size=options.block_size, calibration=options.calibration, progress=options.progress
@@ -73,12 +74,13 @@ def write_decoder(
     del quantized, watched, eights
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
+    release_freed()
     template = checkpoint.tokenizer.chat_template
     manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, chat_template=template)
     staged = Bundle(writer.staging, manifest)
     engine = open_engine(staged, context=context)
     if recorded is not None:
-        options.report(0, 0, "checking against Torch")
+        options.report(0, 0, "checking against the model in float32")
         found = check.check(engine, recorded)
         check.refuse_if_broken(found, manifest)
         quality = check.quality(found)
@@ -89,7 +91,7 @@ def write_decoder(
         manifest = dataclasses.replace(manifest, quality=quality)
     windows = calibration_windows(checkpoint, options.calibration)
     options.report(0, 0, "measuring keys and values")
-    kv8 = write_kv8(writer, engine, windows[:MEASURED])
+    kv8 = write_kv8(writer, engine, windows[: QUICK_MEASURED if quick else MEASURED])
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
     manifest = _with_kv8(writer, manifest, kv8, recorded, options, say)
@@ -107,8 +109,8 @@ def _with_kv8(
     options: Options,
     say: Callable[[str], None],
 ) -> Manifest:
-    """The manifest with the graph over a KV cache in int8, which was written, and its figures where there are Torch's
-    logits to compare with; without it where such a cache says too little of this model's keys and values."""
+    """The manifest with the graph over a KV cache in int8, which was written, and its figures where there are logits
+    in float32 to compare with; without it where such a cache says too little of this model's keys and values."""
     more = dataclasses.replace(manifest, graphs=[*manifest.graphs, graph])
     if recorded is None:
         return more

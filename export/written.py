@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edge import __version__
-from edge.export.quantize.base import Progress, QTensor, RowsTensor, Weight
+from edge.export.quantize.base import FLOATS, Progress, QTensor, RowsTensor, Weight
 from edge.manifest import FORMAT_VERSION, Manifest, Source
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.engine.engine import Engine
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.graph.step import Built
 
-FLOATS = {"F32", "F16", "BF16"}  # of stored types
 KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
 
 

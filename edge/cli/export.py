@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     add("--force", "replace an earlier bundle at the target")
     add("--name NAME", "the model's name in the bundle (default: the source's)")
     add("--max-context N", "maximum tokens of prompt and answer (default: the model's, up to 8192)", int)
-    add("--no-check", "do not compare the bundle with Torch")
+    add("--no-check", "do not compare the bundle with the model in float32")
     efforts = "normal (default): minutes, 4 bits calibrated and drafts prepared; or quick: less than a minute, 8 bits"
     add("--effort EFFORT", efforts, default="normal")
 
@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> None:
-    """Turn a checkpoint into a bundle, compare it with Torch, and print the comparison.
+    """Turn a checkpoint into a bundle, compare the two, and print the comparison.
 
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
@@ -115,9 +115,9 @@ def _show(bundle: Bundle, seconds: float) -> None:
 
     out, manifest, figures = console(), bundle.manifest, bundle.manifest.quality
     if figures:
-        title, tokens = "The bundle against Torch in float32", f"on {figures['check_tokens']:.0f} tokens"
-        rows = table(title, tokens, "Torch", "bundle", text=1)
-        rows.add_row("perplexity", f"{figures['perplexity_torch']:.3f}", f"{figures['perplexity']:.3f}")
+        title, tokens = "The bundle against the model in float32", f"on {figures['check_tokens']:.0f} tokens"
+        rows = table(title, tokens, "float32", "bundle", text=1)
+        rows.add_row("perplexity", f"{figures['perplexity_float32']:.3f}", f"{figures['perplexity']:.3f}")
         rows.add_row("same most likely token", "", f"{figures['top1_agreement']:.1%}")
         rows.add_row("KL divergence, mean (nats)", "", f"{figures['kl_mean']:.4f}")
         rows.add_row("KL divergence, 95th percentile", "", f"{figures['kl_p95']:.4f}")

@@ -13,18 +13,13 @@ from types import FrameType
 
 from edge.cli.arguments import Parser
 from edge.errors import EdgeError, InputError
+from edge.extras import extra_of
 from edge.registry import Registry
 
 COMMANDS = Registry("edge.cli", "command")
 ABOUT = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
 
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
-
-# What `pip install 'edge-lm[export]'` adds: import names.
-EXPORT_EXTRA = {
-    *("gguf", "google", "huggingface_hub", "onnx", "onnx_ir", "onnxscript"),
-    *("safetensors", "sentencepiece", "torch", "transformers"),
-}
 
 
 def main(args: list[str] | None = None) -> int:
@@ -117,8 +112,8 @@ def _explain(error: Exception) -> int:
     """Print one sentence about `error` and return the exit status."""
     if isinstance(error, EdgeError):
         return _say(str(error), 2)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXPORT_EXTRA:
-        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge-lm[export]'", 2)
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
+        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge-lm[{extra}]'", 2)
     if isinstance(error, OSError) and error.errno in FULL:
         _drop_output()
         return _say(f"{error.filename or 'The output'} could not be written: {error.strerror}.", 2)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_threads
 from edge.cli.export import stages
-from edge.errors import InputError, MissingExtraError
+from edge.errors import InputError
+from edge.extras import needing
 
 if TYPE_CHECKING:
     from edge.catalog import Progress, Say
@@ -136,7 +137,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how: dict[str, Any]) -> int:
     """asked: fields of the settings and of their target. how: what else `tune` takes."""
-    try:
+    with needing("Tuning", "tune"):
         import peft  # noqa: F401, first: before anything that takes long
         import torch  # noqa: F401
 
@@ -144,8 +145,6 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
         from edge.export.tune.bundle import tune_to_bundle
         from edge.export.tune.policy import Target
         from edge.export.tune.trainer import Stopped
-    except ModuleNotFoundError as e:
-        raise MissingExtraError(f"Tuning needs {e.name}; install it with: pip install 'edge-lm[tune]'") from None
     aims = {name: asked.pop(name) for name in OF_TARGET if name in asked}
     target = Target(span=_span(asked.pop("layers", None)), **aims)
     settings = Settings(target=target, **asked)

@@ -49,8 +49,8 @@ class Checkpoint(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """One tensor as float32, dequantized where the source holds integers.
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        """One tensor as float32, dequantized where the source holds integers; of a large matrix perhaps only `rows`.
 
         Raises:
             CheckpointError: it holds NaN or infinity (`finite`).

@@ -123,11 +123,12 @@ class CTranslate2Checkpoint:
     def stored_type(self, name: str) -> str:
         return self._file.variables[self._sources[name].variable].type
 
-    def read(self, name: str) -> NDArray[np.float32]:
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         source = self._sources[name]
         values = self._file.values(source.variable)
-        rows = values.shape[0] // source.parts
-        return finite(values[source.part * rows : (source.part + 1) * rows], source.variable, self._file.path)
+        length = values.shape[0] // source.parts
+        own = values[source.part * length : (source.part + 1) * length]
+        return finite(own if rows is None else own[rows], source.variable, self._file.path)
 
     def blocks(self, name: str) -> QTensor | None:
         return None

@@ -112,11 +112,12 @@ class DirectoryCheckpoint:
         file, own = self._found[name]
         return file.type(own)
 
-    def read(self, name: str) -> NDArray[np.float32]:
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         if name in self._made:
             return self._made[name].make().numpy()
         file, own = self._found[name]
         tensor = file.tensor(own)
+        tensor = tensor if rows is None else tensor[rows]
         if tensor.dtype not in _TYPES:
             raise CheckpointError(
                 f"{file.path}: the tensor {own!r} is stored as {tensor.dtype}; floating-point weights are read."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ HELP = "a .gguf file, as llama.cpp reads it"
 TRAITS = {"reads": "file"}
 
 _READABLE = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+_FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
+    GGMLQuantizationType.F32: np.float32,
+    GGMLQuantizationType.F16: np.float16,
+}
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 
 
@@ -35,19 +40,18 @@ class GGUFCheckpoint:
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self._header = GGUFHeader(path)
         _, family, self._gguf = gguf_config.family_of(self._header)
-        self._norm_offset = 0.0 if family.norms is None else family.norms.offset
+        assert family.layers is not None and family.norms is not None
+        self._norm_offset = family.norms.offset
         self.name = name or path.stem
         self.kind = kind
         self.licence = licence or self._header.value("general.license", str)
-        config = gguf_config.config_of(self._header, self._vector)
-        self.config: dict[str, Any] = model_config.complete(config, str(path), self._header.tensors)
+        self.config: dict[str, Any] = gguf_config.config_of(self._header, self._vector)
         self.generation: dict[str, Any] = {}
         self._sources = self._named_tensors()
-        if (model := model_config.skeleton(self.config, str(path))) is not None:
-            expected = model_config.parameter_shapes(model)
-            model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
-            model_config.check_leftovers(model, self._sources, str(path))
-            self._sources = {name: self._sources[name] for name in expected}
+        config = SimpleNamespace(**self.config)
+        expected = family.layers(config).shapes(config, family.norms)
+        model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
+        model_config.refuse_leftovers([name for name in self._sources if name not in expected], str(path))
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
@@ -62,10 +66,9 @@ class GGUFCheckpoint:
     def stored_type(self, name: str) -> str:
         return self._header.tensors[self._sources[name]].type.name
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        values = finite(self._dequantized(self._sources[name]), self._sources[name], self._header.path)
-        if (rows := self._row_order(name)) is not None:
-            values = values[rows]
+    def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
+        source = self._sources[name]
+        values = finite(self._dequantized(source, self._places(name, rows)), source, self._header.path)
         if self._norm_offset and name.endswith("norm.weight"):  # which the converter adds
             values = values - np.float32(self._norm_offset)
         return values
@@ -76,8 +79,8 @@ class GGUFCheckpoint:
         if kind not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0):
             return None
         raw = self._header.raw(source)
-        if (rows := self._row_order(name)) is not None:
-            raw = raw[rows]
+        if (places := self._places(name)) is not None:
+            raw = raw[places]
         blocks = _q4_0(raw) if kind == GGMLQuantizationType.Q4_0 else _q8_0(raw)
         finite(blocks.scales, source, self._header.path)
         return blocks
@@ -97,14 +100,16 @@ class GGUFCheckpoint:
             sources[name] = source
         return sources
 
-    def _dequantized(self, source: str) -> NDArray[np.float32]:
+    def _dequantized(self, source: str, places: NDArray[np.int64] | slice | None = None) -> NDArray[np.float32]:
+        """The tensor, or its rows at `places`."""
         raw, kind = self._header.raw(source), self._header.tensors[source].type
-        if kind == GGMLQuantizationType.F32:
-            return raw.view(np.float32).copy()
-        if kind == GGMLQuantizationType.F16:
-            return raw.view(np.float16).astype(np.float32)
+        if kind in _FLOATS:
+            values = raw.view(_FLOATS[kind])
+            return (values if places is None else values[places]).astype(np.float32)
+        rows = raw if places is None or raw.ndim == 1 else raw[places]
         with np.errstate(all="ignore"):  # scales that are no numbers are told by `finite`
-            return np.asarray(quants.dequantize(raw, kind), np.float32)
+            values = np.asarray(quants.dequantize(rows, kind), np.float32)
+        return values if places is None or raw.ndim > 1 else values[places]
 
     def _vector(self, source: str) -> NDArray[np.float32]:
         info = self._header.tensors.get(source)
@@ -117,19 +122,22 @@ class GGUFCheckpoint:
             )
         return finite(self._dequantized(source), source, self._header.path)
 
-    def _row_order(self, name: str) -> NDArray[np.int64] | None:
-        """Rows of the file in transformers' order. llama.cpp's converter interleaves the two halves of every head of
-        q and k, because its rope turns neighbouring pairs where transformers' turns halves."""
+    def _places(self, name: str, rows: slice | None = None) -> NDArray[np.int64] | slice | None:
+        """Where `rows` of transformers' tensor stand in the file; None: all, in the file's order.
+
+        llama.cpp's converter interleaves the two halves of every head of q and k, because its rope turns neighbouring
+        pairs where transformers' turns halves.
+        """
         if not self._gguf.permuted:
-            return None
+            return rows
         if ".q_proj." in name:
             heads = self.config["num_attention_heads"]
         elif ".k_proj." in name:
             heads = self.config["num_key_value_heads"]
         else:
-            return None
-        rows = np.arange(self.shape(name)[0])
-        return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            return rows
+        order = np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        return order if rows is None else order[rows]
 
 
 def _q4_0(raw: NDArray[np.uint8]) -> QTensor:

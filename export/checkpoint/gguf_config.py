@@ -151,7 +151,9 @@ def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
 
 
 def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
-    """A config.json for the file. `read` gives a vector tensor, empty where there is none.
+    """The configuration of the file's model, with every field that its family reads.
+
+    read: gives a vector tensor, empty where there is none.
 
     Raises:
         CheckpointError: a size is missing, or the file's tensors or other sizes contradict it.
@@ -183,6 +185,10 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
         # float32 in the file: 1e-5 comes back as 9.999999747e-06, which is not what the model was trained with
         "rms_norm_eps": float(f"{m.number('attention.layer_norm_rms_epsilon'):.6g}"),
         "vocab_size": rows,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
         "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),

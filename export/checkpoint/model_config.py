@@ -222,7 +222,12 @@ def check_leftovers(model: Any, names: Iterable[str], where: str) -> None:
 
     prefix = f"{model.base_model_prefix}."
     known = [name if name.partition(".")[0] in model._modules else prefix + name for name in names]
-    if leftovers := [name for name in known if is_left_over(name)]:
+    refuse_leftovers([name for name in known if is_left_over(name)], where)
+
+
+def refuse_leftovers(leftovers: list[str], where: str) -> None:
+    """CheckpointError where there are tensors for which a configuration has no place."""
+    if leftovers:
         more = f" and {len(leftovers) - 1} more" if len(leftovers) > 1 else ""
         raise CheckpointError(
             f"{where} holds the tensor {leftovers[0]!r}{more}, for which its configuration has no place; the two are "

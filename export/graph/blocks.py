@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnxscript import nn
 
 from edge.errors import ExportError
-from edge.export.graph.linear import Biased, Projections, has_bias, linear
+from edge.export.graph.families.base import QKVO, Biased, Heads, has_bias
+from edge.export.graph.linear import Projections, linear
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value, scalar
 
@@ -107,31 +107,6 @@ class ResidualLayerNorm(nn.Module):
         if stream.added is None:
             return op.layer_norm(stream.x, self.weight, self.bias, self.eps), stream.x
         return op.add_layer_norm(stream.x, stream.added, self.weight, self.bias, self.eps, many_rows=self.many_rows)
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The shape of an attention layer."""
-
-    query: int
-    key_value: int
-    dim: int
-
-
-def heads_of(config: Any) -> Heads:
-    """The heads of a transformers configuration; their size is stated, or the hidden size's share."""
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Heads(config.num_attention_heads, config.num_key_value_heads, dim)
-
-
-def window_of(config: Any, layer: int) -> int | None:
-    """How many tokens the layer attends to, or None for all of them."""
-    kinds: Sequence[str] | None = getattr(config, "layer_types", None)
-    window: int | None = getattr(config, "sliding_window", None)
-    return window if kinds is None or kinds[layer] == "sliding_attention" else None
-
-
-QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Attention(nn.Module):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from onnxscript import nn
 
 from edge.export.graph.blocks import Step
-from edge.export.graph.linear import Biased, Projections, has_bias, linear
+from edge.export.graph.families.base import Biased, has_bias
+from edge.export.graph.linear import Projections, linear
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value
 

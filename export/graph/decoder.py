@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge.bundle import BundleWriter
-from edge.export.graph.blocks import Attention, heads_of
+from edge.export.graph.blocks import Attention
 from edge.export.graph.families import find_family
+from edge.export.graph.families.base import heads_of
 from edge.export.graph.prefill import build_prefill
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import DECODER, Built, ModelSource, configuration, step_graph, write_graph

@@ -7,14 +7,9 @@ from typing import Any
 
 from onnxscript import nn
 
+from edge.export.graph.families.base import Biased, has_bias
 from edge.export.graph.weights import Stored, StoredBlocks, StoredFloat, StoredRows, Weights, parameter, view
 from edge.export.lower.base import Lowering, Value, scalar
-
-Biased = bool | Sequence[str]  # whether the projections of a block have a bias, or which of them
-
-
-def has_bias(bias: Biased, member: str) -> bool:
-    return bias if isinstance(bias, bool) else member in bias
 
 
 class Linear(nn.Module):

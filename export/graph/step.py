@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 from onnxscript import GraphBuilder
-from transformers import AutoConfig
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.blocks import Step
+from edge.export.graph.families import find_family
 from edge.export.lower.base import Lowering, Value
 from edge.export.lower.cpu import CPU
 from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
@@ -68,7 +69,11 @@ class ScoresBias(Protocol):
 
 
 def configuration(raw: dict[str, Any]) -> Any:
-    """transformers' configuration object, which knows the defaults and both spellings of rope settings."""
+    """The configuration as families read it: of a decoder like Llama its own fields, else transformers' object."""
+    if find_family(str(raw.get("model_type")))[1].layers is not None:
+        return SimpleNamespace(**raw)
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.for_model(**raw)
     except Exception as e:  # of any class: each model's configuration checks itself in its own way

@@ -141,6 +141,8 @@ class LazyWeights(Mapping[str, Weight]):
         return name in self._names
 
 
+FLOATS = {"F32", "F16", "BF16"}  # of stored types
+
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 

@@ -36,7 +36,7 @@ class Decoder:
         for handle in handles:
             handle.remove()
         _, family = find_family(model.config.model_type)
-        self._head_scale = family.head_scale(model.config)
+        self._head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
 
     @property
     def embedding(self) -> nn.Parameter:

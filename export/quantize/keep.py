@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge.errors import ExportError
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
+from edge.export.quantize.base import (
+    FLOATS,
+    FloatTensor,
+    LazyWeights,
+    Options,
+    QTensor,
+    Weight,
+    matrices,
+    packed_with,
+)
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 from edge.export.quantize.smooth import Smoothing
 
@@ -20,7 +29,6 @@ NAME = "keep"
 HELP = "a GGUF's own precision"
 TRAITS = {"max_kl": 0.1}
 
-_FLOATS = {"F32", "F16", "BF16"}
 _BLOCKS = {"Q4_0", "Q8_0"}  # that are kept as they are
 _GGUF_BLOCK = 32  # the size of these
 
@@ -32,7 +40,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         ExportError: the checkpoint is no GGUF, or a block size is asked for.
     """
     names = matrices(checkpoint)
-    if checkpoint.kind != "gguf" and all(checkpoint.stored_type(n) in _FLOATS for n in names):
+    if checkpoint.kind != "gguf" and all(checkpoint.stored_type(n) in FLOATS for n in names):
         raise ExportError(
             f"--weights keep is for GGUF files, and {checkpoint.name} is not one; choose int8 or int4 for it."
         )
@@ -45,13 +53,13 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     def types_of(name: str) -> set[str]:
         return {checkpoint.stored_type(n) for n in packed_with(name, names)}
 
-    smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & (_FLOATS | _BLOCKS)), options)
+    smoothing = Smoothing(checkpoint, (n for n in names if not types_of(n) & (FLOATS | _BLOCKS)), options)
 
     def make(name: str) -> Weight:
         if name in smoothing.vectors:
             return FloatTensor(smoothing.read(name))
         types = types_of(name)
-        if types & _FLOATS:
+        if types & FLOATS:
             w = checkpoint.read(name)
             return FloatTensor(w.astype(np.float16) if types == {"F16"} else w)
         if checkpoint.stored_type(name) in _BLOCKS:

@@ -30,7 +30,7 @@ from edge.export.quantize.base import Options
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
-WINDOWS = 2  # of the calibration text: the largest channels are the same ones everywhere
+TOKENS = 256  # of the calibration text: the largest channels are the same ones everywhere
 MIN_SCALE = 1 / 16  # of the median s: a channel that was silent on the calibration text may still speak
 
 _LAYER = re.compile(r"(model\.layers\.\d+)\.(.+)")
@@ -54,7 +54,7 @@ class Smoothing:
     """Reads a checkpoint's tensors, smoothed where they belong to a site that can be.
 
     rounded: the matrices that will be rounded anew. A site one of whose matrices keeps its blocks stays as it is.
-    The activations are measured with Torch, once, when the first smoothed tensor is read.
+    The activations are measured once, when the first smoothed tensor is read.
 
     Raises:
         ExportError: there is something to smooth in layers whose layout is unknown.
@@ -150,31 +150,19 @@ def _mean_squares(
     checkpoint: Checkpoint, sites: Iterable[_Site], options: Options
 ) -> dict[_Site, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Mean squares [K] of each site's inputs on the calibration text, and of its readers' columns."""
-    import torch
-
     from edge.export.quantize.calibration import calibration_windows
-    from edge.export.torch_reference import load_torch
+    from edge.export.reference import Reference
 
-    windows = calibration_windows(checkpoint, options.calibration)[:WINDOWS]
-    model = load_torch(checkpoint, progress=options.progress)
+    windows = calibration_windows(checkpoint, options.calibration)[:1, :TOKENS]
+    site_of = {name: site for site in sites for name in site.readers}
     inputs: dict[_Site, NDArray[np.float64]] = {}
-    columns: dict[_Site, NDArray[np.float64]] = {}
+    columns: dict[_Site, Any] = defaultdict(float)
 
-    def watch(site: _Site) -> Any:
-        def hook(module: Any, args: tuple[torch.Tensor, ...]) -> None:
-            squares = args[0].square().mean(dim=(0, 1), dtype=torch.float64).numpy()
-            inputs[site] = inputs.get(site, 0) + squares / len(windows)
+    def watch(name: str, x: NDArray[np.float32], weight: NDArray[np.float32]) -> None:
+        if (site := site_of.get(name)) is not None:
+            inputs[site] = np.square(x).mean((0, 1), dtype=np.float64)
+            rows = sum(checkpoint.shape(reader)[0] for reader in site.readers)
+            columns[site] += np.square(weight).sum(0, dtype=np.float64) / rows
 
-        return hook
-
-    with torch.no_grad():
-        for site in sites:
-            linears = [model.get_submodule(n.removesuffix(".weight")) for n in site.readers]
-            linears[0].register_forward_pre_hook(watch(site))
-            rows = sum(linear.out_features for linear in linears)
-            sums = [linear.weight.square().sum(0, dtype=torch.float64).numpy() for linear in linears]
-            columns[site] = np.sum(sums, axis=0) / rows
-        for done, window in enumerate(windows):
-            options.report(done, len(windows), "measuring activations")
-            model.model(torch.from_numpy(window)[None], use_cache=False)
+    Reference(checkpoint, windows.shape[1], options.progress).hidden(windows, watch)
     return {site: (inputs[site], columns[site]) for site in inputs}

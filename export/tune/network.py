@@ -48,7 +48,7 @@ class Network:
         self._gates = Gates(model)
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
         _, family = find_family(model.config.model_type)
-        self._head_scale = family.head_scale(model.config)
+        self._head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
         torch.manual_seed(seed)  # of the adapters' first values
         targets = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} & set(BRANCHES))
         config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0)

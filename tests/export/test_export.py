@@ -81,7 +81,7 @@ def test_a_float_bundle_answers_as_torch_does(tiny_checkpoint: Path, tmp_path: P
     assert quality["check_tokens"] == 511
     assert quality["top1_agreement"] == 1.0
     assert quality["kl_mean"] < 1e-6
-    assert quality["perplexity"] == pytest.approx(quality["perplexity_torch"], rel=1e-4)
+    assert quality["perplexity"] == pytest.approx(quality["perplexity_float32"], rel=1e-4)
 
 
 def test_the_check_sees_what_quantization_costs(pristine_tiny_bundle: Bundle) -> None:
@@ -190,7 +190,7 @@ def test_the_command_prints_the_comparison_and_its_peak_memory(
     out, err = capsys.readouterr()
     assert "Q4_1 are dequantized and quantized anew" in err
     quality = open_bundle("own.edge").manifest.quality
-    for figure in (f"{quality['perplexity']:.3f}", f"{quality['perplexity_torch']:.3f}", f"{quality['kl_mean']:.4f}"):
+    for figure in (f"{quality['perplexity']:.3f}", f"{quality['perplexity_float32']:.3f}", f"{quality['kl_mean']:.4f}"):
         assert figure in out
     assert re.search(r"own\.edge: .* MB, .* bits per weight, .* peak memory \d+", out)
 
@@ -314,18 +314,14 @@ def test_options_that_cannot_be_used_get_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_extra_is_named(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_named(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"torch.*edge-lm\[export\]"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_stays_under_three_times_the_float_checkpoint(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_peak_memory_stays_under_three_times_the_float_checkpoint(tiny_checkpoint: Path, tmp_path: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

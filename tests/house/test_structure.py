@@ -15,7 +15,7 @@ import pytest
 from places import DOCS, ROOT
 
 from edge.bundle import Bundle
-from edge.cli.main import EXPORT_EXTRA
+from edge.extras import EXTRAS as BROUGHT
 
 LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich"}
 # The extras that a file, or all files of a folder, may import from besides the plain install.
@@ -153,8 +153,11 @@ def test_every_import_is_declared_where_it_is_used_and_nothing_else_is() -> None
 
 
 def test_whatever_export_needs_is_named_where_it_is_missing() -> None:
-    names = {"google" if name == "protobuf" else name for name in declared("export")}
-    assert names - LIGHT <= EXPORT_EXTRA & HEAVY
+    for extra in ("gguf", "export"):
+        names = {"google" if name == "protobuf" else name for name in declared(extra)}
+        brought = {*BROUGHT["gguf"], *BROUGHT[extra]}
+        assert names - LIGHT <= brought
+        assert brought - {"ml_dtypes"} <= HEAVY
 
 
 def test_what_the_tests_import_comes_with_their_extras() -> None:

@@ -6,35 +6,21 @@ from typing import Any
 
 from edge.errors import ExportError
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.families.base import GGUF, Family, Norms
-from edge.export.graph.llama_like import head_norms, llama_like
-from edge.export.graph.stacks import Decoder
-from edge.export.graph.weights import Weights
+from edge.export.graph.families.base import GGUF, LlamaLike, Norms
+from edge.export.graph.llama_like import llama_like
 
 NAME = "gemma3_text"
 TRAITS = {"gguf": "gemma3"}
 
-NORMS = Norms(
-    gates="pre_feedforward_layernorm",
-    outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
-    offset=1.0,  # the checkpoint's norm weights are stored minus one
-)
 
-
-def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
+def layers(config: Any) -> LlamaLike:
     if config.use_bidirectional_attention:
         raise ExportError("Gemma 3 with bidirectional attention is an encoder; only decoders can be exported.")
-    return llama_like(
-        config,
-        weights,
-        max_context,
-        attention={
-            "bias": config.attention_bias,
-            "qk_norm": head_norms(config, weights, NORMS.offset),
-            "scale": config.query_pre_attn_scalar**-0.5,
-        },
+    return LlamaLike(
+        bias=config.attention_bias,
+        qk_norm="head",
+        scale=config.query_pre_attn_scalar**-0.5,
         rope=lambda layer: config.layer_types[layer],
-        norms=NORMS,
         activation=config.hidden_activation,
         embedding_scale=config.hidden_size**0.5,
         softcap=config.final_logit_softcapping,
@@ -48,6 +34,9 @@ def gguf(m: Metadata) -> dict[str, Any]:
         "head_dim": m.head_dim,
         # Only the 27B model (62 layers) scales queries by hidden/heads: a constant in llama.cpp too.
         "query_pre_attn_scalar": m.size("embedding_length") // heads if layers == 62 else m.head_dim,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": None,
+        "use_bidirectional_attention": False,
         "sliding_window": m.size("attention.sliding_window"),
         "layer_types": ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(layers)],
         "rope_parameters": {
@@ -57,4 +46,12 @@ def gguf(m: Metadata) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(decoder, norms=NORMS, gguf=GGUF(gguf, names={"ffn_norm": "pre_feedforward_layernorm"}))
+FAMILY = llama_like(
+    layers,
+    norms=Norms(
+        gates="pre_feedforward_layernorm",
+        outputs=("post_attention_layernorm", "post_feedforward_layernorm"),
+        offset=1.0,  # the checkpoint's norm weights are stored minus one
+    ),
+    gguf=GGUF(gguf, names={"ffn_norm": "pre_feedforward_layernorm"}),
+)

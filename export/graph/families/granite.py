@@ -5,30 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.families.base import GGUF, PRE_NORM, Family
+from edge.export.graph.families.base import GGUF, LlamaLike
 from edge.export.graph.llama_like import llama_like
-from edge.export.graph.stacks import Decoder
-from edge.export.graph.weights import Weights
 
 NAME = "granite"
 TRAITS = {"gguf": "granite"}
 
 
-def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
-    return llama_like(
-        config,
-        weights,
-        max_context,
-        attention={"bias": config.attention_bias, "scale": config.attention_multiplier},
-        mlp={"bias": config.mlp_bias},
+def layers(config: Any) -> LlamaLike:
+    return LlamaLike(
+        bias=config.attention_bias,
+        mlp_bias=config.mlp_bias,
+        scale=config.attention_multiplier,
         embedding_scale=config.embedding_multiplier,
         residual_scale=config.residual_multiplier,
-        head_scale=head_scale(config),
+        head_scale=1 / config.logits_scaling,
     )
-
-
-def head_scale(config: Any) -> float:
-    return 1 / config.logits_scaling
 
 
 def gguf(m: Metadata) -> dict[str, Any]:
@@ -43,4 +35,4 @@ def gguf(m: Metadata) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(decoder, norms=PRE_NORM, head_scale=head_scale, gguf=GGUF(gguf, permuted=True))
+FAMILY = llama_like(layers, gguf=GGUF(gguf, permuted=True))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.graph.families.base import PRE_NORM, Family
+from edge.export.graph.families.base import LlamaLike
 from edge.export.graph.llama_like import llama_like
-from edge.export.graph.stacks import Decoder
-from edge.export.graph.weights import Weights
 
 NAME = "mistral"  # GGUF files of it are Llama's
 
 
-def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
-    return llama_like(config, weights, max_context)
+def layers(config: Any) -> LlamaLike:
+    return LlamaLike()
 
 
-FAMILY = Family(decoder, norms=PRE_NORM)
+FAMILY = llama_like(layers)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from edge.export.checkpoint.gguf_config import Metadata
-from edge.export.graph.families.base import GGUF, PRE_NORM, Family
+from edge.export.graph.families.base import GGUF, LlamaLike
 from edge.export.graph.llama_like import llama_like
-from edge.export.graph.stacks import Decoder
-from edge.export.graph.weights import Weights
 
 NAME = "phi3"
 TRAITS = {"gguf": "phi3"}
 
 
-def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
-    attention, mlp = {"names": ("qkv_proj", "o_proj")}, {"projections": ["gate_up_proj"]}
-    return llama_like(config, weights, max_context, attention=attention, mlp=mlp)
+def layers(config: Any) -> LlamaLike:
+    return LlamaLike(attention=("qkv_proj", "o_proj"), gates=["gate_up_proj"])
 
 
 def gguf(m: Metadata) -> dict[str, Any]:
@@ -37,4 +34,4 @@ def gguf(m: Metadata) -> dict[str, Any]:
     return {**extra, "rope_parameters": {**rope, "partial_rotary_factor": rotary / m.head_dim}}
 
 
-FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(gguf, names={"ffn_up": "mlp.gate_up_proj"}))
+FAMILY = llama_like(layers, gguf=GGUF(gguf, names={"ffn_up": "mlp.gate_up_proj"}))

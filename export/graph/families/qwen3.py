@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge.export.graph.families.base import GGUF, PRE_NORM, Family
-from edge.export.graph.llama_like import head_norms, llama_like
-from edge.export.graph.stacks import Decoder
-from edge.export.graph.weights import Weights
+from edge.export.graph.families.base import GGUF, LlamaLike
+from edge.export.graph.llama_like import llama_like
 
 NAME = "qwen3"
 TRAITS = {"gguf": "qwen3"}
 
 
-def decoder(config: Any, weights: Weights, max_context: int) -> Decoder:
-    attention = {"bias": config.attention_bias, "qk_norm": head_norms(config, weights)}
-    return llama_like(config, weights, max_context, attention=attention)
+def layers(config: Any) -> LlamaLike:
+    return LlamaLike(bias=config.attention_bias, qk_norm="head")
 
 
-FAMILY = Family(decoder, norms=PRE_NORM, gguf=GGUF(lambda m: {"head_dim": m.head_dim, "rope_parameters": m.rope()}))
+FAMILY = llama_like(layers, gguf=GGUF(lambda m: {"head_dim": m.head_dim, "rope_parameters": m.rope()}))

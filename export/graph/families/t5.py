@@ -12,9 +12,9 @@ from onnxscript import nn
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from edge.export.graph.blocks import MLP, Attention, GatedMLP, Heads, ResidualNorm, Step
+from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
-from edge.export.graph.families.base import Family
+from edge.export.graph.families.base import Family, Heads
 from edge.export.graph.linear import Embedding
 from edge.export.graph.stacks import (
     Decoder,

@@ -14,7 +14,8 @@ from edge.export.lower.base import Lowering, Value, scalar
 from edge.export.lower.cpu import products
 
 if TYPE_CHECKING:
-    from edge.export.graph.blocks import Heads, Step
+    from edge.export.graph.blocks import Step
+    from edge.export.graph.families.base import Heads
     from edge.export.graph.linear import Embedding, Linear
 
 DOMAIN, VERSION = "com.microsoft", 1  # of onnxruntime's own operators

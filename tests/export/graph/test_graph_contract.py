@@ -145,12 +145,6 @@ def test_an_unknown_family_is_refused_with_the_known_ones(
         build(tmp_path / "x.edge", checkpoint, {}, 64)
 
 
-def test_an_impossible_configuration_is_refused(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
-    checkpoint.config["num_attention_heads"] = "four"
-    with pytest.raises(ExportError, match="does not accept"):
-        build(tmp_path / "x.edge", checkpoint, float_matrices(checkpoint), 64)
-
-
 def test_an_unknown_activation_is_refused(tmp_path: Path, checkpoint: TinyCheckpoint) -> None:
     checkpoint.config["hidden_act"] = "relu6"
     with pytest.raises(ExportError, match="'relu6'"):

@@ -25,6 +25,8 @@ from transformers import (
     UMT5Config,
 )
 
+from edge.errors import ExportError
+from edge.export.graph.step import configuration
 from edge.export.quantize.base import FloatTensor
 from edge.export.quantize.rows import rows_to_nearest
 from edge.runtime.engine.engine import BLOCKED, Tree
@@ -185,6 +187,11 @@ def test_int8_encoders_do_not_let_rows_touch_each_other(tmp_path: Path) -> None:
             model.get_parameter(name).copy_(torch.from_numpy(values))
     source, target = texts(integer, 12, 6)
     assert 1e-5 < relative_error(integer.logits(source, target, [6]), integer.torch_logits(source, target)) < 0.05
+
+
+def test_an_impossible_configuration_is_refused() -> None:
+    with pytest.raises(ExportError, match="does not accept"):
+        configuration({**model_of("t5").config.to_dict(), "num_heads": "four"})
 
 
 def test_embeddings_in_blocks_serve_encoder_decoder_and_head(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from decoder_configs import BASE, LONG, PREFILL, VOCABULARY, rope
 from graph_harness import Graph, TinyCheckpoint, build, float_matrices, relative_error, tiny_model, torch_logits
 from transformers import AutoConfig
 
+from edge.export.graph.families import find_family
 from edge.export.graph.step import Built
+from edge.export.reference import Reference
 
 LENGTH = 16
 
@@ -152,6 +155,7 @@ CASES = [
 @dataclass(frozen=True)
 class Exported:
     case: Case
+    checkpoint: TinyCheckpoint
     root: Path
     built: Built
     ids: np.ndarray
@@ -169,7 +173,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     target = tmp_path_factory.mktemp("graph") / "tiny.edge"
     built, root = build(target, checkpoint, float_matrices(checkpoint), wanted.max_context)
     ids = np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)
-    return Exported(wanted, root, built, ids, torch_logits(model, ids))
+    return Exported(wanted, checkpoint, root, built, ids, torch_logits(model, ids))
 
 
 @pytest.mark.parametrize("chunks", [[LENGTH], [5, 2, 9], [1] * LENGTH], ids=["whole", "chunks", "tokens"])
@@ -177,6 +181,20 @@ def test_logits_equal_torch(exported: Exported, chunks: list[int]) -> None:
     assert exported.expected.std() > 0.1  # else nearly anything would pass
     logits = exported.graph().logits(exported.ids, chunks)
     assert relative_error(logits, exported.expected) <= 1e-4
+
+
+def test_the_reference_in_numpy_equals_torch_too(exported: Exported) -> None:
+    pieces = Reference(exported.checkpoint, exported.case.max_context).logits(exported.ids)
+    assert relative_error(np.concatenate(list(pieces)), exported.expected) <= 1e-5
+
+
+def test_a_family_names_all_tensors_of_its_models(exported: Exported) -> None:
+    checkpoint = exported.checkpoint
+    _, family = find_family(checkpoint.config["model_type"])
+    assert family.layers is not None and family.norms is not None
+    config = SimpleNamespace(**checkpoint.config)
+    expected = {name: tuple(p.shape) for name, p in checkpoint.model.named_parameters()}
+    assert family.layers(config).shapes(config, family.norms) == expected
 
 
 def test_rows_are_those_asked_for(exported: Exported) -> None:

@@ -1,0 +1,40 @@
+"""What the optional dependencies add, and the sentence that says which of them is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edge.errors import MissingExtraError
+
+# By import names. What a .gguf file needs comes first: whatever lacks one of it is told to install the small extra.
+EXTRAS = {
+    "gguf": ("gguf", "google", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
+    "export": ("huggingface_hub", "safetensors", "sentencepiece", "torch", "transformers"),
+    "tune": ("peft",),
+}
+
+
+def extra_of(error: ModuleNotFoundError) -> str | None:
+    """The extra that brings what was not found, where one does."""
+    package = (error.name or "").partition(".")[0]
+    return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+
+
+@contextmanager
+def needing(what: str, extra: str | None = None, *, instead: str = "") -> Iterator[None]:
+    """Within it, and as a decorator, a package that is not installed becomes a sentence. what: needs it. extra: brings
+    all that is needed; default: the smallest that brings what was not found. instead: what does without the extra
+    `export`.
+
+    Raises:
+        MissingExtraError: something of an extra was not found.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        if (extra := extra or extra_of(e)) is None:
+            raise
+        other = f", {instead}" if instead and extra == "export" else ""
+        sentence = f"{what} needs {e.name}; install it with: pip install 'edge-lm[{extra}]'{other}"
+        raise MissingExtraError(sentence) from None
