@@ -247,7 +247,7 @@ class Manifest:
     text: TextFormat | None = None  # of an encoder-decoder for text
     speech: Speech | None = None  # of one for audio
     generation: Generation | None = None
-    quality: dict[str, float] = field(default_factory=dict)  # figures of the check against Torch at export
+    quality: dict[str, float] = field(default_factory=dict)  # figures of the check against the model in float32
     prefill: PrefillGraph | None = None
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out

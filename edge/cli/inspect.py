@@ -100,7 +100,7 @@ def _show(manifest: Manifest) -> None:
     if manifest.segments:
         out.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
     quality = [(name, f"{figure:.5g}") for name, figure in manifest.quality.items()]
-    _print("", ("Check against Torch at export", "Value"), quality)
+    _print("", ("Check against float32 at export", "Value"), quality)
 
 
 def _prefill_bytes(manifest: Manifest) -> int:
