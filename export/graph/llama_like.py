@@ -37,11 +37,10 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             return HeadNorm(weights, name, count, heads.dim, eps, offset)
         return RMSNorm(weights, name, eps, offset=offset)
 
-    def layer(i: int) -> DecoderLayer:
-        name = f"model.layers.{i}"
-        attention = Attention(
+    def attention(i: int) -> Attention:
+        return Attention(
             weights,
-            f"{name}.self_attn",
+            f"model.layers.{i}.self_attn",
             i,
             heads,
             names=like.attention,
@@ -51,15 +50,23 @@ def _decoder(config: Any, like: LlamaLike, norms: Norms, weights: Weights, max_c
             qk_norm=None if like.qk_norm is None else qk_norm,
             scale=like.scale,
         )
-        mlp = GatedMLP(weights, f"{name}.mlp", activation, projections=like.gates, bias=like.mlp_bias)
-        before, after = (norms.attention, norms.gates), norms.outputs
-        blocks = (
+
+    def layer(i: int) -> DecoderLayer:
+        name, (after_attention, after_mlp) = f"model.layers.{i}", norms.outputs
+        return DecoderLayer(
             Residual(
-                norm(ResidualNorm, name, before[at]), block, norm(RMSNorm, name, after[at]), scale=like.residual_scale
-            )
-            for at, block in enumerate((attention, mlp))
+                norm(ResidualNorm, name, norms.attention),
+                attention(i),
+                norm(RMSNorm, name, after_attention),
+                scale=like.residual_scale,
+            ),
+            Residual(
+                norm(ResidualNorm, name, norms.gates),
+                GatedMLP(weights, f"{name}.mlp", activation, projections=like.gates, bias=like.mlp_bias),
+                norm(RMSNorm, name, after_mlp),
+                scale=like.residual_scale,
+            ),
         )
-        return DecoderLayer(*blocks)
 
     embedding = "model.embed_tokens"
     return Decoder(

@@ -101,7 +101,7 @@ def test_weights_in_the_wrong_place_fail_the_check_and_leave_nothing(
         return matrices
 
     monkeypatch.setattr(methods, "quantize", mixed_up)
-    with pytest.raises(ExportError, match="does not answer as the Torch model does"):
+    with pytest.raises(ExportError, match="does not answer as the model in float32 does"):
         edge.export(tiny_checkpoint, tmp_path / "f.edge", weights="fp32")
     assert list(tmp_path.iterdir()) == []
     edge.export(tiny_checkpoint, tmp_path / "f.edge", weights="fp32", check=False)

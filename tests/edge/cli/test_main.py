@@ -173,6 +173,9 @@ def test_a_missing_extra_says_what_to_install(
 ) -> None:
     stand_in(failing(ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir.passes")))
     assert main(["run"]) == 2
+    assert "pip install 'edge-lm[gguf]'" in capsys.readouterr().err
+    stand_in(failing(ModuleNotFoundError("No module named 'torch'", name="torch")))
+    assert main(["run"]) == 2
     assert "pip install 'edge-lm[export]'" in capsys.readouterr().err
     stand_in(failing(ModuleNotFoundError("No module named 'edge.nothing'", name="edge.nothing")))
     assert main(["run"]) == 1
