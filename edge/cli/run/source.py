@@ -9,6 +9,7 @@ from pathlib import Path
 from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle
 from edge.errors import BundleError
+from edge.gguf_parts import parts_of
 from edge.home import cache_dir
 
 
@@ -43,7 +44,7 @@ def _name(given: Path) -> str:
     """The cached bundle's: a changed file is another model."""
     identity = str(given)
     if given.exists():
-        files = sorted(given.iterdir()) if given.is_dir() else [given]
+        files = sorted(given.iterdir()) if given.is_dir() else [file for file in parts_of(given) if file.exists()]
         stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         identity = f"{given.resolve()} {stats}"
     return f"{given.name}-{zlib.crc32(identity.encode()):08x}"
