@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -21,7 +22,12 @@ def open_source(given: Path) -> Bundle:
         EdgeError: it is neither, or no bundle can be made of it.
     """
     if not _is_model(given):
-        return open_bundle(given)
+        if os.path.lexists(given) or given.suffix == ".edge" or len(given.parts) > 1:
+            return open_bundle(given)
+        raise BundleError(
+            f"There is no bundle at {given}, and no model of that name in the catalog (see edge models); edge export "
+            "makes a bundle."
+        )
     target = cache_dir() / "bundles" / f"{_name(given)}.edge"
     if (bundle := _made(target)) is not None:
         return bundle

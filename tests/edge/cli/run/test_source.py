@@ -183,6 +183,19 @@ def test_what_is_neither_is_refused_as_a_bundle(tmp_path: Path, capsys: pytest.C
         assert "Making" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "mere"), [("nosuchname", True), ("no.such.1b", True), ("none.edge", False), ("a/b/c", False)]
+)
+def test_a_mere_name_is_missed_in_the_catalog_too(
+    name: str, mere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", name, "hi"]) == 2
+    sentence = capsys.readouterr().err
+    assert f"There is no bundle at {name}" in sentence
+    assert ("no model of that name in the catalog (see edge models)" in sentence) is mere
+
+
 def test_two_runs_at_a_time_make_one(model: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     waits, make = threading.Event(), source._make
 
