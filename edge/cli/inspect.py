@@ -94,7 +94,7 @@ def _show(manifest: Manifest) -> None:
             )
             for group in listed
         ]
-        _print("", (title, "Weights", "Bytes", "Bits", "Block", "Bits/weight", "Method"), cells)
+        _print("", (title, "Weights", "Bytes", "Bits", "Block", "Bits/\nweight", "Method"), cells)
     graphs = [(graph.role, graph.path, _bytes(sizes[graph.path])) for graph in manifest.graphs]
     _print("", ("Graph", "File", "Bytes"), graphs)
     if manifest.segments:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
@@ -82,11 +81,8 @@ def _replay(bundle: Bundle, threads: int | None, provider: str) -> None:
 def _tell(report: GoldenReport) -> None:
     """What a replay found, in lines."""
     ties = len(report.near_ties)
-    print(f"Answers  {report.prompts} prompts, {report.tokens} tokens: {report.tokens - ties} as ", end="")
-    if math.isinf(report.tolerance):
-        print("the decoder's; the bundle was exported before answers of this graph were recorded")
-        return
-    print("recorded" + (f", {ties} near-tie{'s' if ties > 1 else ''}" if ties else ""))
+    told = f", {ties} near-tie{'s' if ties > 1 else ''}" if ties else ""
+    print(f"Answers  {report.prompts} prompts, {report.tokens} tokens: {report.tokens - ties} as recorded{told}")
     for tie in report.near_ties:
         print(f"         near-tie at {tie}")
     apart = report.largest_difference

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_tokenizer, model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
-from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.checkpoint.gguf_header import open_gguf
 from edge.export.quantize.base import QTensor
+from edge.gguf_parts import name_of
 
 NAME = "gguf"
 HELP = "a .gguf file, as llama.cpp reads it"
@@ -31,18 +32,18 @@ _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
 
 
 class GGUFCheckpoint:
-    """Reads one file.
+    """Reads one file, or all files that a model is split into.
 
     Raises:
         CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
     """
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
-        self._header = GGUFHeader(path)
+        self._header = open_gguf(path)
         _, family, self._gguf = gguf_config.family_of(self._header)
         assert family.layers is not None and family.norms is not None
         self._norm_offset = family.norms.offset
-        self.name = name or path.stem
+        self.name = name or name_of(path)
         self.kind = kind
         self.licence = licence or self._header.value("general.license", str)
         self.config: dict[str, Any] = gguf_config.config_of(self._header, self._vector)

@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.gguf_parts import parts_of
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -45,7 +46,8 @@ class TensorInfo:
 
 
 class GGUFHeader:
-    """Metadata and tensors of one GGUF file, whose data stays memory-mapped.
+    """Metadata and tensors of one GGUF file, whose data stays memory-mapped. The first of the files that a model is
+    split into holds the metadata; `join` adds the tensors of the others.
 
     Raises:
         CheckpointError: not GGUF, another version or byte order, cut short, or a tensor type nobody knows.
@@ -61,6 +63,7 @@ class GGUFHeader:
         except OSError as e:
             raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
         self._at = 4
+        self._joined: dict[str, GGUFHeader] = {}  # by tensor
         try:
             self.metadata, self.tensors = self._parse()
         except (struct.error, IndexError, UnicodeDecodeError):
@@ -94,14 +97,21 @@ class GGUFHeader:
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """A tensor's bytes: [..., bytes of one row] uint8, a view into the mapped file."""
+        if name in self._joined:
+            return self._joined[name].raw(name)
         info = self.tensors[name]
         flat = np.frombuffer(self._data, dtype=np.uint8, count=info.size, offset=info.offset)
         return flat.reshape(*info.shape[:-1], -1)
 
+    def join(self, part: GGUFHeader) -> None:
+        """Add another part's tensors."""
+        self.tensors |= part.tensors
+        self._joined |= dict.fromkeys(part.tensors, part)
+
     def _parse(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise CheckpointError(f"{self.path} is GGUF version {version}; versions 2 and 3 in little-endian are read.")
+            raise CheckpointError(f"{self.path} is {_described(version)}; versions 2 and 3 in little-endian are read.")
         tensor_count, pair_count = self._scalar("Q"), self._scalar("Q")
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
@@ -184,6 +194,48 @@ class GGUFHeader:
         if kind not in _SCALARS:
             raise IndexError
         return _SCALARS[kind]
+
+
+def open_gguf(path: Path) -> GGUFHeader:
+    """The header of a file, or of the model that the file is any part of, with the tensors of all parts.
+
+    Raises:
+        CheckpointError: a file cannot be read, or parts are missing or do not belong together.
+    """
+    header = GGUFHeader(path)
+    count = header.value("split.count", int) or 1
+    if count == 1:
+        return header
+    files = parts_of(path)
+    if len(files) != count:
+        raise CheckpointError(
+            f"{path} is one of {count} parts of a model; name it as llama.cpp does, NAME-00001-of-{count:05d}.gguf for "
+            "the first, and put the others next to it."
+        )
+    if missing := [file.name for file in files if not file.exists()]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{path} is one of {count} parts of a model, of which {missing[0]}{more} cannot be found; fetch all into "
+            "one folder."
+        )
+    first, *others = parts = [header if file == path else GGUFHeader(file) for file in files]
+    for number, part in enumerate(parts):
+        if (part.value("split.no", int), part.value("split.count", int)) != (number, count):
+            raise CheckpointError(f"{part.path} is not part {number + 1} of {count}, as its name says; fetch it again.")
+    for part in others:
+        first.join(part)
+    expected = first.value("split.tensors.count", int)
+    if expected is not None and expected != len(first.tensors):
+        raise CheckpointError(
+            f"The {count} parts of {first.path} hold {len(first.tensors)} tensors, and {expected} are expected; fetch "
+            "them again."
+        )
+    return first
+
+
+def _described(version: int) -> str:
+    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+    return f"big-endian (GGUF version {swapped})" if swapped < version else f"GGUF version {version}"
 
 
 def _is(value: Any, kind: type) -> bool:

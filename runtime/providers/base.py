@@ -115,9 +115,6 @@ class Provider(Protocol):
     def placement(self, session: Session) -> dict[str, int]:
         """How many nodes of a session each execution provider runs, by onnxruntime's names."""
 
-    def cost_key(self) -> list[str]:
-        """What a measured cost curve is valid for: the device, its driver and their versions."""
-
 
 class ProviderModule(Protocol):
     """What each module of a provider has."""

@@ -87,9 +87,6 @@ class Cpu:
     def placement(self, session: Session) -> dict[str, int]:
         return nodes_by_provider(session)
 
-    def cost_key(self) -> list[str]:
-        return [NAME, f"onnxruntime {ort.__version__}"]
-
 
 def _options(folder: Path | None) -> ort.SessionOptions:
     options = ort.SessionOptions()

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge.runtime.skip.base import MANY, Route, all_units
+from edge.runtime.skip.base import FixedRoute, all_units
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
 
 
-class AllLayers:
+class AllLayers(FixedRoute):
     """Everything runs unless a step says otherwise (`SegmentedEngine.leaving_out`)."""
 
-    watched, uniform = (), True
-
     def __init__(self, bundle: Bundle) -> None:
-        self._everything: Route = all_units(bundle)
-
-    def route(self, cache: SegmentedCache, size: int) -> Route:
-        return self._everything
-
-    def pace(self, cache: SegmentedCache) -> int:
-        return 0
-
-    def max_exact_step(self, cache: SegmentedCache) -> int:
-        return MANY
-
-    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
-        pass
+        super().__init__(all_units(bundle))

@@ -58,6 +58,27 @@ class SkipPolicy(Protocol):
         ...
 
 
+class FixedRoute:
+    """A policy whose every step runs through the same units."""
+
+    watched, uniform = (), True
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def route(self, cache: SegmentedCache, size: int) -> Route:
+        return self._route
+
+    def pace(self, cache: SegmentedCache) -> int:
+        return 0
+
+    def max_exact_step(self, cache: SegmentedCache) -> int:
+        return MANY
+
+    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
+        pass
+
+
 def all_units(bundle: Bundle) -> Route:
     """The route through everything."""
     return tuple(range(len(bundle.manifest.segments)))

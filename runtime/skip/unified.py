@@ -8,24 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge.runtime.skip.base import MANY, Route, all_units, middle, share, skippable
+from edge.runtime.skip.base import FixedRoute, all_units, middle, share, skippable
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
 
 NAME = "unified"
 HELP = "the same share R of the layers for every token, spread evenly"
 TRAITS = {"asked": "unified:R"}
 
 
-class Unified:
+class Unified(FixedRoute):
     """Leaves out `ratio` of the decoder's layers."""
-
-    watched, uniform = (), True
 
     def __init__(self, bundle: Bundle, ratio: float) -> None:
         segments = bundle.manifest.segments
@@ -34,19 +28,7 @@ class Unified:
         count = min(round(ratio * bundle.manifest.dims.num_layers / width), len(units))
         chosen = [units[i] for i in spread(count, len(units))]
         self.left_out = [i for unit in chosen for i in unit]
-        self._route: Route = tuple(i for i in all_units(bundle) if i not in self.left_out)
-
-    def route(self, cache: SegmentedCache, size: int) -> Route:
-        return self._route
-
-    def pace(self, cache: SegmentedCache) -> int:
-        return 0
-
-    def max_exact_step(self, cache: SegmentedCache) -> int:
-        return MANY
-
-    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
-        pass
+        super().__init__(tuple(i for i in all_units(bundle) if i not in self.left_out))
 
 
 def spread(count: int, total: int) -> list[int]:

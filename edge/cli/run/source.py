@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle
 from edge.errors import BundleError
+from edge.gguf_parts import parts_of
 from edge.home import cache_dir
 
 
@@ -20,7 +22,12 @@ def open_source(given: Path) -> Bundle:
         EdgeError: it is neither, or no bundle can be made of it.
     """
     if not _is_model(given):
-        return open_bundle(given)
+        if os.path.lexists(given) or given.suffix == ".edge" or len(given.parts) > 1:
+            return open_bundle(given)
+        raise BundleError(
+            f"There is no bundle at {given}, and no model of that name in the catalog (see edge models); edge export "
+            "makes a bundle."
+        )
     target = cache_dir() / "bundles" / f"{_name(given)}.edge"
     if (bundle := _made(target)) is not None:
         return bundle
@@ -43,7 +50,7 @@ def _name(given: Path) -> str:
     """The cached bundle's: a changed file is another model."""
     identity = str(given)
     if given.exists():
-        files = sorted(given.iterdir()) if given.is_dir() else [given]
+        files = sorted(given.iterdir()) if given.is_dir() else [file for file in parts_of(given) if file.exists()]
         stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         identity = f"{given.resolve()} {stats}"
     return f"{given.name}-{zlib.crc32(identity.encode()):08x}"

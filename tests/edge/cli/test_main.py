@@ -273,6 +273,22 @@ def test_inspect_cuts_nothing_off_at_80_columns(
     assert "".join(line[column:].strip() for line in lines[row:end]) == method
 
 
+def test_inspect_breaks_no_word_of_a_method_at_80_columns(
+    paper_bundle: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [  # as of whisper-medium
+        TensorGroup("encoder.cross_attention", 100_761_600, 102_500_000, 8.023, 512, "rows, no overflow"),
+        TensorGroup("norm", 1000, 4000, 32.0, 0, "float32"),
+    ]
+    speech = Bundle(paper_bundle.root, dataclasses.replace(paper_bundle.manifest, groups=groups))
+    monkeypatch.setattr("edge.cli.inspect.open_bundle", lambda path: speech)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["inspect", str(paper_bundle.root)]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert {"rows,", "no", "overflow", "float32", "8.14"} <= set(text.split())
+
+
 def test_inspect_json_holds_the_same_figures(paper_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 

@@ -207,6 +207,36 @@ def test_a_file_is_described_by_its_name_licence_and_special_tokens(tmp_path: Pa
     assert tokenizer.get_vocab_size() == len(byte_vocabulary()[0])
 
 
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """A model in three files."""
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama"), split_max_tensors=15)
+    files = sorted(tmp_path.glob("*.gguf"))
+    assert [file.name for file in files] == [f"m-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    return files
+
+
+@pytest.mark.parametrize("given", range(3))
+@pytest.mark.parametrize("first_without_tensors", [False, True])
+def test_the_parts_of_a_model_are_read_as_one(tmp_path: Path, given: int, first_without_tensors: bool) -> None:
+    model, types = tiny_model("llama"), {"attn_v.": Type.Q8_0}
+    whole = open_checkpoint(str(write_gguf(tmp_path / "whole.gguf", model, types=types)))
+    room = {"split_max_tensors": 20 if first_without_tensors else 15, "small_first_shard": first_without_tensors}
+    write_gguf(tmp_path / "m.gguf", model, types=types, **room)
+    checkpoint = open_checkpoint(str(tmp_path / f"m-0000{given + 1}-of-00003.gguf"))
+    assert checkpoint.name == "m"
+    assert checkpoint.config == whole.config and checkpoint.tokenizer == whole.tokenizer
+    assert sorted(checkpoint.names()) == sorted(whole.names())
+    for name in whole.names():
+        assert bits(checkpoint.read(name)) == bits(whole.read(name))
+        assert checkpoint.stored_type(name) == whole.stored_type(name)
+
+
+def test_a_whole_file_may_have_the_name_of_a_part(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m-00002-of-00003.gguf", tiny_model("llama"))
+    assert same_logits(rebuilt(open_checkpoint(str(path))), tiny_model("llama"))
+
+
 def overwrite(path: Path, key: str, value: int) -> None:
     """Another value for a number of 32 bits in the header."""
     data = bytearray(path.read_bytes())
@@ -237,12 +267,51 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"cut short: the tensor '.*' ends at byte \d+, the file at \d+"):
             open_checkpoint(str(tmp_path / "m.gguf"))
 
-    def test_an_unknown_version(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("version", [1, 9])
+    def test_an_unknown_version(self, tmp_path: Path, version: int) -> None:
         whole = bytearray(write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes())
-        whole[4] = 9
+        whole[4] = version
         (tmp_path / "m.gguf").write_bytes(whole)
-        with pytest.raises(CheckpointError, match="GGUF version 9"):
+        with pytest.raises(CheckpointError, match=rf"m\.gguf is GGUF version {version}; versions 2 and 3 in little"):
             open_checkpoint(str(tmp_path / "m.gguf"))
+
+    def test_a_big_endian_file(self, tmp_path: Path) -> None:
+        write_gguf(tmp_path / "m.gguf", tiny_model("llama"), endianess=gguf.GGUFEndian.BIG)
+        with pytest.raises(CheckpointError, match=r"m\.gguf is big-endian \(GGUF version 3\); versions 2 and 3 in"):
+            open_checkpoint(str(tmp_path / "m.gguf"))
+
+    @pytest.mark.parametrize(("missing", "named"), [
+        ([1], r"m-00002-of-00003\.gguf cannot"),
+        ([0], r"m-00001-of-00003\.gguf cannot"),
+        ([0, 1], r"m-00001-of-00003\.gguf and 1 more cannot"),
+    ])  # fmt: skip
+    def test_a_missing_part(self, parts: list[Path], missing: list[int], named: str) -> None:
+        for number in missing:
+            parts[number].unlink()
+        with pytest.raises(CheckpointError, match=rf"m-00003-of-00003\.gguf is one of 3 parts .* of which {named} be"):
+            open_checkpoint(str(parts[2]))
+
+    def test_a_part_of_another_name(self, parts: list[Path], tmp_path: Path) -> None:
+        other = parts[1].rename(tmp_path / "second.gguf")
+        with pytest.raises(CheckpointError, match=r"second\.gguf is one of 3 parts .*; name it as llama\.cpp does"):
+            open_checkpoint(str(other))
+
+    def test_a_part_of_another_number(self, parts: list[Path]) -> None:
+        parts[2].write_bytes(parts[1].read_bytes())
+        with pytest.raises(CheckpointError, match=r"m-00003-of-00003\.gguf is not part 3 of 3, as its name says"):
+            open_checkpoint(str(parts[0]))
+
+    def test_a_part_of_another_model(self, parts: list[Path], tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        write_gguf(tmp_path / "other/m.gguf", tiny_model("llama", num_hidden_layers=3), split_max_tensors=12)
+        (tmp_path / "other/m-00003-of-00003.gguf").replace(parts[2])
+        with pytest.raises(CheckpointError, match=r"The 3 parts of .*m-00001-of-00003\.gguf hold \d+ tensors, and 39"):
+            open_checkpoint(str(parts[0]))
+
+    def test_a_part_that_breaks_off(self, parts: list[Path]) -> None:
+        parts[1].write_bytes(parts[1].read_bytes()[:-1000])
+        with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf is cut short: the tensor"):
+            open_checkpoint(str(parts[0]))
 
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
         whole = write_gguf(tmp_path / "m.gguf", tiny_model("llama")).read_bytes()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changes import changed
 from places import DOCS
 from profile_example import example_profile
 
@@ -14,18 +15,9 @@ from edge.errors import InputError
 from edge.runtime.profile.record import parse, read_profile
 
 
-def changed(path: str, value: Any) -> str:
+def example(path: str, value: Any) -> str:
     """The example's JSON with one field replaced, or removed by `...`."""
-    raw = json.loads(example_profile().to_json())
-    place: Any = raw
-    *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
-    for part in parents:
-        place = place[part]
-    if value is ...:
-        del place[last]
-    else:
-        place[last] = value
-    return json.dumps(raw)
+    return json.dumps(changed(example_profile().to_json(), path, value))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "text", "speech"])
@@ -42,21 +34,21 @@ def test_a_host_may_leave_out_what_it_cannot_measure() -> None:
 
 
 def test_unknown_fields_of_the_same_version_are_ignored() -> None:
-    assert parse(changed("device.colour", "red"), "a.json") == example_profile()
+    assert parse(example("device.colour", "red"), "a.json") == example_profile()
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (changed("format_version", 2), "a.json has format version 2, and this edge reads 1; profile the bundle again."),
-        (changed("format", "other"), "a.json is not a profile; edge profile BUNDLE --json writes one."),
-        (changed("format_version", True), "a.json is not a profile"),
+        (example("format_version", 2), "a.json has format version 2, and this edge reads 1; profile the bundle again."),
+        (example("format", "other"), "a.json is not a profile; edge profile BUNDLE --json writes one."),
+        (example("format_version", True), "a.json is not a profile"),
         ("[]", "a.json must hold a JSON object, not a list; profile the bundle again."),
         ("{", "a.json is not valid JSON"),
-        (changed("device.cpu", ...), "a.json lacks the field 'device.cpu'; profile the bundle again."),
-        (changed("ttft.1.time.p50_ms", "fast"), "field 'ttft[1].time.p50_ms' must be a number, not 'fast'; profile"),
-        (changed("decode.0.time.p50_ms", 0), "decode[0].time.p50_ms is 0, and must be above 0; profile"),
-        (changed("curve.3.ms", float("nan")), "a.json cannot be used: curve[3].ms is nan; profile"),
+        (example("device.cpu", ...), "a.json lacks the field 'device.cpu'; profile the bundle again."),
+        (example("ttft.1.time.p50_ms", "fast"), "field 'ttft[1].time.p50_ms' must be a number, not 'fast'; profile"),
+        (example("decode.0.time.p50_ms", 0), "decode[0].time.p50_ms is 0, and must be above 0; profile"),
+        (example("curve.3.ms", float("nan")), "a.json cannot be used: curve[3].ms is nan; profile"),
     ],
 )
 def test_what_cannot_be_right_is_refused_with_its_place(text: str, sentence: str) -> None:

@@ -39,27 +39,25 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return without
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_wave_files_of_every_width_are_read(
-    tmp_path: Path, without: Callable[..., None], width: int, library: bool
-) -> None:
-    if library:
+@pytest.fixture(params=[True, False], ids=["soundfile", "standard library"])
+def library(request: pytest.FixtureRequest, without: Callable[..., None]) -> bool:
+    """Whether soundfile reads; else the standard library does, alone."""
+    if request.param:
         pytest.importorskip("soundfile")
     else:
         without("soundfile", "soxr")
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_wave_files_of_every_width_are_read(tmp_path: Path, width: int, library: bool) -> None:
     samples = tone(2.5)
     heard = read(write_wave(tmp_path / "a.wav", samples, width=width))
     assert heard.dtype == np.float32 and len(heard) == len(samples)
     assert np.abs(heard - samples).max() <= 2.0 ** (1 - 8 * width) + 1e-7
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
-def test_channels_are_averaged(tmp_path: Path, without: Callable[..., None], library: bool) -> None:
-    if library:
-        pytest.importorskip("soundfile")
-    else:
-        without("soundfile")
+def test_channels_are_averaged(tmp_path: Path, library: bool) -> None:
     samples = np.stack([tone(1), np.zeros(RATE), -tone(1) / 2], axis=1)
     assert np.abs(read(write_wave(tmp_path / "a.wav", samples)) - tone(1) / 6).max() < 1e-4
 
@@ -122,23 +120,11 @@ def test_what_is_no_sound_gets_a_sentence(tmp_path: Path) -> None:
     assert "is a folder" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
-def test_a_file_without_samples_gets_a_sentence(tmp_path: Path, without: Callable[..., None], library: bool) -> None:
-    if library:
-        pytest.importorskip("soundfile")
-    else:
-        without("soundfile")
+def test_a_file_without_samples_gets_a_sentence(tmp_path: Path, library: bool) -> None:
     assert "has no samples" in refusal(write_wave(tmp_path / "a.wav", np.zeros(0)))
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
-def test_a_file_without_a_sample_rate_gets_a_sentence(
-    tmp_path: Path, without: Callable[..., None], library: bool
-) -> None:
-    if library:
-        pytest.importorskip("soundfile")
-    else:
-        without("soundfile")
+def test_a_file_without_a_sample_rate_gets_a_sentence(tmp_path: Path, library: bool) -> None:
     path = write_wave(tmp_path / "a.wav", tone(1))
     data = bytearray(path.read_bytes())
     data[24:28] = bytes(4)
@@ -147,15 +133,8 @@ def test_a_file_without_a_sample_rate_gets_a_sentence(
     assert library or "its header says 0 samples a second" in sentence
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
 @pytest.mark.parametrize("rate", [3, 4_000_000_000])
-def test_a_sample_rate_that_no_sound_has_gets_a_sentence(
-    tmp_path: Path, without: Callable[..., None], rate: int, library: bool
-) -> None:
-    if library:
-        pytest.importorskip("soundfile")
-    else:
-        without("soundfile")
+def test_a_sample_rate_that_no_sound_has_gets_a_sentence(tmp_path: Path, rate: int, library: bool) -> None:
     path = write_wave(tmp_path / "a.wav", tone(1))
     data = bytearray(path.read_bytes())
     data[24:28] = struct.pack("<I", rate)
@@ -164,14 +143,7 @@ def test_a_sample_rate_that_no_sound_has_gets_a_sentence(
     assert "is damaged: its header says" in sentence or "cannot be read as sound" in sentence
 
 
-@pytest.mark.parametrize("library", [True, False], ids=["soundfile", "standard library"])
-def test_many_channels_are_read_in_blocks_of_bounded_size(
-    tmp_path: Path, without: Callable[..., None], library: bool
-) -> None:
-    if library:
-        pytest.importorskip("soundfile")
-    else:
-        without("soundfile")
+def test_many_channels_are_read_in_blocks_of_bounded_size(tmp_path: Path, library: bool) -> None:
     path = write_wave(tmp_path / "a.wav", np.tile(tone(1)[:8_000, None], 512))
     blocks = list(open_audio(path, RATE).blocks)
     assert max(map(len, blocks)) * 512 <= BLOCK_SAMPLES

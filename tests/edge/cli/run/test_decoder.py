@@ -17,7 +17,6 @@ import pytest
 from fake_engine import fake_model, says, tokens_in
 
 from edge.bundle import Bundle
-from edge.cli.main import main
 from edge.cli.run import chat as chat_command
 from edge.cli.run.terminal import CtrlC, figures
 from edge.runtime import load as loading
@@ -32,18 +31,6 @@ JSON_KEYS = {
 }
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process: exit status, standard output, standard error."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        status = main(["run", *map(str, args)])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gguf_files import tiny_model, write_gguf
 
 from edge import fetch
 from edge.bundle import Bundle, open_bundle
@@ -87,10 +90,110 @@ def test_an_export_that_fails_leaves_nothing(model: Path, tmp_path: Path, capsys
     assert "Traceback" not in capsys.readouterr().err and kept(tmp_path) == []
 
 
+def refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence that a model is refused with; that it leaves nothing is asserted here."""
+    assert main(["run", str(given), *ASKED]) == 2
+    out, err = capsys.readouterr()
+    *before, sentence = err.splitlines()
+    assert out == "" and not [line for line in before if line.startswith(("edge: ", "Traceback"))], err
+    assert [each.suffix for each in (tmp_path / "home/bundles").iterdir()] == [".lock"]
+    return sentence
+
+
+BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "unknown architecture": (
+        lambda whole: whole.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1),
+        "m.gguf holds the architecture 'mamba'; known in GGUF files are: gemma3, ",
+    ),
+    "unknown tokenizer": (lambda whole: whole.replace(b"gpt2", b"rwkv", 1), "m.gguf has a tokenizer of kind 'rwkv'; "),
+    "cut short": (lambda whole: whole[:-1000], "m.gguf is cut short: the tensor"),
+    "cut in the header": (lambda whole: whole[:1000], "m.gguf is damaged or cut short: its header breaks off at byte"),
+    "version 1": (lambda whole: whole[:4] + b"\1\0\0\0" + whole[8:], "m.gguf is GGUF version 1; versions 2 and 3 in"),
+    "big-endian": (lambda whole: whole[:4] + b"\0\0\0\3" + whole[8:], "m.gguf is big-endian (GGUF version 3); "),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_gguf_file_that_cannot_be_read_is_refused_in_a_sentence(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    monkeypatch.setattr(source, "_export_apart", source._export)
+    path, (harm, sentence) = write_gguf(tmp_path / "m.gguf", tiny_model("llama")), BAD[fault]
+    path.write_bytes(harm(path.read_bytes()))
+    assert sentence in refused(path, tmp_path, capsys)
+    assert main(["export", str(path), "-o", str(tmp_path / "m.edge")]) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / "m.edge").exists()
+
+
+def test_any_part_of_a_model_is_that_model(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(source, "_export_apart", source._export)
+    tiny, answers = tiny_model("llama"), []
+    write_gguf(tmp_path / "whole.gguf", tiny)
+    write_gguf(tmp_path / "m.gguf", tiny, split_max_tensors=20)
+    for name in ("whole", "m-00001-of-00002", "m-00002-of-00002"):
+        assert main(["run", str(tmp_path / f"{name}.gguf"), *ASKED]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers == answers[:1] * 3
+    assert [open_bundle(path).manifest.name for path in kept(tmp_path)] == ["m", "m", "whole"]
+    second = tmp_path / "m-00002-of-00002.gguf"
+    before = source._name(tmp_path / "m-00001-of-00002.gguf")
+    os.utime(second, ns=(1, 1))
+    assert source._name(tmp_path / "m-00001-of-00002.gguf") != before
+    second.unlink()
+    sentence = "m-00001-of-00002.gguf is one of 2 parts of a model, of which m-00002-of-00002.gguf cannot"
+    assert main(["run", str(tmp_path / "m-00001-of-00002.gguf"), *ASKED]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("name", ["weights.bin", "decoder.onnx", "edge.json"])
+def test_a_disk_that_fills_up_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    opened = Path.open
+
+    def full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        inside = ".part" in str(path) and path.name == name
+        return opened(Path("/dev/full") if inside else path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(source, "_export_apart", source._export)
+    sentence = refused(model, tmp_path, capsys)
+    assert sentence.endswith(".edge could not be written: No space left on device; nothing was left there.")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_error_of_the_system_comes_back_from_the_process_that_exports(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(source, "_export", shutil.copyfile)
+    path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
+    target = tmp_path / "home/bundles" / f"{source._name(path)}.edge"
+    target.parent.mkdir(parents=True)
+    target.symlink_to("/dev/full")
+    assert main(["run", str(path), *ASKED]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(" could not be written: No space left on device.")
+
+
 def test_what_is_neither_is_refused_as_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("none.edge", "nothing", "a/b/c"):
         assert main(["run", str(tmp_path / name), "hello"]) == 2
         assert "Making" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "mere"), [("nosuchname", True), ("no.such.1b", True), ("none.edge", False), ("a/b/c", False)]
+)
+def test_a_mere_name_is_missed_in_the_catalog_too(
+    name: str, mere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", name, "hi"]) == 2
+    sentence = capsys.readouterr().err
+    assert f"There is no bundle at {name}" in sentence
+    assert ("no model of that name in the catalog (see edge models)" in sentence) is mere
 
 
 def test_two_runs_at_a_time_make_one(model: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from fake_speech import DE, PREVIOUS, RATE, TRANSLATE, FakeSpeechEngine, Script,
 from sounds import write_wave
 
 from edge.bundle import Bundle
-from edge.cli.main import main
 from edge.runtime.engine.variant import PLAIN
 from edge.runtime.load import Loading
 from edge.runtime.speech.segments import Segment
@@ -32,18 +31,6 @@ SRT = (
 )
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process: exit status, standard output, standard error."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        status = main(["run", *map(str, args)])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import pytest
 from fake_text2text import LANGUAGES, FakeText2TextEngine, fake_text2text
 
 from edge.bundle import Bundle
-from edge.cli.main import main
 from edge.cli.run.lines import Answer, side_by_side
 from edge.manifest import Generation, TextFormat
 from edge.runtime.engine.variant import PLAIN
@@ -24,18 +23,6 @@ from edge.runtime.load import Loading
 
 Run = Callable[..., tuple[int, str, str]]
 NLLB = TextFormat([], [258], [257], LANGUAGES, "prefix", True, source="de_DE")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command in this process: exit status, standard output, standard error."""
-
-    def run(*args: object) -> tuple[int, str, str]:
-        status = main(["run", *map(str, args)])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
 
 
 @pytest.fixture
