@@ -38,7 +38,8 @@ def prepare(models: Models, variant: str, threads: int) -> Path:
 
 
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
-    return [python, str(SCRIPTS / "ov_genai.py"), str(model), prompt, str(threads), VARIANTS[variant]["backend"]]
+    command = [python, str(SCRIPTS / "ov_genai.py"), str(model), prompt, str(threads), VARIANTS[variant]["backend"]]
+    return [*command, str(model / "cache")]
 
 
 class _OpenVino:
