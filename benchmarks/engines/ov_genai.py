@@ -38,8 +38,7 @@ def prepare(models: Models, variant: str, threads: int) -> Path:
 
 
 def first_token(python: str, model: Path, prompt: str, threads: int, variant: str) -> list[str]:
-    command = [python, str(SCRIPTS / "ov_genai.py"), str(model), prompt, str(threads), VARIANTS[variant]["backend"]]
-    return [*command, str(model / "cache")]
+    return [python, str(SCRIPTS / "ov_genai.py"), str(model), prompt, str(threads), VARIANTS[variant]["backend"]]
 
 
 class _OpenVino:
