@@ -339,9 +339,10 @@ class Bench:
     def _first_token(self, found: Contender, warm: bool) -> None:
         engine = engine_file(found.name)
         command = engine.first_token(found.python, found.model, QUESTION, self.threads, found.variant)
-        seconds, found.first_text = first_byte(command, self.log)
+        got = first_byte(command, self.log)
+        found.first_text = got.text
         if not warm:
-            self.figures["first token"][found.name].append(seconds * 1000)
+            self.figures["first token"][found.name].append(got.seconds * 1000)
 
     @property
     def metrics(self) -> list[report.Metric]:

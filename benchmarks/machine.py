@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,40 @@ class Watch:
     @contextmanager
     def over(self, worker: Worker) -> Iterator[None]:
         """Watch while `worker` gives one answer."""
+        with self._over(lambda: worker.last_cpu_s):
+            yield
+
+    @contextmanager
+    def over_children(self) -> Iterator[None]:
+        """Watch while processes that this one starts do all of their work, and end."""
+        before = children_s()
+        with self._over(lambda: children_s() - before):
+            yield
+
+    @contextmanager
+    def _over(self, own_s: Callable[[], float]) -> Iterator[None]:
         busy, start = busy_s(), time.perf_counter()
         yield
         if busy is not None:
             elapsed = time.perf_counter() - start
-            self._foreign_s += max(0.0, (busy_s() or 0.0) - busy - worker.last_cpu_s)
+            self._foreign_s += max(0.0, (busy_s() or 0.0) - busy - own_s())
             self._watched_s += elapsed * (os.cpu_count() or 1)
 
     def warnings(self, workers: dict[str, Worker]) -> list[str]:
         """What may have spoiled the figures; the workers by the names of their engines."""
         found = []
         if self._watched_s and (share := self._foreign_s / self._watched_s) > NOTICED:
-            found.append(f"other processes took {share:.0%} of the machine during the speed rounds: repeat when idle")
+            found.append(f"other processes took {share:.0%} of the machine during the rounds: repeat when idle")
         for name, worker in workers.items():
             if worker.idle_share > NOTICED:
                 found.append(f"{name} used up to {worker.idle_share:.0%} of a core while idle")
         return found
+
+
+def children_s() -> float:
+    """CPU seconds of all processes that this one, or one of its children, started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def busy_s() -> float | None:

@@ -7,6 +7,9 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,28 +23,55 @@ REST_S = 0.3  # before another process answers: threads of the one before have s
 LOOK_S = 0.01  # between two looks at a process's memory
 
 
+LIST_S = 0.1  # between two lists of a process's descendants, which take 2 ms each
+
+
 class PrivatePeak:
     """The most private memory that a process has while it is watched from outside, `mb` in MiB: what the system cannot
-    take back, so neither code nor mapped files. Linux only; elsewhere 0."""
+    take back, so neither code nor mapped files. With `tree`, that of the process and of all its descendants together.
+    Linux only; elsewhere 0."""
 
-    def __init__(self, pid: int, look_s: float = LOOK_S) -> None:
+    def __init__(self, pid: int, look_s: float = LOOK_S, *, tree: bool = False) -> None:
         self.mb = 0.0
-        self._status, self._look_s, self._done = Path(f"/proc/{pid}/status"), look_s, threading.Event()
+        self._pid, self._look_s, self._tree, self._done = pid, look_s, tree, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
+        pids, listed = [self._pid], 0.0
         while not self._done.wait(self._look_s):
-            try:
-                self.mb = max(self.mb, private_mb(self._status.read_text()))
-            except (OSError, IndexError):  # it has ended, or this is no Linux
+            if self._tree and time.monotonic() - listed > LIST_S:
+                pids, listed = [self._pid, *descendants(self._pid)], time.monotonic()
+            found = [mb for pid in pids if (mb := _private_mb_of(pid)) is not None]
+            if not found:  # it has ended, or this is no Linux
                 return
+            self.mb = max(self.mb, sum(found))
 
     def stop(self) -> float:
         """No more looks; the peak."""
         self._done.set()
         self._thread.join()
         return self.mb
+
+
+def _private_mb_of(pid: int) -> float | None:
+    try:
+        return private_mb(Path(f"/proc/{pid}/status").read_text())
+    except (OSError, IndexError):
+        return None
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process, or one of its descendants, started and that have not ended. Linux only."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = children.get(pid, [])
+    for child in found:  # which grows meanwhile
+        found += children.get(child, [])
+    return found
 
 
 class WorkerFailed(Exception):
@@ -113,15 +143,29 @@ class Worker:
         self._process.communicate()
 
 
-def first_byte(command: list[str], log: IO[str]) -> tuple[float, str]:
-    """Seconds from starting a process to the first byte that it writes, and all that it wrote."""
+@dataclass(frozen=True)
+class FirstByte:
+    """Seconds from starting a process to the first byte that it wrote; all that it wrote; and, where it was watched,
+    the peak of private memory of it and its descendants together, in MiB."""
+
+    seconds: float
+    text: str
+    peak_private_mb: float
+
+
+def first_byte(
+    command: list[str], log: IO[str], *, env: Mapping[str, str] | None = None, watched: bool = False
+) -> FirstByte:
+    """Run a command to its end and measure what `FirstByte` has."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=env)
+    watch = PrivatePeak(process.pid, tree=True) if watched else None
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1)
     elapsed = time.perf_counter() - start
     rest = process.stdout.read()
     status = process.wait()
+    peak = watch.stop() if watch is not None else 0.0
     if not first:
         raise WorkerFailed(f"its first-token script wrote nothing and ended with status {status}")
-    return elapsed, (first + rest).decode(errors="replace")
+    return FirstByte(elapsed, (first + rest).decode(errors="replace"), peak)
