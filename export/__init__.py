@@ -37,7 +37,7 @@ LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 GOLDEN_TOKENS = 24
 PREFILL_WEIGHTS = ("int8", "none")
-NORMAL, QUICK = EFFORTS = ("normal", "quick")
+QUICK, NORMAL, BEST = EFFORTS = ("quick", "normal", "best")
 
 
 @needing("Exporting", instead="or for a .gguf file choose --effort quick")
@@ -47,6 +47,7 @@ def export(
     *,
     weights: str | None = None,
     block_size: int | None = None,
+    symmetric: bool = False,
     max_context: int | None = None,
     calibration: str | None = None,
     encoder_weights: str | None = None,
@@ -71,6 +72,7 @@ def export(
         weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4, or int8
             for an encoder-decoder.
         block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
+        symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
@@ -79,8 +81,9 @@ def export(
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
-        effort: ``normal``, or ``quick``: in seconds instead of minutes. A GGUF then keeps its own precision, other
-            decoders get int8 weights, and nothing is collected for drafts.
+        effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
+            get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights in smaller blocks,
+            calibrated on more text and tuned longer.
         candidates: collect what the drafter recycle begins with, over the calibration text.
         draft_text: tokens of a decoder's own answers from which a table for drafts is counted
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
@@ -144,6 +147,8 @@ def export(
                 )
             if calibration is not None:
                 raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
+            if symmetric:
+                raise InputError(f"{name} is an encoder-decoder; --symmetric is for decoders alone.")
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
@@ -155,11 +160,11 @@ def export(
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
 
-            options = Options(block_size, calibration, progress)
+            options = Options(block_size, calibration, progress, effort, symmetric)
             prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
-                prefill=prefill, compare=check, quick=effort == QUICK, candidates=candidates, say=tell,
+                prefill=prefill, compare=check, candidates=candidates, say=tell,
             )  # fmt: skip
         advance(0, 0, "recording golden answers")
         golden = _golden(written)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle, BundleWriter
@@ -42,6 +42,7 @@ GOLDEN_PROMPTS = [
     "Write a Python function that returns the largest of three numbers.",
     "Traduis en français : the library opens at ten o'clock.",
 ]
+QUICK_PROMPTS = GOLDEN_PROMPTS[:2]
 
 
 def write_decoder(
@@ -54,17 +55,23 @@ def write_decoder(
     *,
     prefill: bool,
     compare: bool,
-    quick: bool,
     candidates: bool,
     say: Callable[[str], None],
 ) -> Written:
     """Write tensors, graph and tokenizer of `checkpoint`, check them where `compare` is true, and collect candidates
-    for drafts where `candidates` is. quick: check and measure on less text, the check with the reference in numpy."""
+    for drafts where `candidates` is. With little effort the check is one with the reference in numpy."""
+    quick = options.effort == "quick"
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     recorded = check.reference(checkpoint, context, options.progress, quick=quick) if compare else None
     eights = prefill_weights(checkpoint, options) if prefill else None
     quantized = methods.quantize(
-        checkpoint, weights, block_size=options.block_size, calibration=options.calibration, progress=options.progress
+        checkpoint,
+        weights,
+        block_size=options.block_size,
+        calibration=options.calibration,
+        progress=options.progress,
+        effort=options.effort,
+        symmetric=options.symmetric,
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
@@ -98,7 +105,8 @@ def write_decoder(
     engine = open_engine(staged, context=context)
     if candidates:
         write_candidates(writer, engine, windows, options)
-    return Written(manifest, engine, golden_inputs(engine, staged, say))
+    prompts = QUICK_PROMPTS if quick else GOLDEN_PROMPTS
+    return Written(manifest, engine, golden_inputs(engine, staged, prompts, say))
 
 
 def _with_kv8(
@@ -132,15 +140,17 @@ def _figures_of(form: str, found: Agreement) -> dict[str, float]:
     return {f"{form}_{name}": figure for name, figure in check.quality(found).items() if name in FIGURES}
 
 
-def golden_inputs(engine: Engine, bundle: Bundle, tell: Callable[[str], None]) -> list[GoldenInput]:
-    """GOLDEN_PROMPTS, in the model's chat format where it has one that can be rendered."""
+def golden_inputs(
+    engine: Engine, bundle: Bundle, texts: Sequence[str], tell: Callable[[str], None]
+) -> list[GoldenInput]:
+    """The prompts `texts`, in the model's chat format where it has one that can be rendered."""
     from edge.runtime.model import Model
     from edge.runtime.text.tokenizer import Text
 
     model = Model(bundle, engine, Text(bundle))
     try:
-        prompts = [model.prompt_ids(prompt) for prompt in GOLDEN_PROMPTS]
+        prompts = [model.prompt_ids(text) for text in texts]
     except EdgeError as e:
         tell(f"{e} The golden answers are recorded without it.")
-        prompts = [model.prompt_ids(prompt, raw=True) for prompt in GOLDEN_PROMPTS]
+        prompts = [model.prompt_ids(text, raw=True) for text in texts]
     return [GoldenInput(ids) for ids in prompts]

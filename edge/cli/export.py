@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 
+LEFT = " · "  # before the time that is left, in what a stage is called
 NAME = "export"
 HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
-    *("weights", "block_size", "max_context", "encoder_weights", "decoder_weights", "prefill_weights", "trees"),
-    *("effort", "draft_text", "force", "name"),
+    *("weights", "block_size", "symmetric", "max_context", "encoder_weights", "decoder_weights", "prefill_weights"),
+    *("effort", "trees", "draft_text", "force", "name"),
 )
 
 
@@ -37,13 +38,17 @@ def add_arguments(parser: Parser) -> None:
     add("--name NAME", "the model's name in the bundle (default: the source's)")
     add("--max-context N", "maximum tokens of prompt and answer (default: the model's, up to 8192)", int)
     add("--no-check", "do not compare the bundle with the model in float32")
-    efforts = "normal (default): minutes, 4 bits calibrated and drafts prepared; or quick: less than a minute, 8 bits"
+    efforts = (
+        "quick: seconds, 8 bits, nothing for drafts; normal (default): minutes, 4 bits, drafts; best: longer, smaller "
+        "blocks, more text"
+    )
     add("--effort EFFORT", efforts, default="normal")
 
     add = parser.options("weights")
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
     add("--weights KIND", kinds)
     add("--block-size N", "weights that share one scale (default: the method's)", int)
+    add("--symmetric", "int4 without zero points, in blocks of 32: for the fast paths of NPUs and GPUs")
     add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
     add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")
     add("--decoder-weights KIND", "of an encoder-decoder's decoder: fp32, int8 or int4")
@@ -100,12 +105,13 @@ def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], 
         shown: dict[str, TaskID] = {}  # at most one
 
         def progress(done: int, total: int, text: str) -> None:
-            if text not in shown:
+            stage = text.partition(LEFT)[0]
+            if stage not in shown:
                 for task in shown.values():
                     bar.remove_task(task)
                 shown.clear()
-                shown[text] = bar.add_task(text, total=None)
-            bar.update(shown[text], completed=done, total=total or None)
+                shown[stage] = bar.add_task(text, total=None)
+            bar.update(shown[stage], completed=done, total=total or None, description=text)
 
         yield progress, console.print
 

@@ -23,19 +23,25 @@ def quantize(
     block_size: int | None = None,
     calibration: str | None = None,
     progress: Progress | None = None,
+    effort: str = "normal",
+    symmetric: bool = False,
 ) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
-    `calibration` is a text to measure activations on, for methods that do. Matrices that a graph packs together
-    (query, key and value; gate and up) share their bits and block size.
+    `calibration` is a text to measure activations on, for methods that do. symmetric: without zero points. Matrices
+    that a graph packs together (query, key and value; gate and up) share their bits and block size.
 
     Raises:
         InputError: an unknown format.
         ExportError: an option that cannot be used.
     """
     check_block_size(block_size, weights)
-    method: Method = METHODS.find(weights).load().quantize
-    return method(checkpoint, Options(block_size, calibration, progress))
+    entry = METHODS.find(weights)
+    if symmetric and not entry.traits.get("symmetric"):
+        can = ", ".join(method.name for method in METHODS.values() if method.traits.get("symmetric"))
+        raise ExportError(f"--symmetric does not apply to {weights} weights; omit it, or choose {can}.")
+    method: Method = entry.load().quantize
+    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric))
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

@@ -101,6 +101,9 @@ class Options:
     block_size: int | None = None
     calibration: str | None = None  # text
     progress: Progress | None = None
+    effort: str = "normal"  # quick, normal or best
+    symmetric: bool = False  # without zero points
+    bits: float | None = None  # a weight, up to which matrices get 8 of them
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:

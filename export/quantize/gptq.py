@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from edge.export.bfloat16 import fast_dtype
+from edge.export.kept import Kept, keeping
+from edge.export.quantize.allocate import in_8_bits, measure
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.sampled import sampled_windows
-from edge.export.quantize.solve import solve
+from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
 from edge.export.torch_reference import load_torch
 from edge.runtime.memory.process import release_freed
@@ -23,12 +27,43 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"max_kl": 1.0}
+TRAITS = {"max_kl": 1.0, "symmetric": True}
 
-INT4_BLOCK = 64
+BITS = 4
+SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
 LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
 HEAD_ROWS = 4096  # of the vocabulary, solved at a time: bounds memory
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for 4 bits. windows: at most, of the calibration text; own: text of the model's own, as a
+    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: a weight, up
+    to which matrices get 8 of them."""
+
+    windows: int
+    own: int
+    rounds: int
+    passes: int
+    block_size: int = 64
+    bits: float | None = None
+
+
+@dataclass(frozen=True)
+class Way:
+    """How matrices are solved. rounds: of descent; symmetric: without zero points."""
+
+    block_size: int
+    rounds: int = ROUNDS
+    symmetric: bool = False
+
+
+EFFORTS = {
+    "quick": Effort(windows=6, own=0, rounds=0, passes=0),
+    "normal": Effort(windows=24, own=1, rounds=2, passes=1),
+    "best": Effort(windows=24, own=2, rounds=2, passes=2, block_size=32),
+}
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
@@ -36,17 +71,29 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
 
     Peak memory: the model in float32, its integers, and what one layer's solution takes.
     """
-    windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration))
-    model = load_torch(checkpoint, progress=options.progress)
-    own = sampled_windows(model, windows, len(checkpoint.tokenizer.tokens.lead), options.report)
-    windows = torch.cat([windows, own])
-    decoder = Decoder(model, windows[0])
-    with torch.no_grad():
-        finals = _finals(decoder, windows, options.report)
-        weights = quantize_decoder(decoder, windows, finals, options.block_size or INT4_BLOCK, options.report)
-        head = EMBEDDING if decoder.head is decoder.embedding else HEAD  # read again: the decoder's is quantized now
-        teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
-    weights = tune(decoder, weights, windows, teacher, options.report)
+    effort = EFFORTS[options.effort]
+    size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else effort.block_size)
+    windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
+    way = Way(size, effort.rounds, options.symmetric)
+    with keeping(checkpoint, {"weights": NAME, "effort": effort, "way": way, "text": windows.tolist()}) as kept:
+        model = load_torch(checkpoint, progress=options.progress)
+        lead = len(checkpoint.tokenizer.tokens.lead)
+        written = [windows]
+        for i in range(effort.own):
+            write = partial(sampled_windows, model, windows, lead, options.report, i)
+            written.append(kept.tensor(f"text.{i}", write))
+        windows = torch.cat(written)
+        decoder = Decoder(model, windows[0])
+        with torch.no_grad():
+            finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
+            weights = quantize_decoder(decoder, windows, finals, way, options.report, kept)
+            head = EMBEDDING if decoder.head is decoder.embedding else HEAD  # read again: the decoder's is quantized
+            teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
+        if (bits := options.bits or effort.bits) is not None:
+            units = measure(decoder, weights, windows, teacher, checkpoint.read, options.report)
+            weights = in_8_bits(weights, units, bits, checkpoint.read)
+        if effort.passes:
+            weights = tune(decoder, weights, windows, teacher, options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
 
 
@@ -66,27 +113,41 @@ def quantize_decoder(
     decoder: Decoder,
     windows: torch.Tensor,
     finals: torch.Tensor,
-    block_size: int,
+    way: Way,
     report: Callable[[int, int, str], None],
+    kept: Kept | None = None,
 ) -> dict[str, QTensor]:
     """Quantize all matrices of a decoder, and return them by name. Of the decoder's own, only embedding and head are
     left, as the kernels will compute with them.
-    """
-    names = {id(p): n for n, p in decoder.model.named_parameters()}
-    done: dict[str, QTensor] = {}
 
-    def store(weights: list[torch.Tensor], moment: torch.Tensor) -> None:
-        for weight, stored in zip(weights, _solve(weights, moment, block_size), strict=True):
-            done[names[id(weight)]] = stored
+    kept: gives those that were quantized before, and takes the others.
+    """
+    parameters = dict(decoder.model.named_parameters())
+    names = {id(p): n for n, p in parameters.items()}
+    done: dict[str, QTensor] = {}
+    keep = kept or Kept()
+
+    def solved(groups: Iterable[tuple[list[torch.Tensor], torch.Tensor]]) -> dict[str, QTensor]:
+        found = {}
+        for weights, moment in groups:
+            for weight, stored in zip(weights, _solve(weights, moment, way), strict=True):
+                found[names[id(weight)]] = stored
+        return found
+
+    def store(part: str, groups: Callable[[], Iterable[tuple[list[torch.Tensor], torch.Tensor]]]) -> None:
+        there = part in keep
+        found = keep.weights(part, lambda: solved(groups()))
+        for name, weight in found.items() if there else ():
+            parameters[name].data.copy_(torch.from_numpy(weight.dequantize()))
+        done.update(found)
 
     total = len(decoder.layers) + 1
     report(0, total, "quantizing to 4 bits")
-    _vocabulary(decoder, finals, store)
+    store("vocabulary", lambda: _vocabulary(decoder, finals))
     hidden = [decoder.embed(window) for window in windows]  # each [1, S, hidden]
     for layer in range(len(decoder.layers)):
         report(layer + 1, total, "quantizing to 4 bits")
-        for linears, moment in _moments(decoder, layer, hidden):
-            store(linears, moment)
+        store(f"layer.{layer}", partial(_moments, decoder, layer, hidden))
         for i, h in enumerate(hidden):
             hidden[i] = decoder.run(layer, h)
         decoder.forget(layer)  # tuning builds them from the integers
@@ -95,18 +156,15 @@ def quantize_decoder(
     return done
 
 
-def _vocabulary(
-    decoder: Decoder, finals: torch.Tensor, store: Callable[[list[torch.Tensor], torch.Tensor], None]
-) -> None:
-    """Embedding and head. Where they are one matrix, errors of a lookup count in addition to those of a logit."""
+def _vocabulary(decoder: Decoder, finals: torch.Tensor) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+    """Embedding and head, with the moments of what they are judged by. Where they are one matrix, errors of a lookup
+    count in addition to those of a logit."""
     read = _rows(finals)
     moment = read.T @ read
     plain = torch.eye(len(moment)) * moment.diagonal().mean()
     if decoder.head is decoder.embedding:
-        store([decoder.embedding], moment + LOOKUP * plain)
-    else:
-        store([decoder.embedding], plain)
-        store([decoder.head], moment)
+        return [([decoder.embedding], moment + LOOKUP * plain)]
+    return [([decoder.embedding], plain), ([decoder.head], moment)]
 
 
 def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
@@ -133,12 +191,12 @@ def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[t
     return [([module.get_parameter(f"{n}.weight") for n in same], moment) for same, moment in moments.items()]
 
 
-def _solve(weights: list[torch.Tensor], moment: torch.Tensor, block_size: int) -> list[QTensor]:
+def _solve(weights: list[torch.Tensor], moment: torch.Tensor, way: Way) -> list[QTensor]:
     """Quantize weights that read the same input, and put what the kernels will compute with in their place."""
     stacked = weights[0].data if len(weights) == 1 else torch.cat([w.data for w in weights])
     parts = []
     for rows in stacked.split(HEAD_ROWS):
-        solution = solve(rows, moment, 4, block_size)
+        solution = solve(rows, moment, BITS, way.block_size, way.rounds, symmetric=way.symmetric)
         rows.copy_(solution.dequantize())
         parts.append(solution.pack("gptq"))
         del solution

@@ -22,14 +22,14 @@ TOGETHER = 32  # pieces are written in one batch: their keys and values bound th
 
 @torch.no_grad()
 def sampled_windows(
-    model: Any, windows: torch.Tensor, lead: int, report: Callable[[int, int, str], None]
+    model: Any, windows: torch.Tensor, lead: int, report: Callable[[int, int, str], None], seed: int = 0
 ) -> torch.Tensor:
     """As many windows as `windows` [W, S], of texts that `model`, a causal language model of transformers, goes on with
     from random places of them. Each window begins with the same `lead` tokens."""
     count, body = len(windows), windows.shape[1] - lead
     length = min(PIECE, body)
     text, begin = windows[:, lead:].reshape(-1), windows[:1, :lead]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     pieces = -(-count * body // length)
     starts = torch.randint(0, len(text) - PREFIX + 1, (pieces, 1), generator=generator)
     prefixes = torch.cat([begin.expand(pieces, -1), text[starts + torch.arange(PREFIX)]], 1)

@@ -25,13 +25,17 @@ _LAZY = 64  # columns whose effect on the others is applied together, as one mat
 
 @dataclass
 class Solution:
-    """``w = scales * steps``, ``steps = q - zeros``: [N, K] float32 integers, scales and zeros [N, blocks]."""
+    """``w = scales * steps``, ``steps = q - zeros``: [N, K] float32 integers, scales and zeros [N, blocks].
+
+    symmetric: all zeros are ``2**(bits - 1)``.
+    """
 
     bits: int
     block_size: int
     steps: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor
+    symmetric: bool = False
 
     def dequantize(self) -> torch.Tensor:
         return self.steps * spread(self.scales, self.block_size, self.steps.shape[1])
@@ -44,13 +48,18 @@ class Solution:
             block_size=self.block_size,
             q=q.to(torch.uint8).numpy(),
             scales=self.scales.numpy().copy(),
-            zero_points=self.zeros.to(torch.uint8).numpy(),
+            zero_points=None if self.symmetric else self.zeros.to(torch.uint8).numpy(),
             method=method,
         )
 
 
-def solve(w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = ROUNDS) -> Solution:
-    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]; both float32. Scales are float16 values."""
+def solve(
+    w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = ROUNDS, *, symmetric: bool = False
+) -> Solution:
+    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]; both float32. Scales are float16 values.
+
+    symmetric: without zero points.
+    """
     k = w.shape[1]
     h = h.clone()
     diagonal = h.diagonal()
@@ -64,7 +73,7 @@ def solve(w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: 
     upper = torch.linalg.cholesky(torch.linalg.inv(h.double()), upper=True).float()
 
     variances = upper.diagonal()[back] ** -2  # of each input, given those that are rounded after it
-    scales, zeros = search(w, variances, bits, block_size)
+    scales, zeros = search(w, variances, bits, block_size, symmetric=symmetric)
     block_of = torch.div(order, block_size, rounding_mode="floor")
     target = w.T[order].contiguous()  # [K, N], like all below
     zero = zeros.T[block_of].contiguous()
@@ -75,7 +84,7 @@ def solve(w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: 
         _descend(steps, target, h, scale, zero, top)
         scales = _refit(steps.T[:, back], w, h[back][:, back], scales, block_size)
         scale = scales.T[block_of].contiguous()
-    return Solution(bits, block_size, steps.T[:, back].contiguous()[:, :k], scales, zeros)
+    return Solution(bits, block_size, steps.T[:, back].contiguous()[:, :k], scales, zeros, symmetric)
 
 
 def spread(per_block: torch.Tensor, block_size: int, columns: int) -> torch.Tensor:
@@ -88,20 +97,28 @@ def to_float16(scales: torch.Tensor) -> torch.Tensor:
     return scales.half().float().clamp(min=2.0**-24)
 
 
-def search(w: torch.Tensor, weights: torch.Tensor, bits: int, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point of each block [N, B] with the least squared error under `weights` [K]."""
+def search(
+    w: torch.Tensor, weights: torch.Tensor, bits: int, block_size: int, *, symmetric: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and zero point of each block [N, B] with the least squared error under `weights` [K].
+
+    symmetric: all zero points are ``2**(bits - 1)``.
+    """
     top = 2**bits - 1
     missing = -w.shape[1] % block_size
     blocks = F.pad(w[:, None], (0, missing), mode="replicate")[:, 0].view(len(w), -1, block_size)
     weights = F.pad(weights, (0, missing)).view(1, -1, block_size)
     low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
     full, middle = (high - low) / top, (high + low) / 2
+    half = torch.full_like(full, (top + 1) / 2)
+    if symmetric:
+        full, middle = 2 * torch.maximum(high, -low) / top, torch.zeros_like(middle)
     least = torch.full_like(full, math.inf)
-    scales, zeros = full.clone(), torch.zeros_like(full)
+    scales, zeros = full.clone(), half if symmetric else torch.zeros_like(full)
     for shrink in torch.linspace(1.04, 0.6, SHRINKS).tolist():
         scale = to_float16(full * shrink)
         centre = top / 2 - middle / scale
-        for zero in (centre.floor().clamp(0, top), centre.ceil().clamp(0, top)):
+        for zero in (half,) if symmetric else (centre.floor().clamp(0, top), centre.ceil().clamp(0, top)):
             q = torch.round(blocks / scale[..., None]).add_(zero[..., None]).clamp_(0, top)
             off = q.sub_(zero[..., None]).mul_(scale[..., None]).sub_(blocks)
             error = off.square_().mul_(weights).sum(-1)

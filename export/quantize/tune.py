@@ -44,8 +44,12 @@ def tune(
     windows: torch.Tensor,
     teacher: Teacher,
     report: Callable[[int, int, str], None],
+    passes: int = 1,
 ) -> dict[str, QTensor]:
-    """`weights`, which `decoder` was quantized to, with better scales; the decoder's float weights are used up."""
+    """`weights`, which `decoder` was quantized to, with better scales; the decoder's float weights are used up.
+
+    passes: over the windows.
+    """
     dtype = fast_dtype()
     linears: dict[str, _Scaled] = {}
     for name in [n for n, m in decoder.model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"]:
@@ -62,8 +66,9 @@ def tune(
     for scaled in learned:
         scaled.change.requires_grad_(True)
     optimizer = torch.optim.Adam([s.change for s in learned], betas=(0.9, 0.95))
-    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
-    steps = len(order)  # each window once
+    generator = torch.Generator().manual_seed(0)
+    order = torch.cat([torch.randperm(len(windows), generator=generator) for _ in range(passes)]).tolist()
+    steps = len(order)
     for step in range(steps):
         report(step, steps, "tuning scales")
         for group in optimizer.param_groups:

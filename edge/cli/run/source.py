@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge import __version__
 from edge.bundle import MANIFEST, Bundle, open_bundle
-from edge.errors import BundleError
+from edge.errors import BundleError, ExportError
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir
 
@@ -78,10 +78,17 @@ def _make(given: Path, target: Path) -> Bundle:
 def _export_apart(given: Path, target: Path) -> None:
     """Export in a process of its own: what an export leaves in memory would count against --memory."""
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        other.submit(_export, given, target).result()
+        try:
+            other.submit(_export, given, target).result()
+        except BrokenProcessPool:
+            raise ExportError(
+                f"The system ended the export of {given}, as it does where memory runs out; close other programs, or "
+                "choose a smaller model."
+            ) from None
 
 
 def _export(given: Path, target: Path) -> None:

@@ -15,15 +15,16 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
-from edge.export.quantize import quantize, sampled
+from edge.export.quantize import gptq, quantize, sampled
 from edge.export.quantize.base import QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq import _moments, quantize_decoder
+from edge.export.quantize.gptq import Way, _moments, quantize_decoder
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
 from edge.export.quantize.solve import solve
 from edge.export.quantize.tune import Teacher, tune
+from edge.home import cache_dir
 from edge.manifest import Tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,6 +79,14 @@ def test_each_round_of_descent_and_refitting_lowers_the_error() -> None:
     assert errors[2] < errors[1] < errors[0]
 
 
+def test_a_symmetric_solution_has_no_zero_points_and_still_beats_rounding() -> None:
+    x = inputs_with_correlations(96)
+    w = torch.randn(48, 96, generator=torch.Generator().manual_seed(1))
+    solved = solve(w, x.T @ x, 4, 32, symmetric=True).pack("gptq")
+    assert solved.zero_points is None and (solved.scales > 0).all()
+    assert output_error(w, solved, x) < 0.6 * output_error(w, round_to_nearest(w.numpy(), 4, 32), x)
+
+
 def test_a_weight_that_lies_on_a_grid_is_found_again() -> None:
     """As those of a Q4_1 file whose minima are multiples of its scales."""
     rng = np.random.default_rng(0)
@@ -130,7 +139,7 @@ def walk(model: Any, windows: torch.Tensor) -> tuple[Decoder, Teacher, dict[str,
     with torch.no_grad():
         finals = model.model(windows).last_hidden_state
         teacher = Teacher(finals, decoder.head.data.clone())
-        return decoder, teacher, quantize_decoder(decoder, windows, finals, 32, lambda *_: None)
+        return decoder, teacher, quantize_decoder(decoder, windows, finals, Way(32), lambda *_: None)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -255,6 +264,70 @@ def test_int4_takes_a_block_size() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     result = quantize(checkpoint, "int4", block_size=16, calibration="Fish and chips. " * 10)
     assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {16}
+
+
+FISH = "Fish and chips. " * 40
+
+
+@pytest.mark.parametrize(
+    ("effort", "block_size", "stages"),
+    [
+        ("quick", 64, {"quantizing to 4 bits"}),
+        ("normal", 64, {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}),
+        ("best", 32, {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}),
+    ],
+)
+def test_an_effort_says_what_is_done(effort: str, block_size: int, stages: set[str]) -> None:
+    checkpoint, told = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), dict[str, int]()
+    result = quantize(
+        checkpoint, "int4", calibration=FISH, effort=effort, progress=lambda _, total, text: told.update({text: total})
+    )
+    assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {block_size}
+    optional = {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}
+    assert told.keys() & optional == stages
+    given = len(calibration_windows(checkpoint, FISH))
+    assert told.get("tuning scales", 0) == {"quick": 0, "normal": 2 * given, "best": 2 * 3 * given}[effort]
+
+
+def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, solve_one = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), gptq._solve
+    solved, told, stop = list[int](), set[str](), 8  # groups: one of the vocabulary and five of each layer
+
+    def solve_until(*arguments: Any) -> Any:
+        if len(solved) == stop:
+            raise KeyboardInterrupt
+        solved.append(1)
+        return solve_one(*arguments)
+
+    def run() -> dict[str, Any]:
+        told.clear()
+        return dict(quantize(checkpoint, "int4", calibration=FISH, progress=lambda *done: told.add(done[2])))
+
+    monkeypatch.setattr(gptq, "_solve", solve_until)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    (kept,) = (cache_dir() / "exports").iterdir()
+    assert {"vocabulary.npz", "layer.0.npz"} <= {file.name for file in kept.iterdir()}
+    solved, stop = [], 100
+    again = run()
+    assert len(solved) == 5 and "writing text to calibrate on" not in told
+    assert not kept.exists()  # the export is done
+    solved = []
+    whole = run()
+    assert len(solved) == 11
+    for name, weight in whole.items():
+        assert all(np.array_equal(getattr(weight, part), getattr(again[name], part)) for part in ("q", "scales"))
+
+
+def test_int4_without_zero_points_is_in_the_blocks_that_npus_take() -> None:
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    result = quantize(checkpoint, "int4", symmetric=True, calibration=FISH)
+    for weight in result.values():
+        assert isinstance(weight, QTensor)
+        assert (weight.block_size, weight.zero_points) == (32, None)
+        assert np.array_equal(weight.scales, weight.scales.astype(np.float16).astype(np.float32))
+    with pytest.raises(ExportError, match="--symmetric does not apply to int8 weights; omit it, or choose int4"):
+        quantize(checkpoint, "int8", symmetric=True)
 
 
 class Counter:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -229,6 +231,20 @@ def test_a_cache_that_cannot_be_written_is_said(
 )
 def test_what_has_the_form_of_a_hub_id(text: str, hub: bool) -> None:
     assert fetch.is_hub_id(text) is hub
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_export_that_the_system_ends_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = multiprocessing.get_context("fork")  # in which the function that is patched is there
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(source, "_export", die)
+    assert main(["run", str(model), *ASKED]) == 2
+    assert f"The system ended the export of {model}, as it does where memory runs out" in capsys.readouterr().err
 
 
 def test_a_lock_is_given_back_after_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""How long an export still takes, all of it: the stages' shares are known, and the time that they took here so far says
+how fast this machine is."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from edge.export.quantize.base import Progress
+
+RECENT_S = 20.0  # from which the speed is taken: what was kept from an interrupted export says nothing of it
+LEAST_S = 5.0  # below which nothing is said
+
+Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its share, in any unit
+
+
+class Timeline:
+    """A `Progress` that adds the remaining time to what it hands on. Stages that are not named take no time."""
+
+    def __init__(self, report: Progress, stages: Stages, clock: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
+        self._stages = stages
+        self._clock = clock
+        self._whole = sum(share for _, share in stages)
+        self._at = 0  # the stage
+        self._trail = deque[tuple[float, float]]()  # times, and the work that was done by then
+        self._left = ""
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        names = [name for name, _ in self._stages]
+        if text in names[self._at :]:
+            self._at = names.index(text, self._at)
+            before = sum(share for _, share in self._stages[: self._at])
+            self._trail.append((self._clock(), before + self._stages[self._at][1] * (done / total if total else 0)))
+            self._left = self._remaining() or self._left
+        self._report(done, total, text + self._left)
+
+    def _remaining(self) -> str:
+        now, work = self._trail[-1]
+        while len(self._trail) > 2 and now - self._trail[1][0] >= RECENT_S:
+            self._trail.popleft()
+        start, first = self._trail[0]
+        if work <= first or now - start < LEAST_S:
+            return ""
+        seconds = (now - start) / (work - first) * (self._whole - work)
+        if seconds < 90:
+            return f" · about {max(10, round(seconds, -1)):.0f} s left"
+        return f" · about {round(seconds / 60)} min left"
+

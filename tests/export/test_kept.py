@@ -1,0 +1,76 @@
+"""What an interrupted calibration leaves in the cache folder, and for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoder_configs import checkpoint_of
+
+from edge.export.kept import EXPORTS, Kept, keeping
+from edge.export.quantize.rtn import round_to_nearest
+from edge.home import cache_dir
+
+
+def checkpoint(**changes: Any) -> Any:
+    found: Any = checkpoint_of(**changes)
+    found.name, found.stored_type = "tiny", lambda name: "F32"
+    return found
+
+
+def left(options: dict[str, object], **changes: Any) -> Path:
+    """The folder that an interrupted export leaves."""
+    before = set((cache_dir() / "exports").glob("*"))
+    with pytest.raises(KeyboardInterrupt), keeping(checkpoint(**changes), options) as kept:
+        kept.tensor("text", lambda: torch.arange(3))
+        raise KeyboardInterrupt
+    (folder,) = set((cache_dir() / "exports").glob("*")) - before
+    return folder
+
+
+def test_what_is_kept_is_made_once_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    weight = round_to_nearest(np.random.default_rng(0).standard_normal((6, 40)).astype("f4"), 4, 16, symmetric=False)
+    first = Kept(tmp_path).weights("layer.0", lambda: {"a.weight": weight, "b.weight": weight})
+    again = Kept(tmp_path).weights("layer.0", lambda: pytest.fail("it was made again"))
+    for found in (first, again):
+        assert list(found) == ["a.weight", "b.weight"]
+        assert (found["a.weight"].bits, found["a.weight"].block_size, found["b.weight"].method) == (4, 16, "rtn")
+        assert np.array_equal(found["b.weight"].dequantize(), weight.dequantize())
+
+
+def test_a_full_disk_stops_the_keeping_and_not_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_model_or_other_options_have_a_folder_of_their_own() -> None:
+    folders = {left({"effort": "normal"}), left({"effort": "best"}), left({"effort": "normal"}, vocab_size=332)}
+    assert len(folders) == EXPORTS
+    with keeping(checkpoint(), {"effort": "best"}) as kept:
+        assert "text" in kept
+
+
+def test_the_oldest_of_many_interrupted_exports_goes() -> None:
+    for number in range(EXPORTS + 2):
+        left({"number": number})
+    assert len(list((cache_dir() / "exports").iterdir())) == EXPORTS
+
+
+def test_a_second_export_at_a_time_keeps_nothing() -> None:
+    with keeping(checkpoint(), {}), keeping(checkpoint(), {}) as second:
+        assert second.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+        assert "text" not in second
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    with keeping(checkpoint(), {}) as kept:
+        assert kept.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
