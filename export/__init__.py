@@ -48,6 +48,7 @@ def export(
     weights: str | None = None,
     block_size: int | None = None,
     symmetric: bool = False,
+    bits: float | None = None,
     max_context: int | None = None,
     calibration: str | None = None,
     encoder_weights: str | None = None,
@@ -73,6 +74,7 @@ def export(
             for an encoder-decoder.
         block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
         symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
+        bits: a weight, on average, up to which int4 gives 8 bits to the matrices that gain most by them.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
@@ -147,8 +149,9 @@ def export(
                 )
             if calibration is not None:
                 raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
-            if symmetric:
-                raise InputError(f"{name} is an encoder-decoder; --symmetric is for decoders alone.")
+            if symmetric or bits is not None:
+                option = "--symmetric" if symmetric else "--bits"
+                raise InputError(f"{name} is an encoder-decoder; {option} is for decoders alone.")
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
@@ -160,7 +163,7 @@ def export(
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
 
-            options = Options(block_size, calibration, progress, effort, symmetric)
+            options = Options(block_size, calibration, progress, effort, symmetric, bits)
             prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,

@@ -72,6 +72,7 @@ def write_decoder(
         progress=options.progress,
         effort=options.effort,
         symmetric=options.symmetric,
+        bits=options.bits,
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()

@@ -24,8 +24,8 @@ NAME = "export"
 HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
-    *("weights", "block_size", "symmetric", "max_context", "encoder_weights", "decoder_weights", "prefill_weights"),
-    *("effort", "trees", "draft_text", "force", "name"),
+    *("weights", "block_size", "bits", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
+    *("effort", "max_context", "trees", "draft_text", "force", "name"),
 )
 
 
@@ -48,6 +48,7 @@ def add_arguments(parser: Parser) -> None:
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
     add("--weights KIND", kinds)
     add("--block-size N", "weights that share one scale (default: the method's)", int)
+    add("--bits N", "bits a weight, on average, up to which int4 gives some matrices 8 (5.2, say)", float)
     add("--symmetric", "int4 without zero points, in blocks of 32: for the fast paths of NPUs and GPUs")
     add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
     add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from edge.errors import ExportError
 from edge.export.bfloat16 import fast_dtype
 from edge.export.kept import Kept, keeping
-from edge.export.quantize.allocate import in_8_bits, measure
+from edge.export.quantize.allocate import bits_of, in_8_bits, measure
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"max_kl": 1.0, "symmetric": True}
+TRAITS = {"max_kl": 1.0, "symmetric": True, "budget": True}
 
 BITS = 4
 SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
@@ -90,6 +91,10 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             head = EMBEDDING if decoder.head is decoder.embedding else HEAD  # read again: the decoder's is quantized
             teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
         if (bits := options.bits or effort.bits) is not None:
+            if bits < (least := bits_of(weights)):
+                raise ExportError(
+                    f"4-bit blocks of {size} take {least:.2f} bits a weight here; name more than {bits:g} with --bits."
+                )
             units = measure(decoder, weights, windows, teacher, checkpoint.read, options.report)
             weights = in_8_bits(weights, units, bits, checkpoint.read)
         if effort.passes:

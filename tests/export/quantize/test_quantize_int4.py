@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
 from edge.export.quantize import gptq, quantize, sampled
+from edge.export.quantize.allocate import bits_of, in_8_bits, measure
 from edge.export.quantize.base import QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
@@ -328,6 +330,38 @@ def test_int4_without_zero_points_is_in_the_blocks_that_npus_take() -> None:
         assert np.array_equal(weight.scales, weight.scales.astype(np.float16).astype(np.float32))
     with pytest.raises(ExportError, match="--symmetric does not apply to int8 weights; omit it, or choose int4"):
         quantize(checkpoint, "int8", symmetric=True)
+
+
+def test_the_unit_that_does_most_harm_has_the_largest_benefit() -> None:
+    model = tiny_model(CONFIGS["qwen3"]())
+    windows, harmed = windows_of(model), "model.layers.1.mlp.down_proj.weight"
+    original = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    decoder, teacher, weights = walk(model, windows)
+    weights[harmed] = dataclasses.replace(weights[harmed], scales=2 * weights[harmed].scales)
+    units = measure(decoder, weights, windows, teacher, original.__getitem__, lambda *_: None)
+    assert sorted(name for unit in units for name in unit.names) == sorted(weights)
+    assert max(units, key=lambda unit: unit.benefit).names == (harmed,)
+    for name, weight in weights.items():  # as it was
+        assert np.array_equal(decoder.model.get_parameter(name).detach().numpy(), weight.dequantize())
+    cost = next(unit.cost for unit in units if unit.names == (harmed,))
+    count = sum(weight.q.size for weight in weights.values())
+    precise = in_8_bits(weights, units, bits_of(weights) + 1.01 * cost / count, original.__getitem__)
+    assert precise[harmed].bits == 8 and bits_of(precise) <= bits_of(weights) + 1.01 * cost / count
+
+
+def test_matrices_get_8_bits_up_to_the_bits_that_are_named() -> None:
+    checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
+    at = {bits: quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=bits) for bits in (7.0, 9.0)}
+    sizes = {bits: {w.bits for w in result.values() if isinstance(w, QTensor)} for bits, result in at.items()}
+    assert sizes[7.0] == {4, 8} and 8 in sizes[9.0]
+    assert bits_of(at[7.0]) <= 7 < bits_of(at[9.0]) <= 9
+    for result in at.values():
+        attention = {result[f"model.layers.0.self_attn.{part}_proj.weight"].bits for part in "qkv"}
+        assert len(attention) == 1  # they are packed together
+    with pytest.raises(ExportError, match=r"4-bit blocks of 64 take 5\.\d\d bits a weight here; name more"):
+        quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=4.1)
+    with pytest.raises(ExportError, match="--bits 5 does not apply to int8 weights; omit it, or choose int4"):
+        quantize(checkpoint, "int8", bits=5)
 
 
 class Counter:
