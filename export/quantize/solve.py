@@ -21,6 +21,7 @@ DAMPING = 0.01  # of the mean variance, added to each
 ROUNDS = 2  # of descent and refitting; a third gains 1% of the error
 SHRINKS = 20  # scales tried for each block, from the full range down to 0.6 of it
 _LAZY = 64  # columns whose effect on the others is applied together, as one matrix product
+_CACHED = 2**17  # weights whose scales are searched at a time: in a core's cache that takes half the time
 
 
 @dataclass
@@ -70,7 +71,7 @@ def solve(
     back = torch.argsort(order)
     h.diagonal().add_(DAMPING * mean)
     h = h[order][:, order].contiguous()
-    upper = torch.linalg.cholesky(torch.linalg.inv(h.double()), upper=True).float()
+    upper = _factor_of_inverse(h.double()).float()
 
     variances = upper.diagonal()[back] ** -2  # of each input, given those that are rounded after it
     scales, zeros = search(w, variances, bits, block_size, symmetric=symmetric)
@@ -85,6 +86,13 @@ def solve(
         scales = _refit(steps.T[:, back], w, h[back][:, back], scales, block_size)
         scale = scales.T[block_of].contiguous()
     return Solution(bits, block_size, steps.T[:, back].contiguous()[:, :k], scales, zeros, symmetric)
+
+
+def _factor_of_inverse(h: torch.Tensor) -> torch.Tensor:
+    """The upper triangular U with ``U^T U = h^-1``. Of h = R R^T, R upper triangular, it is R^-1: a third of the work
+    of inverting h first."""
+    upper = torch.linalg.cholesky(h.flip(0, 1)).flip(0, 1)
+    return torch.linalg.solve_triangular(upper, torch.eye(len(h), dtype=h.dtype), upper=True)
 
 
 def spread(per_block: torch.Tensor, block_size: int, columns: int) -> torch.Tensor:
@@ -104,10 +112,20 @@ def search(
 
     symmetric: all zero points are ``2**(bits - 1)``.
     """
-    top = 2**bits - 1
     missing = -w.shape[1] % block_size
-    blocks = F.pad(w[:, None], (0, missing), mode="replicate")[:, 0].view(len(w), -1, block_size)
     weights = F.pad(weights, (0, missing)).view(1, -1, block_size)
+    found = []
+    for rows in w.split(max(1, _CACHED // w.shape[1])):
+        blocks = F.pad(rows[:, None], (0, missing), mode="replicate")[:, 0].view(len(rows), -1, block_size)
+        found.append(_search(blocks, weights, 2**bits - 1, symmetric))
+    scales, zeros = zip(*found, strict=True)
+    return torch.cat(scales), torch.cat(zeros)
+
+
+def _search(
+    blocks: torch.Tensor, weights: torch.Tensor, top: int, symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of `blocks` [N, B, block_size], whose integers go up to `top`."""
     low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
     full, middle = (high - low) / top, (high + low) / 2
     half = torch.full_like(full, (top + 1) / 2)
