@@ -19,10 +19,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from edge import catalog
-from edge.bundle import GOLDEN, Bundle, BundleWriter
+from edge.bundle import GOLDEN, PAGE, Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
-from edge.export.quantize.base import FLOATS, Options, Progress
+from edge.export.quantize.base import FLOATS, Options, Progress, matrices
+from edge.export.tokenizer import compact
 from edge.extras import needing
 from edge.manifest import KV8
 from edge.runtime.check.golden import Golden, open_role, record_form, record_golden, roles
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 GOLDEN_TOKENS = 24
+OTHER_FILES = 5_000_000  # bytes, at most, of graphs, recorded answers and what drafts begin with
 PREFILL_WEIGHTS = ("int8", "none")
 QUICK, NORMAL, BEST = EFFORTS = ("quick", "normal", "best")
 
@@ -49,6 +51,8 @@ def export(
     block_size: int | None = None,
     symmetric: bool = False,
     bits: float | None = None,
+    size: int | None = None,
+    perplexity: float | None = None,
     max_context: int | None = None,
     calibration: str | None = None,
     encoder_weights: str | None = None,
@@ -74,7 +78,11 @@ def export(
             for an encoder-decoder.
         block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
         symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
-        bits: a weight, on average, up to which int4 gives 8 bits to the matrices that gain most by them.
+        bits: a weight, on average, scales included, for which int4 gives each matrix the blocks and the 4 or 8 bits
+            that bring most; default: 4-bit blocks of 64 for all, or 5.2 with the effort ``best``.
+        size: bytes that the bundle may take, instead of `bits`.
+        perplexity: relative to the float model's (1.05, say), for which int4 takes as few bits as it can, instead of
+            `bits`. It is estimated on the calibration text; `check` measures it on another.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on; default: a built-in one.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
@@ -112,6 +120,12 @@ def export(
         raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
     if effort not in EFFORTS:
         raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
+    if sum(limit is not None for limit in (bits, size, perplexity)) > 1:
+        raise InputError("--bits, --size and --perplexity say the same in different ways; choose one of them.")
+    if perplexity is not None and not 1 < perplexity < math.inf:
+        raise InputError(
+            f"--perplexity {perplexity:g} is no share of the float model's; name more than 1, such as 1.05."
+        )
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
@@ -149,8 +163,8 @@ def export(
                 )
             if calibration is not None:
                 raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
-            if symmetric or bits is not None:
-                option = "--symmetric" if symmetric else "--bits"
+            if symmetric or (bits, size, perplexity) != (None, None, None):
+                option = "--symmetric" if symmetric else "a limit by --bits, --size or --perplexity"
                 raise InputError(f"{name} is an encoder-decoder; {option} is for decoders alone.")
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
@@ -163,7 +177,9 @@ def export(
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
 
-            options = Options(block_size, calibration, progress, effort, symmetric, bits)
+            if size is not None:
+                bits = _bits_within(size, checkpoint)
+            options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity)
             prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
@@ -238,6 +254,23 @@ def _context(checkpoint: Checkpoint, asked: int | None) -> int:
             f"--max-context {most} or less."
         )
     return asked
+
+
+def _bits_within(size: int, checkpoint: Checkpoint) -> float:
+    """Bits a weight with which a bundle takes `size` bytes at most.
+
+    Raises:
+        InputError: what else it holds takes more.
+    """
+    names = matrices(checkpoint)
+    count = sum(math.prod(checkpoint.shape(name)) for name in names)
+    vectors = 4 * (_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
+    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES
+    if size <= rest:
+        raise InputError(
+            f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
+        )
+    return 8 * (size - rest) / count
 
 
 def _describe(checkpoint: Checkpoint, family: str, weights: str, tell: Callable[[str], None]) -> None:

@@ -24,8 +24,8 @@ NAME = "export"
 HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
-    *("weights", "block_size", "bits", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
-    *("effort", "max_context", "trees", "draft_text", "force", "name"),
+    *("weights", "block_size", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
+    *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name"),
 )
 
 
@@ -48,7 +48,9 @@ def add_arguments(parser: Parser) -> None:
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
     add("--weights KIND", kinds)
     add("--block-size N", "weights that share one scale (default: the method's)", int)
-    add("--bits N", "bits a weight, on average, up to which int4 gives some matrices 8 (5.2, say)", float)
+    add("--bits N", "int4: each matrix its own blocks and 4 or 8 bits, N a weight on average (5.2, say)", float)
+    add("--size SIZE", "the same, for a bundle of at most SIZE (100MB, say)")
+    add("--perplexity R", "the same, for at most R times the float model's perplexity (1.05, say), estimated", float)
     add("--symmetric", "int4 without zero points, in blocks of 32: for the fast paths of NPUs and GPUs")
     add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
     add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")
@@ -73,11 +75,13 @@ def command(args: argparse.Namespace) -> None:
         with stages() as (progress, say):
             from edge.export import export
             from edge.export.quantize import read_calibration
+            from edge.runtime.memory.plan import parse_size
 
             bundle = export(
                 args.source,
                 args.out,
                 **{name: getattr(args, name) for name in OPTIONS},
+                size=None if args.size is None else parse_size(args.size),
                 calibration=None if args.calibration is None else read_calibration(args.calibration),
                 segments=int(segments) if segments is not None and segments.isdecimal() else segments,
                 check=not args.no_check,

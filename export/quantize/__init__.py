@@ -26,6 +26,7 @@ def quantize(
     effort: str = "normal",
     symmetric: bool = False,
     bits: float | None = None,
+    perplexity: float | None = None,
 ) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
@@ -41,11 +42,11 @@ def quantize(
     if symmetric and not entry.traits.get("symmetric"):
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("symmetric"))
         raise ExportError(f"--symmetric does not apply to {weights} weights; omit it, or choose {can}.")
-    if bits is not None and not entry.traits.get("budget"):
+    if (bits, perplexity) != (None, None) and not entry.traits.get("budget"):
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
-        raise ExportError(f"--bits {bits:g} does not apply to {weights} weights; omit it, or choose {can}.")
+        raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
-    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric, bits))
+    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric, bits, perplexity))
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

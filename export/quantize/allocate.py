@@ -1,133 +1,197 @@
-"""Which matrices get 8 bits where 4 bits are too few, under a budget: those that bring the model's answers closest to
-the float model's.
+"""Which bits and which block size each matrix gets under a budget: those that bring the model's answers closest to the
+float model's.
 
-Every unit, matrices that a graph packs together, is put back into float in turn while all others stay quantized. What
-the divergence of the next token's distribution loses by that is its benefit; its cost are the bytes that it grows by.
-Units are taken by benefit per byte. Benefits nearly add up (Malinovskii et al., 2024, arXiv:2411.17525), so that one
-measurement of each is enough.
+A quick solution in one format says what each matrix does to the answers. Near it the divergence D from the float model
+is nearly a quadratic form of the weights' errors, so that half the product of a matrix's error with D's gradient is the
+matrix's share of D, and the shares add up to D: one backward pass gives all of them. In another format a share changes
+as the error of the matrix's outputs does, which rounding some of its rows shows (that losses add up and go with the
+errors of single matrices: Malinovskii et al., 2024, arXiv:2411.17525). Bits then go where each takes off most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from edge.export.quantize.base import QTensor, packed_with
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
+from edge.export.quantize.solve import search, spread
 from edge.export.quantize.tune import Teacher
 
-WINDOWS = 2  # of the text that benefits are measured on
+WINDOWS = 4  # of the text that shares are measured on
+_SAMPLED = 256  # rows of a matrix that are rounded to see its error in a format
 _ROWS = 128  # of logits computed at a time: bounds memory
+
+_NO_STEP = (0.0, None, None)
 
 Read = Callable[[str], NDArray[np.float32]]
 
 
-@dataclass(frozen=True)
+class Format(NamedTuple):
+    """How a matrix is stored; without zero points where `symmetric`."""
+
+    bits: int
+    block_size: int
+    symmetric: bool = False
+
+    def size(self, rows: int, columns: int) -> float:
+        """Bits that it takes."""
+        blocks = rows * -(-columns // self.block_size)
+        return rows * columns * self.bits + blocks * (32 + (0 if self.symmetric else self.bits))
+
+
+@dataclass(frozen=True, eq=False)
 class Unit:
-    """Matrices of one format. benefit: nats a token. cost: bits."""
+    """Matrices of one format, which a graph packs together. harms: divergence that they cause, in nats a token, and
+    costs: bits that they take, both by format."""
 
     names: tuple[str, ...]
-    benefit: float
-    cost: float
+    harms: Mapping[Format, float]
+    costs: Mapping[Format, float]
 
 
 def bits_of(weights: Mapping[str, QTensor]) -> float:
     """Bits a weight, scales and zero points included."""
-    return sum(map(_size, weights.values())) / sum(weight.q.size for weight in weights.values())
+    sizes = (Format(w.bits, w.block_size, w.zero_points is None).size(*w.q.shape) for w in weights.values())
+    return sum(sizes) / sum(weight.q.size for weight in weights.values())
 
 
-def in_8_bits(weights: dict[str, QTensor], units: Iterable[Unit], bits: float, read: Read) -> dict[str, QTensor]:
-    """The weights, of which those units are in 8 bits that bring most, to `bits` bits a weight at most."""
-    room = (bits - bits_of(weights)) * sum(weight.q.size for weight in weights.values())
-    result = dict(weights)
-    for unit in sorted(units, key=lambda unit: unit.benefit / unit.cost, reverse=True):
-        if unit.benefit <= 0:
+def choose(units: Sequence[Unit], room: float = math.inf, enough: float = 0.0) -> dict[str, Format] | None:
+    """A format for each matrix: all in `room` bits with the least harm, or as few bits as bring the harm of all down to
+    `enough`. None where there is too little room for any choice.
+
+    Begins with the smallest formats and takes, one by one, the step that saves most for each bit.
+    """
+    chosen = {unit: min(unit.costs, key=lambda form: (unit.costs[form], unit.harms[form])) for unit in units}
+    room -= sum(unit.costs[now] for unit, now in chosen.items())
+    if room < 0:
+        return None
+
+    def steps(unit: Unit) -> Iterator[tuple[float, Unit, Format]]:
+        now = chosen[unit]
+        for after, harm in unit.harms.items():
+            more = unit.costs[after] - unit.costs[now]
+            if 0 < more <= room and harm < unit.harms[now]:
+                yield (unit.harms[now] - harm) / more, unit, after
+
+    while sum(unit.harms[now] for unit, now in chosen.items()) > enough:
+        _, best, after = max((step for unit in units for step in steps(unit)), key=itemgetter(0), default=_NO_STEP)
+        if best is None or after is None:
             break
-        if unit.cost <= room:
-            room -= unit.cost
-            result |= {name: _precise(read(name)) for name in unit.names}
-    return result
+        room -= best.costs[after] - best.costs[chosen[best]]
+        chosen[best] = after
+    return {name: form for unit, form in chosen.items() for name in unit.names}
 
 
-@torch.no_grad()
 def measure(
+    decoder: Decoder,
+    weights: Mapping[str, QTensor],
+    windows: torch.Tensor,
+    teacher: Teacher,
+    formats: Sequence[Format],
+    read: Read,
+    report: Callable[[int, int, str], None],
+) -> list[Unit]:
+    """The units of a decoder whose matrices are `weights`, all in the first of the formats, with what each would do in
+    every one of them.
+
+    windows [W, S], and the teacher's answers to them. read: gives float weights.
+    """
+    shares, variances = _shares(decoder, weights, windows[:WINDOWS], teacher, read, report)
+    units, names, told = list[Unit](), list(weights), set[str]()
+    for name in names:
+        if name in told:
+            continue
+        packed = packed_with(name, names)
+        told.update(packed)
+        harms, costs = dict.fromkeys(formats, 0.0), dict.fromkeys(formats, 0.0)
+        for member in packed:
+            w = torch.from_numpy(read(member))
+            errors = [_error(w, variances[member], f) for f in formats]
+            for f, error in zip(formats, errors, strict=True):
+                harms[f] += max(shares[member], 0.0) * error / errors[0]
+                costs[f] += f.size(*w.shape)
+        units.append(Unit(tuple(packed), harms, costs))
+    return units
+
+
+def _error(w: torch.Tensor, variances: torch.Tensor, form: Format) -> float:
+    """Of the outputs of some of a matrix's rows, rounded, for inputs with these variances [K]."""
+    rows = w[:: max(1, len(w) // _SAMPLED)]
+    scales, zeros = search(rows, variances, form.bits, form.block_size, symmetric=form.symmetric)
+    scales, zeros = (spread(each, form.block_size, rows.shape[1]) for each in (scales, zeros))
+    q = torch.round(rows / scales).add_(zeros).clamp_(0, 2**form.bits - 1)
+    return float(q.sub_(zeros).mul_(scales).sub_(rows).square_().mul_(variances).sum()) + math.ulp(0)
+
+
+def _shares(
     decoder: Decoder,
     weights: Mapping[str, QTensor],
     windows: torch.Tensor,
     teacher: Teacher,
     read: Read,
     report: Callable[[int, int, str], None],
-) -> list[Unit]:
-    """The units of a decoder whose matrices are `weights`, with their benefits.
-
-    windows [W, S], and the teacher's answers to them. read: gives float weights. The decoder's own are those of
-    `weights` afterwards.
-    """
-    windows, finals = windows[:WINDOWS], teacher.finals[:WINDOWS]
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """Each matrix's share of the divergence, in nats a token, and the variances [K] of what it reads."""
     parameters: dict[str, Any] = dict(decoder.model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    decoder.model.requires_grad_(False)
     for name, weight in weights.items():
         parameters[name].data = torch.from_numpy(weight.dequantize())
-    starts = [[decoder.embed(window) for window in windows]]  # what each layer reads
-    for i in range(len(decoder.layers)):
-        starts.append([decoder.run(i, hidden) for hidden in starts[-1]])
-
-    def divergence(layer: int | None) -> float:
-        """From the teacher's answers, of the model as it is from `layer`, or from the embedding, on."""
-        total = 0.0
-        begun = [decoder.embed(window) for window in windows] if layer is None else starts[layer]
-        for hidden, wanted in zip(begun, finals, strict=True):
-            for following in range(layer or 0, len(decoder.layers)):
-                hidden = decoder.run(following, hidden)
-            total += _divergence(decoder.finish(hidden), decoder.head, wanted, teacher.head)
-        return total / len(windows)
-
-    whole = divergence(len(decoder.layers))
-    units, names, told = list[Unit](), list(weights), set[str]()
-    for done, name in enumerate(names):
-        report(done, len(names), "measuring what 8 bits bring")
-        if name in told:
-            continue
-        packed = packed_with(name, names)
-        told.update(packed)
-        layer = next((int(part) for part in name.split(".") if part.isdecimal()), None)
-        for member in packed:
-            parameters[member].data.copy_(torch.from_numpy(read(member)))
-        benefit = whole - divergence(layer)
-        for member in packed:
-            parameters[member].data.copy_(torch.from_numpy(weights[member].dequantize()))
-        cost = sum(_size_in_8_bits(weights[member]) - _size(weights[member]) for member in packed)
-        units.append(Unit(tuple(packed), benefit, cost))
-    return units
-
-
-def _precise(weight: NDArray[np.float32]) -> QTensor:
-    return round_to_nearest(weight, 8, INT8_BLOCK, symmetric=False)
+    tied = decoder.head is decoder.embedding
+    total = len(decoder.layers) + 1
+    report(0, total, "measuring what bits bring")
+    with torch.no_grad():
+        states = [torch.cat([decoder.embed(window) for window in windows])]  # what each layer reads, [W, S, hidden]
+        for layer in range(len(decoder.layers)):
+            states.append(decoder.run(layer, states[-1]))
+    last = states.pop().requires_grad_()
+    final = torch.stack([decoder.finish(last[i : i + 1]) for i in range(len(windows))])
+    embedding, head = names[id(decoder.embedding)], names[id(decoder.head)]
+    by_final, share = _of_head(final.detach(), decoder.head, torch.from_numpy(read(head)), teacher)
+    shares, variances = {head: share}, {head: final.detach().square().mean((0, 1))}
+    (gradient,) = torch.autograd.grad(final, last, by_final)
+    for layer in reversed(range(len(decoder.layers))):
+        report(len(decoder.layers) - layer, total, "measuring what bits bring")
+        state = states.pop().requires_grad_()
+        linears = {n: m for n, m in decoder.layers[layer].named_modules() if isinstance(m, nn.Linear)}
+        matrices = [linear.weight.requires_grad_() for linear in linears.values()]
+        with decoder.watch(layer) as seen:
+            output = decoder.run(layer, state)
+        gradient, *by_matrix = torch.autograd.grad(output, [state, *matrices], gradient)
+        for local, matrix, by in zip(linears, matrices, by_matrix, strict=True):
+            name = names[id(matrix)]
+            shares[name] = float((by * (matrix.detach() - torch.from_numpy(read(name)))).sum()) / 2
+            variances[name] = seen.inputs[local].detach().square().mean((0, 1))
+            matrix.requires_grad_(False)
+    rounded = torch.cat([decoder.embed(window) for window in windows])
+    decoder.embedding.data = torch.from_numpy(read(embedding))
+    exact = torch.cat([decoder.embed(window) for window in windows])
+    shares[embedding] = shares.get(embedding, 0.0) + float((gradient * (rounded - exact)).sum()) / 2
+    if not tied:
+        variances[embedding] = torch.ones(decoder.embedding.shape[1])
+    return shares, variances
 
 
-def _size(weight: QTensor) -> float:
-    """Bits that it takes."""
-    blocks = weight.scales.size
-    return weight.q.size * weight.bits + blocks * (32 + (0 if weight.zero_points is None else weight.bits))
-
-
-def _size_in_8_bits(weight: QTensor) -> float:
-    rows, columns = weight.q.shape
-    return weight.q.size * 8 + rows * -(-columns // INT8_BLOCK) * (32 + 8)
-
-
-def _divergence(final: torch.Tensor, head: torch.Tensor, wanted: torch.Tensor, teacher: torch.Tensor) -> float:
-    """Mean KL divergence, in nats a token, of what `head` makes of `final` [S, hidden] from what the teacher makes of
-    `wanted`."""
-    total = 0.0
-    for start in range(0, len(final), _ROWS):
-        rows = slice(start, start + _ROWS)
-        p = torch.log_softmax((wanted[rows].to(teacher.dtype) @ teacher.T).float(), -1)
-        q = torch.log_softmax(final[rows] @ head.T, -1)
-        total += float((p.exp() * (p - q)).sum())
-    return total / len(final)
+@torch.no_grad()
+def _of_head(
+    final: torch.Tensor, head: torch.Tensor, exact: torch.Tensor, teacher: Teacher
+) -> tuple[torch.Tensor, float]:
+    """The gradient of the mean divergence from the teacher by `final` [W, S, hidden], and the head's share."""
+    rows, wanted = final.reshape(-1, final.shape[-1]), teacher.finals[: len(final)].reshape(-1, final.shape[-1])
+    off_by, gradient, share = head - exact, torch.empty_like(rows), 0.0
+    for start in range(0, len(rows), _ROWS):
+        part = rows[start : start + _ROWS]
+        p = torch.softmax((wanted[start : start + _ROWS].to(teacher.head.dtype) @ teacher.head.T).float(), -1)
+        off = torch.softmax(part @ head.T, -1).sub_(p).div_(len(rows))
+        gradient[start : start + _ROWS] = off @ head
+        share += float((off * (part @ off_by.T)).sum()) / 2
+    return gradient.view_as(final), share

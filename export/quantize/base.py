@@ -103,7 +103,8 @@ class Options:
     progress: Progress | None = None
     effort: str = "normal"  # quick, normal or best
     symmetric: bool = False  # without zero points
-    bits: float | None = None  # a weight, up to which matrices get 8 of them
+    bits: float | None = None  # a weight, on average: each matrix gets a format of its own
+    perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import torch
 from edge.errors import ExportError
 from edge.export.bfloat16 import fast_dtype
 from edge.export.kept import Kept, keeping
-from edge.export.quantize.allocate import bits_of, in_8_bits, measure
+from edge.export.quantize.allocate import Format, choose, measure
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.decoder import Decoder
@@ -30,7 +31,8 @@ NAME = "int4"
 HELP = "4 bits, calibrated on text"
 TRAITS = {"max_kl": 1.0, "symmetric": True, "budget": True}
 
-BITS = 4
+BITS, BLOCK = 4, 64
+OTHERS = Format(4, 128), Format(4, 32), Format(8, 64)  # that matrices may get instead, under a budget
 SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
 LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
@@ -40,43 +42,46 @@ HEAD_ROWS = 4096  # of the vocabulary, solved at a time: bounds memory
 @dataclass(frozen=True)
 class Effort:
     """How much is done for 4 bits. windows: at most, of the calibration text; own: text of the model's own, as a
-    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: a weight, up
-    to which matrices get 8 of them."""
+    multiple of that; rounds: of descent in each matrix; passes: over all text when scales are tuned; bits: a weight, on
+    average, for which each matrix gets a format of its own."""
 
     windows: int
     own: int
     rounds: int
     passes: int
-    block_size: int = 64
     bits: float | None = None
 
 
 @dataclass(frozen=True)
 class Way:
-    """How matrices are solved. rounds: of descent; symmetric: without zero points."""
+    """How matrices are solved. rounds: of descent. formats: of those that have another one."""
 
-    block_size: int
+    format: Format
     rounds: int = ROUNDS
-    symmetric: bool = False
+    formats: Mapping[str, Format] = field(default_factory=dict)
 
 
 EFFORTS = {
     "quick": Effort(windows=6, own=0, rounds=0, passes=0),
     "normal": Effort(windows=24, own=1, rounds=2, passes=1),
-    "best": Effort(windows=24, own=2, rounds=2, passes=2, block_size=32),
+    "best": Effort(windows=24, own=2, rounds=2, passes=2, bits=5.2),
 }
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
-    """4-bit blocks for every matrix, embedding and head included: GPTQ, then scales tuned end to end.
+    """4-bit blocks for every matrix, embedding and head included: GPTQ, then scales tuned end to end. Under a budget
+    each matrix has a format of its own, in 4 or 8 bits.
 
     Peak memory: the model in float32, its integers, and what one layer's solution takes.
     """
     effort = EFFORTS[options.effort]
-    size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else effort.block_size)
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
-    way = Way(size, effort.rounds, options.symmetric)
-    with keeping(checkpoint, {"weights": NAME, "effort": effort, "way": way, "text": windows.tolist()}) as kept:
+    size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
+    way = Way(Format(BITS, size, options.symmetric), effort.rounds)
+    enough = 0.0 if options.perplexity is None else math.log(options.perplexity)  # nats a token
+    bits = options.bits or (math.inf if enough else effort.bits)
+    budget = {"bits": bits, "enough": enough}
+    with keeping(checkpoint, {"effort": effort, "way": way, **budget, "text": windows.tolist()}) as kept:
         model = load_torch(checkpoint, progress=options.progress)
         lead = len(checkpoint.tokenizer.tokens.lead)
         written = [windows]
@@ -85,21 +90,57 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
             written.append(kept.tensor(f"text.{i}", write))
         windows = torch.cat(written)
         decoder = Decoder(model, windows[0])
+        head = EMBEDDING if decoder.head is decoder.embedding else HEAD
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
+        teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
+        if bits is not None:
+            forms = [way.format, *OTHERS]
+            if options.block_size is not None or options.symmetric:
+                forms = [way.format, way.format._replace(bits=8)]
+            sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, bits, enough, options.report)
+            found = zip(matrices(checkpoint), kept.tensor("formats", sketch).tolist(), strict=True)
+            way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})
+        with torch.no_grad():
             weights = quantize_decoder(decoder, windows, finals, way, options.report, kept)
-            head = EMBEDDING if decoder.head is decoder.embedding else HEAD  # read again: the decoder's is quantized
-            teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
-        if (bits := options.bits or effort.bits) is not None:
-            if bits < (least := bits_of(weights)):
-                raise ExportError(
-                    f"4-bit blocks of {size} take {least:.2f} bits a weight here; name more than {bits:g} with --bits."
-                )
-            units = measure(decoder, weights, windows, teacher, checkpoint.read, options.report)
-            weights = in_8_bits(weights, units, bits, checkpoint.read)
         if effort.passes:
             weights = tune(decoder, weights, windows, teacher, options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
+
+
+def _formats(
+    decoder: Decoder,
+    checkpoint: Checkpoint,
+    windows: torch.Tensor,
+    teacher: Teacher,
+    forms: Sequence[Format],
+    bits: float,
+    enough: float,
+    report: Callable[[int, int, str], None],
+) -> torch.Tensor:
+    """Which of the formats each matrix gets for `bits` a weight on average, or for a divergence of `enough`, by a quick
+    solution in the first of them.
+
+    Raises:
+        ExportError: none takes so few bits.
+    """
+    names, quick = matrices(checkpoint), EFFORTS["quick"]
+    text, way = windows[: quick.windows], Way(forms[0], quick.rounds)
+    with torch.no_grad():
+        weights = quantize_decoder(decoder, text, teacher.finals[: quick.windows], way, report)
+    units = measure(decoder, weights, text, teacher, forms, checkpoint.read, report)
+    count = sum(weight.q.size for weight in weights.values())
+    chosen = choose(units, bits * count, enough)
+    if chosen is None:
+        least = sum(min(unit.costs.values()) for unit in units) / count
+        raise ExportError(
+            f"int4 takes {least:.2f} bits a weight or more here; name more than {bits:.3g} with --bits, or a larger "
+            "--size."
+        )
+    parameters = dict(decoder.model.named_parameters())
+    for name in names:
+        parameters[name].data = torch.from_numpy(checkpoint.read(name))
+    return torch.tensor([forms.index(chosen[name]) for name in names])
 
 
 def _finals(decoder: Decoder, windows: torch.Tensor, report: Callable[[int, int, str], None]) -> torch.Tensor:
@@ -135,7 +176,8 @@ def quantize_decoder(
     def solved(groups: Iterable[tuple[list[torch.Tensor], torch.Tensor]]) -> dict[str, QTensor]:
         found = {}
         for weights, moment in groups:
-            for weight, stored in zip(weights, _solve(weights, moment, way), strict=True):
+            form = way.formats.get(names[id(weights[0])], way.format)
+            for weight, stored in zip(weights, _solve(weights, moment, form, way.rounds), strict=True):
                 found[names[id(weight)]] = stored
         return found
 
@@ -196,12 +238,12 @@ def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[t
     return [([module.get_parameter(f"{n}.weight") for n in same], moment) for same, moment in moments.items()]
 
 
-def _solve(weights: list[torch.Tensor], moment: torch.Tensor, way: Way) -> list[QTensor]:
+def _solve(weights: list[torch.Tensor], moment: torch.Tensor, form: Format, rounds: int) -> list[QTensor]:
     """Quantize weights that read the same input, and put what the kernels will compute with in their place."""
     stacked = weights[0].data if len(weights) == 1 else torch.cat([w.data for w in weights])
     parts = []
     for rows in stacked.split(HEAD_ROWS):
-        solution = solve(rows, moment, BITS, way.block_size, way.rounds, symmetric=way.symmetric)
+        solution = solve(rows, moment, form.bits, form.block_size, rounds, symmetric=form.symmetric)
         rows.copy_(solution.dequantize())
         parts.append(solution.pack("gptq"))
         del solution

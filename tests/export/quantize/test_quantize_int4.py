@@ -17,7 +17,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from edge.errors import ExportError
 from edge.export.quantize import gptq, quantize, sampled
-from edge.export.quantize.allocate import bits_of, in_8_bits, measure
+from edge.export.quantize.allocate import WINDOWS, Format, Unit, bits_of, choose, measure
 from edge.export.quantize.base import QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
@@ -141,7 +141,7 @@ def walk(model: Any, windows: torch.Tensor) -> tuple[Decoder, Teacher, dict[str,
     with torch.no_grad():
         finals = model.model(windows).last_hidden_state
         teacher = Teacher(finals, decoder.head.data.clone())
-        return decoder, teacher, quantize_decoder(decoder, windows, finals, Way(32), lambda *_: None)
+        return decoder, teacher, quantize_decoder(decoder, windows, finals, Way(Format(4, 32)), lambda *_: None)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -252,9 +252,7 @@ class TinyCheckpoint:
 def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     told: list[tuple[int, int, str]] = []
-    result = quantize(
-        checkpoint, "int4", calibration="Fish and chips. " * 40, progress=lambda *done: told.append(done)
-    )
+    result = quantize(checkpoint, "int4", calibration="Fish and chips. " * 40, progress=lambda *done: told.append(done))
     assert list(result) == matrices(checkpoint)
     for weight in result.values():
         assert isinstance(weight, QTensor) and weight.bits == 4
@@ -269,24 +267,24 @@ def test_int4_takes_a_block_size() -> None:
 
 
 FISH = "Fish and chips. " * 40
+OPTIONAL = {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales", "measuring what bits bring"}
 
 
 @pytest.mark.parametrize(
-    ("effort", "block_size", "stages"),
+    ("effort", "sizes", "stages"),
     [
-        ("quick", 64, {"quantizing to 4 bits"}),
-        ("normal", 64, {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}),
-        ("best", 32, {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}),
+        ("quick", {64}, {"quantizing to 4 bits"}),
+        ("normal", {64}, {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}),
+        ("best", {32, 64, 128}, OPTIONAL),
     ],
 )
-def test_an_effort_says_what_is_done(effort: str, block_size: int, stages: set[str]) -> None:
+def test_an_effort_says_what_is_done(effort: str, sizes: set[int], stages: set[str]) -> None:
     checkpoint, told = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), dict[str, int]()
     result = quantize(
         checkpoint, "int4", calibration=FISH, effort=effort, progress=lambda _, total, text: told.update({text: total})
     )
-    assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {block_size}
-    optional = {"quantizing to 4 bits", "writing text to calibrate on", "tuning scales"}
-    assert told.keys() & optional == stages
+    assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == sizes
+    assert told.keys() & OPTIONAL == stages
     given = len(calibration_windows(checkpoint, FISH))
     assert told.get("tuning scales", 0) == {"quick": 0, "normal": 2 * given, "best": 2 * 3 * given}[effort]
 
@@ -332,24 +330,59 @@ def test_int4_without_zero_points_is_in_the_blocks_that_npus_take() -> None:
         quantize(checkpoint, "int8", symmetric=True)
 
 
-def test_the_unit_that_does_most_harm_has_the_largest_benefit() -> None:
+FORMATS = [Format(4, 32), Format(4, 64), Format(8, 32)]
+
+
+def test_the_unit_that_does_most_harm_gets_the_bits() -> None:
     model = tiny_model(CONFIGS["qwen3"]())
     windows, harmed = windows_of(model), "model.layers.1.mlp.down_proj.weight"
     original = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     decoder, teacher, weights = walk(model, windows)
-    weights[harmed] = dataclasses.replace(weights[harmed], scales=2 * weights[harmed].scales)
-    units = measure(decoder, weights, windows, teacher, original.__getitem__, lambda *_: None)
+    weights[harmed] = dataclasses.replace(weights[harmed], scales=1.5 * weights[harmed].scales)
+    units = measure(decoder, weights, windows, teacher, FORMATS, original.__getitem__, lambda *_: None)
     assert sorted(name for unit in units for name in unit.names) == sorted(weights)
-    assert max(units, key=lambda unit: unit.benefit).names == (harmed,)
-    for name, weight in weights.items():  # as it was
-        assert np.array_equal(decoder.model.get_parameter(name).detach().numpy(), weight.dequantize())
-    cost = next(unit.cost for unit in units if unit.names == (harmed,))
-    count = sum(weight.q.size for weight in weights.values())
-    precise = in_8_bits(weights, units, bits_of(weights) + 1.01 * cost / count, original.__getitem__)
-    assert precise[harmed].bits == 8 and bits_of(precise) <= bits_of(weights) + 1.01 * cost / count
+    worst = max(units, key=lambda unit: unit.harms[FORMATS[0]])
+    assert worst.names == (harmed,) and worst.harms[FORMATS[2]] < 0.1 * worst.harms[FORMATS[0]]
+    all_4 = sum(unit.costs[FORMATS[0]] for unit in units)
+    chosen = choose(units, all_4)
+    assert chosen is not None and chosen[harmed].bits == 8  # for which others have larger blocks
+    assert sum(unit.costs[chosen[unit.names[0]]] for unit in units) <= all_4
+    assert choose(units, 0.9 * sum(unit.costs[FORMATS[1]] for unit in units)) is None
 
 
-def test_matrices_get_8_bits_up_to_the_bits_that_are_named() -> None:
+@pytest.mark.parametrize("family", ["llama, tied", "qwen3", "gemma3", "phi3"])
+def test_the_shares_of_matrices_add_up_to_the_divergence(family: str) -> None:
+    model = tiny_model(CONFIGS[family]())
+    windows = windows_of(model)[:WINDOWS]
+    original = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        wanted = model(windows).logits.log_softmax(-1)
+    weights = {name: round_to_nearest(w, 8, 32, symmetric=False) for name, w in original.items() if w.ndim == 2}
+    with torch.no_grad():
+        finals = model.model(windows).last_hidden_state / getattr(model.config, "logits_scaling", 1.0)
+        teacher = Teacher(finals, model.lm_head.weight.data.clone())
+        for name, weight in weights.items():
+            model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
+        whole = divergence(model, wanted, windows)
+    form = Format(8, 32)
+    units = measure(
+        Decoder(model, windows[0]), weights, windows, teacher, [form], original.__getitem__, lambda *_: None
+    )
+    assert sum(unit.harms[form] for unit in units) == pytest.approx(whole, rel=0.1)
+
+
+def test_bits_are_taken_until_the_harm_is_small_enough() -> None:
+    small, large = Format(4, 64), Format(8, 64)
+    units = [
+        Unit((name,), {small: harm, large: 0.0}, {small: 4.0, large: 8.0})
+        for name, harm in zip("abc", (3, 1, 2), strict=True)
+    ]
+    assert choose(units, enough=3.0) == {"a": large, "b": small, "c": small}
+    assert choose(units, enough=1.0) == {"a": large, "b": small, "c": large}
+    assert choose(units, room=16.0) == {"a": large, "b": small, "c": small}
+
+
+def test_matrices_get_the_bits_that_are_named() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     at = {bits: quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=bits) for bits in (7.0, 9.0)}
     sizes = {bits: {w.bits for w in result.values() if isinstance(w, QTensor)} for bits, result in at.items()}
@@ -358,9 +391,11 @@ def test_matrices_get_8_bits_up_to_the_bits_that_are_named() -> None:
     for result in at.values():
         attention = {result[f"model.layers.0.self_attn.{part}_proj.weight"].bits for part in "qkv"}
         assert len(attention) == 1  # they are packed together
-    with pytest.raises(ExportError, match=r"4-bit blocks of 64 take 5\.\d\d bits a weight here; name more"):
+    with pytest.raises(
+        ExportError, match=r"int4 takes 4\.\d\d bits a weight or more here; name more than 4\.1 with --bits"
+    ):
         quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=4.1)
-    with pytest.raises(ExportError, match="--bits 5 does not apply to int8 weights; omit it, or choose int4"):
+    with pytest.raises(ExportError, match="--bits, --size and --perplexity do not apply to int8 weights; choose int4"):
         quantize(checkpoint, "int8", bits=5)
 
 
