@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
+from edge.export.streamed import StreamedModel
 from edge.export.torch_reference import load_torch
 from edge.runtime.memory.process import release_freed
 
@@ -70,21 +72,15 @@ EFFORTS = {
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, then scales tuned end to end.
 
-    Peak memory: the model in float32, its integers, and what one layer's solution takes.
+    Layers are read from the checkpoint one at a time; to write text of its own the model is there as a whole.
     """
     effort = EFFORTS[options.effort]
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else effort.block_size)
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
     way = Way(size, effort.rounds, options.symmetric)
     with keeping(checkpoint, {"weights": NAME, "effort": effort, "way": way, "text": windows.tolist()}) as kept:
-        model = load_torch(checkpoint, progress=options.progress)
-        lead = len(checkpoint.tokenizer.tokens.lead)
-        written = [windows]
-        for i in range(effort.own):
-            write = partial(sampled_windows, model, windows, lead, options.report, i)
-            written.append(kept.tensor(f"text.{i}", write))
-        windows = torch.cat(written)
-        decoder = Decoder(model, windows[0])
+        windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
+        decoder = Decoder(StreamedModel(checkpoint, copy=True), windows[0])
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
             weights = quantize_decoder(decoder, windows, finals, way, options.report, kept)
@@ -102,16 +98,35 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     return {name: weights[name] for name in matrices(checkpoint)}
 
 
+def _with_own_text(
+    checkpoint: Checkpoint, windows: torch.Tensor, times: int, options: Options, kept: Kept
+) -> torch.Tensor:
+    """The windows, and so many times as many of text of the model's own: the whole model is there while it writes."""
+    lead, model = len(checkpoint.tokenizer.tokens.lead), None
+
+    def write(seed: int) -> torch.Tensor:
+        nonlocal model
+        model = model or load_torch(checkpoint, progress=options.progress)
+        return sampled_windows(model, windows, lead, options.report, seed)
+
+    whole = torch.cat([windows, *(kept.tensor(f"text.{i}", partial(write, i)) for i in range(times))])
+    model = None
+    gc.collect()  # a model's modules point at each other
+    release_freed()
+    return whole
+
+
 def _finals(decoder: Decoder, windows: torch.Tensor, report: Callable[[int, int, str], None]) -> torch.Tensor:
     """What the float model's head reads, [W, S, hidden]."""
-    finals = []
-    for i, window in enumerate(windows):
-        report(i, len(windows), "running the calibration text")
-        hidden = decoder.embed(window)
-        for layer in range(len(decoder.layers)):
-            hidden = decoder.run(layer, hidden)
-        finals.append(decoder.finish(hidden))
-    return torch.stack(finals)
+    hidden, total = [decoder.embed(window) for window in windows], len(decoder.layers)
+    for layer in range(total):
+        report(layer, total, "running the calibration text")
+        decoder.fetch(layer)
+        for i, h in enumerate(hidden):
+            hidden[i] = decoder.run(layer, h)
+        decoder.forget(layer)
+        release_freed()
+    return torch.stack([decoder.finish(h) for h in hidden])
 
 
 def quantize_decoder(
@@ -143,7 +158,7 @@ def quantize_decoder(
         there = part in keep
         found = keep.weights(part, lambda: solved(groups()))
         for name, weight in found.items() if there else ():
-            parameters[name].data.copy_(torch.from_numpy(weight.dequantize()))
+            parameters[name].data = torch.from_numpy(weight.dequantize())
         done.update(found)
 
     total = len(decoder.layers) + 1
@@ -180,6 +195,7 @@ def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[t
     On SmolLM2 at block 64 this takes a third off the divergence of the whole model.
     """
     moments: dict[tuple[str, ...], torch.Tensor] = {}
+    decoder.fetch(layer)
     with decoder.watch(layer) as seen:
         for h in hidden:
             decoder.run(layer, h)
