@@ -22,6 +22,7 @@ from edge import catalog
 from edge.bundle import GOLDEN, Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
+from edge.export.memory import DRAFTS, Request, leave_out, read_limit
 from edge.export.quantize.base import FLOATS, Options, Progress
 from edge.extras import needing
 from edge.manifest import KV8
@@ -62,6 +63,7 @@ def export(
     draft_text: int | None = None,
     force: bool = False,
     name: str | None = None,
+    memory: int | str | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Bundle:
@@ -91,6 +93,8 @@ def export(
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
+        memory: most private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
+            out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
 
@@ -112,6 +116,7 @@ def export(
         raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
     if effort not in EFFORTS:
         raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
+    limit = read_limit(memory)
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
@@ -155,6 +160,7 @@ def export(
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
+            leave_out(checkpoint, Request("+".join(pair), Options(block_size), context), limit, tell)
             written = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
             )
@@ -162,9 +168,14 @@ def export(
             if encoder_weights or decoder_weights:
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
+            from edge.export.successors import default_tokens
 
             options = Options(block_size, calibration, progress, effort, symmetric, bits)
-            prefill = prefill_weights == "int8"
+            prefill, required = prefill_weights == "int8", bool(draft_text)
+            if draft_text is None:
+                draft_text = default_tokens(_weights(checkpoint))
+            request = Request(weights, options, context, check, prefill, draft_text, required)
+            options = dataclasses.replace(options, left_out=leave_out(checkpoint, request, limit, tell))
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
                 prefill=prefill, compare=check, candidates=candidates, say=tell,
@@ -173,11 +184,9 @@ def export(
         golden = _golden(written)
         manifest = written.manifest
         if not both:
-            from edge.export.successors import default_tokens, write_successors
+            from edge.export.successors import write_successors
 
-            if draft_text is None:
-                draft_text = default_tokens(_weights(checkpoint))
-            if draft_text:
+            if draft_text and DRAFTS not in options.left_out:
                 write_successors(writer, Bundle(writer.staging, manifest), written.engine, draft_text, advance)
         del written
         golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)

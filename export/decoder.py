@@ -73,6 +73,7 @@ def write_decoder(
         effort=options.effort,
         symmetric=options.symmetric,
         bits=options.bits,
+        left_out=options.left_out,
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()

@@ -14,6 +14,7 @@ import torch
 from edge.errors import ExportError
 from edge.export.bfloat16 import fast_dtype
 from edge.export.kept import Kept, keeping
+from edge.export.memory import OWN_TEXT, PRECISE, TUNING
 from edge.export.quantize.allocate import bits_of, in_8_bits, measure
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"max_kl": 1.0, "symmetric": True, "budget": True}
+TRAITS = {"bits": 4, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True}
 
 BITS = 4
 SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
@@ -74,7 +75,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
 
     Layers are read from the checkpoint one at a time; to write text of its own the model is there as a whole.
     """
-    effort = EFFORTS[options.effort]
+    effort = _within(EFFORTS[options.effort], options.left_out)
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else effort.block_size)
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
     way = Way(size, effort.rounds, options.symmetric)
@@ -96,6 +97,16 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         if effort.passes:
             weights = tune(decoder, weights, windows, teacher, options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
+
+
+def _within(effort: Effort, left_out: frozenset[str]) -> Effort:
+    """The effort without what the memory has no room for."""
+    return dataclasses.replace(
+        effort,
+        own=0 if OWN_TEXT in left_out else effort.own,
+        passes=0 if TUNING in left_out else effort.passes,
+        bits=None if PRECISE in left_out else effort.bits,
+    )
 
 
 def _with_own_text(
