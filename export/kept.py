@@ -59,9 +59,9 @@ class Kept:
         tensors, formats = self._read(name)
         found = {}
         for weight, (bits, block_size, method) in json.loads(formats[FORMATS]).items():
-            parts = (tensors.get(f"{weight}|{part}") for part in PARTS)
-            q, scales, zeros = (part if part is None else part.numpy() for part in parts)
-            found[weight] = QTensor(bits, block_size, q, scales, zeros, method)
+            q, scales = (tensors[f"{weight}|{part}"].numpy() for part in PARTS[:2])
+            zeros = tensors.get(f"{weight}|{PARTS[2]}")
+            found[weight] = QTensor(bits, block_size, q, scales, None if zeros is None else zeros.numpy(), method)
         return found
 
     def __contains__(self, name: str) -> bool:

@@ -25,7 +25,8 @@ class Decoder:
         """source: a model of transformers, or one whose layers must be fetched before they are run. window [S]: any
         tokens of the length that will be run."""
         self._streamed = source if isinstance(source, StreamedModel) else None
-        self.model = model = source if self._streamed is None else self._streamed.model
+        model: Any = source if self._streamed is None else self._streamed.model
+        self.model = model
         model.set_attn_implementation("eager")  # the one that hands out attention weights
         self.layers: list[nn.Module] = list(model.model.layers)
         self._arguments: list[dict[str, Any]] = []
