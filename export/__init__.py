@@ -160,7 +160,8 @@ def export(
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
-            leave_out(checkpoint, Request("+".join(pair), Options(block_size), context), limit, tell)
+            kinds = "+".join(dict.fromkeys(pair))
+            leave_out(checkpoint, Request(kinds, Options(block_size), context), limit, tell)
             written = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
             )
