@@ -34,7 +34,7 @@ FLOAT = 4  # bytes
 
 # What importing takes (Linux, x86-64, Python 3.11, torch 2.13, transformers 5.23), and what programs differ by.
 LIBRARIES = {"torch": 275 * MB, "transformers": 120 * MB, "onnxscript": 65 * MB, "onnxruntime": 10 * MB}
-SLACK = 64 * MB
+SLACK = 96 * MB
 RESERVE = 0.05  # of a prediction
 
 # Stages that an export can do without, as they are called where they are left out.
@@ -44,8 +44,9 @@ PRECISE = "8 bits for the matrices that gain most by them"
 DRAFTS = "the text to draft from"
 
 READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in parts that are then joined
-SOLVING = 12  # copies of the rows that are solved at a time, and in bytes
-MOMENT = 36  # of the second moment of a matrix's inputs: itself, in order, and in float64 its inverse and factors
+INVERSE = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and in float64 with its inverse
+MOMENT = 20  # bytes of what is left of that while rows are solved
+SOLVING = 48  # bytes of each weight of these rows
 ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them out
 STATES = 6  # of each of a layer's activations
 CHECKED = 10  # rows of logits that are compared, and what that makes of them
@@ -162,16 +163,18 @@ class _Decoder:
         """Bytes of a layer's attention."""
         return self.heads * tokens**2 * ATTENTION * FLOAT
 
-    def solving(self, most: int, of_moment: int, of_row: int) -> int:
-        """Bytes at most, of any matrix of a layer and those that are solved with it, of which `most` rows at a time."""
+    def solving(self, most: int) -> int:
+        """Bytes for any matrix of a layer and those that are solved with it, `most` rows at a time."""
         together = ((self.shapes[name], len(packed_with(name, self._in_layers))) for name in self._in_layers)
-        return max(
-            columns**2 * of_moment + min(most, rows * count) * columns * of_row for (rows, columns), count in together
-        )
+        return max(_solving(min(most, rows * count), columns) for (rows, columns), count in together)
 
     def states(self, tokens: int) -> int:
         """Bytes of what passes from layer to layer."""
         return tokens * self.hidden * FLOAT
+
+
+def _solving(rows: int, columns: int) -> int:
+    return max(columns**2 * INVERSE, columns**2 * MOMENT + rows * columns * SOLVING)
 
 
 def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
@@ -213,9 +216,9 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     hidden = 2 * windows * sizes.states(WINDOW)
     running = sizes.activations(WINDOW) + sizes.scores(WINDOW)
     vocabulary = sizes.vocabulary * FLOAT
-    solving = sizes.solving(HEAD_ROWS, MOMENT, SOLVING * FLOAT)
+    solving = sizes.solving(HEAD_ROWS)
     layer = (2 * sizes.layer + sizes.moments) * FLOAT + sizes.layer  # as floats, stacked, and integers
-    head = HEAD_ROWS * sizes.hidden * SOLVING * FLOAT + sizes.hidden**2 * MOMENT + STACKED * sizes.embedding
+    head = _solving(HEAD_ROWS, sizes.hidden) + STACKED * sizes.embedding
     yield Stage(
         "calibrating a layer",
         hidden + max(READING * vocabulary, vocabulary + max(head, layer + max(solving, running))),
