@@ -22,6 +22,7 @@ from edge import catalog
 from edge.bundle import GOLDEN, PAGE, Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
+from edge.export.memory import DRAFTS, Request, leave_out, read_limit
 from edge.export.quantize.base import FLOATS, Options, Progress, matrices
 from edge.export.tokenizer import compact
 from edge.extras import needing
@@ -66,6 +67,7 @@ def export(
     draft_text: int | None = None,
     force: bool = False,
     name: str | None = None,
+    memory: int | str | None = None,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Bundle:
@@ -99,6 +101,8 @@ def export(
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
+        memory: most private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
+            out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
 
@@ -126,6 +130,7 @@ def export(
         raise InputError(
             f"--perplexity {perplexity:g} is no share of the float model's; name more than 1, such as 1.05."
         )
+    limit = read_limit(memory)
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
@@ -169,6 +174,8 @@ def export(
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
+            kinds = "+".join(dict.fromkeys(pair))
+            leave_out(checkpoint, Request(kinds, Options(block_size), context), limit, tell)
             written = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
             )
@@ -176,11 +183,16 @@ def export(
             if encoder_weights or decoder_weights:
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
+            from edge.export.successors import default_tokens
 
             if size is not None:
                 bits = _bits_within(size, checkpoint)
             options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity)
-            prefill = prefill_weights == "int8"
+            prefill, required = prefill_weights == "int8", bool(draft_text)
+            if draft_text is None:
+                draft_text = default_tokens(_weights(checkpoint))
+            request = Request(weights, options, context, check, prefill, draft_text, required)
+            options = dataclasses.replace(options, left_out=leave_out(checkpoint, request, limit, tell))
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,
                 prefill=prefill, compare=check, candidates=candidates, say=tell,
@@ -189,11 +201,9 @@ def export(
         golden = _golden(written)
         manifest = written.manifest
         if not both:
-            from edge.export.successors import default_tokens, write_successors
+            from edge.export.successors import write_successors
 
-            if draft_text is None:
-                draft_text = default_tokens(_weights(checkpoint))
-            if draft_text:
+            if draft_text and DRAFTS not in options.left_out:
                 write_successors(writer, Bundle(writer.staging, manifest), written.engine, draft_text, advance)
         del written
         golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)

@@ -11,7 +11,7 @@ from edge.errors import ExportError
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import Progress
 from edge.export.reference import Reference
-from edge.export.torch_reference import RecordedLogits, TorchLogits, load_torch
+from edge.export.torch_reference import RecordedLogits
 from edge.manifest import Manifest
 from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
 from edge.runtime.engine.engine import Engine
@@ -60,18 +60,16 @@ sixty thousand entries, and at the end of each month he added up the tonnage by 
 def reference(
     checkpoint: Checkpoint, context: int, progress: Progress | None = None, *, quick: bool = False
 ) -> RecordedLogits:
-    """The logits of the check's text by Torch, whose model is freed before this returns; where `quick`, of its first
-    tokens by the reference in numpy."""
+    """The logits of the check's text by Torch, layer by layer; where `quick`, of its first tokens by the reference in
+    numpy."""
     ids = Tokenizer.from_str(checkpoint.tokenizer.json).encode(TEXT, add_special_tokens=False).ids
     window = min(QUICK_WINDOW if quick else WINDOW, context)
     texts = windows(ids, checkpoint.tokenizer.tokens, window=window, limit=window)[:1]
     if quick:
         return RecordedLogits(Reference(checkpoint, context, progress), texts)
-    model = load_torch(checkpoint, progress=progress)
-    if progress is not None:
-        progress(0, 0, "running Torch on the check's text")
-    recorded = RecordedLogits(TorchLogits(model), texts)
-    del model
+    from edge.export.streamed import StreamedLogits
+
+    recorded = RecordedLogits(StreamedLogits(checkpoint, progress), texts)
     gc.collect()  # a model's modules point at each other
     release_freed()
     return recorded

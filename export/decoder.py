@@ -74,6 +74,7 @@ def write_decoder(
         symmetric=options.symmetric,
         bits=options.bits,
         perplexity=options.perplexity,
+        left_out=options.left_out,
     )
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()

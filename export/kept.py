@@ -1,5 +1,5 @@
-"""What a calibration has done so far, kept in the cache folder until the export is done, so that none of it is done
-twice after Ctrl-C."""
+"""What a calibration has done so far, kept in files of the cache folder until the export is done: none of it is done
+twice after Ctrl-C, and it takes no memory that the system cannot take back, because the files are mapped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge import __version__
 from edge.errors import InputError
@@ -27,69 +29,90 @@ if TYPE_CHECKING:
 
 EXPORTS = 3  # interrupted ones that are kept: they take as much as their bundles, or twice
 LOCK = "lock"
+PARTS = ("q", "scales", "zero_points")  # arrays of a weight
+FORMATS = "formats"  # the entry of a file's metadata that has bits, block size and method of each weight
 
 
 class Kept:
-    """Arrays and quantized weights by name, in a folder; without one, each is made and forgotten."""
+    """Arrays and quantized weights by name, in a folder; without one, each is made and stays in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What is kept under the name, or what is made now."""
-        import torch
-
-        return torch.from_numpy(self._arrays(name, lambda: {"values": make().numpy()})["values"])
+        if name not in self:
+            made = make()
+            if not self._write(name, {"values": made.numpy()}, {}):
+                return made
+            del made  # before its file is read
+        tensors, _ = self._read(name)
+        return tensors["values"]
 
     def weights(self, name: str, make: Callable[[], Mapping[str, QTensor]]) -> dict[str, QTensor]:
         """The same of weights by their names."""
-        stored = self._arrays(name, lambda: _taken_apart(make()))
+        if name not in self:
+            made = dict(make())
+            if not self._write(name, *_taken_apart(made)):
+                return made
+            del made
+        tensors, formats = self._read(name)
         found = {}
-        for weight in dict.fromkeys(key.partition("|")[0] for key in stored):
-            bits, block_size = map(int, stored[f"{weight}|sizes"])
-            q, scales, method = (stored[f"{weight}|{part}"] for part in ("q", "scales", "method"))
-            found[weight] = QTensor(bits, block_size, q, scales, stored.get(f"{weight}|zero_points"), str(method))
+        for weight, (bits, block_size, method) in json.loads(formats[FORMATS]).items():
+            q, scales = (tensors[f"{weight}|{part}"].numpy() for part in PARTS[:2])
+            zeros = tensors.get(f"{weight}|{PARTS[2]}")
+            found[weight] = QTensor(bits, block_size, q, scales, None if zeros is None else zeros.numpy(), method)
         return found
 
     def __contains__(self, name: str) -> bool:
         return self._folder is not None and self._path(name).exists()
 
-    def _arrays(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if name in self:
-            with np.load(self._path(name), allow_pickle=False) as file:
-                return dict(file)
-        made = make()
-        if self._folder is not None:
-            part = self._path(name).with_suffix(".part")
-            try:
-                with part.open("wb") as file:
-                    np.savez(file, **made)
-                part.replace(self._path(name))
-            except OSError:  # a full disk is no reason to stop what needs no more of it
-                part.unlink(missing_ok=True)
-                self._folder = None
-        return made
+    def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], formats: dict[str, str]) -> bool:
+        """Whether there was a folder, with room for it."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import save_file
+
+        if self._folder is None:
+            return False
+        part = self._path(name).with_suffix(".part")
+        try:
+            save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, part, formats)
+            part.replace(self._path(name))
+        except (OSError, SafetensorError):  # a full disk is no reason to stop what needs no more of it
+            part.unlink(missing_ok=True)
+            self._folder = None
+            return False
+        return True
+
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Mapped, which a file's removal does not end."""
+        from safetensors import safe_open
+
+        with safe_open(self._path(name), framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
 
     def _path(self, name: str) -> Path:
         assert self._folder is not None
-        return self._folder / f"{name}.npz"
+        return self._folder / f"{name}.safetensors"
 
 
-def _taken_apart(weights: Mapping[str, QTensor]) -> dict[str, Any]:
-    parts: dict[str, Any] = {}
-    for name, weight in weights.items():
-        parts[f"{name}|sizes"] = np.array([weight.bits, weight.block_size])
-        parts[f"{name}|method"] = np.array(weight.method)
-        for part in ("q", "scales", "zero_points"):
-            if (values := getattr(weight, part)) is not None:
-                parts[f"{name}|{part}"] = values
-    return parts
+def _taken_apart(weights: Mapping[str, QTensor]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Arrays of weights by name, and what there is of them besides."""
+    formats = {name: (weight.bits, weight.block_size, weight.method) for name, weight in weights.items()}
+    arrays = {
+        f"{name}|{part}": values
+        for name, weight in weights.items()
+        for part in PARTS
+        if (values := getattr(weight, part)) is not None
+    }
+    return arrays, {FORMATS: json.dumps(formats)}
 
 
 @contextmanager
 def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[Kept]:
     """Keep work for an export of the checkpoint with these options, until it is done. Where another process makes the
-    same, or the cache folder cannot be written, nothing is kept."""
+    same, or the cache folder cannot be written, nothing is kept afterwards."""
     exports = cache_dir() / "exports"
     folder = exports / _key(checkpoint, options)
     with contextlib.ExitStack() as stack:
@@ -98,7 +121,11 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
         except InputError:
             free = False
         if not free:
-            yield Kept()
+            shared = exports if exports.is_dir() else None
+            with contextlib.suppress(OSError):
+                folder = Path(stack.enter_context(TemporaryDirectory(dir=shared, ignore_cleanup_errors=True)))
+                free = True
+            yield Kept(folder if free else None)
             return
         others = (path for path in exports.iterdir() if path != folder)
         for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[EXPORTS - 1 :]:

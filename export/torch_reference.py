@@ -14,6 +14,8 @@ from edge.export.quantize.base import Progress
 from edge.runtime.check.perplexity import LogitsSource, pieces
 
 if TYPE_CHECKING:
+    import torch
+
     from edge.export.checkpoint.base import Checkpoint
 
 
@@ -27,15 +29,35 @@ def load_torch(checkpoint: Checkpoint, threads: int | None = None, progress: Pro
         CheckpointError: the tensors are not those of the model that the configuration describes.
     """
     import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = build_torch(checkpoint)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for done, (name, parameter) in enumerate(parameters.items()):
+            if progress is not None:
+                progress(done, len(parameters), "loading the Torch model")
+            parameter.copy_(read_torch(checkpoint, name, tuple(parameter.shape)))
+        for name in model.state_dict().keys() & dict(model.named_buffers()).keys():  # what is added to the logits
+            model.get_buffer(name).copy_(torch.from_numpy(checkpoint.read(name)))
+    return model
+
+
+def build_torch(checkpoint: Checkpoint) -> Any:
+    """The transformers model that `checkpoint` is of, float32, in eval mode, without its values, and so without memory.
+
+    Raises:
+        CheckpointError: the tensors are not those of the model that the configuration describes.
+    """
+    import torch
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
     from edge.export.checkpoint.model_config import auto_class
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     config = AutoConfig.for_model(**checkpoint.config)
-    with no_init_weights():  # untouched pages cost no memory until they are filled below
+    with no_init_weights():  # untouched pages cost no memory until they are filled
         model = auto_class(checkpoint.config).from_config(config, dtype=torch.float32)
     model.tie_weights()
     head = model.get_output_embeddings()
@@ -52,21 +74,24 @@ def load_torch(checkpoint: Checkpoint, threads: int | None = None, progress: Pro
                 "its config.json describes another model."
             )
         raise CheckpointError(f"{checkpoint.name} lacks the tensor {name}; get the checkpoint again.")
-    with torch.no_grad():
-        for done, (name, parameter) in enumerate(parameters.items()):
-            if progress is not None:
-                progress(done, len(parameters), "loading the Torch model")
-            values = checkpoint.read(name)
-            if values.shape != tuple(parameter.shape):
-                raise CheckpointError(
-                    f"{checkpoint.name} holds {name} with shape {list(values.shape)}, and its configuration asks for "
-                    f"{list(parameter.shape)}."
-                )
-            # torch warns of arrays that are mapped read-only
-            parameter.copy_(torch.from_numpy(values if values.flags.writeable else values.copy()))
-        for name in model.state_dict().keys() & dict(model.named_buffers()).keys():  # what is added to the logits
-            model.get_buffer(name).copy_(torch.from_numpy(checkpoint.read(name)))
     return model.eval()
+
+
+def read_torch(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of the checkpoint, which may be a part of a mapped file: to be read, not to be written.
+
+    Raises:
+        CheckpointError: it has another shape.
+    """
+    import torch
+
+    values = checkpoint.read(name)
+    if values.shape != shape:
+        raise CheckpointError(
+            f"{checkpoint.name} holds {name} with shape {list(values.shape)}, and its configuration asks for "
+            f"{list(shape)}."
+        )
+    return torch.from_numpy(values if values.flags.writeable else values.copy())  # torch warns of read-only arrays
 
 
 class TorchLogits:

@@ -25,7 +25,7 @@ HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bu
 # Options that go to `edge.export` under their own names.
 OPTIONS = (
     *("weights", "block_size", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
-    *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name"),
+    *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name", "memory"),
 )
 
 
@@ -43,6 +43,7 @@ def add_arguments(parser: Parser) -> None:
         "blocks, more text"
     )
     add("--effort EFFORT", efforts, default="normal")
+    add("--memory SIZE", "maximum private memory, as in 8GB; what does not fit is left out, and said")
 
     add = parser.options("weights")
     kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
@@ -69,10 +70,12 @@ def command(args: argparse.Namespace) -> None:
 
     The bundle appears at its target when it is whole; whatever goes wrong before leaves nothing there.
     """
+    from edge.runtime.memory.process import watching
+
     start = time.perf_counter()
     segments = args.segments
     try:
-        with stages() as (progress, say):
+        with watching(), stages() as (progress, say):
             from edge.export import export
             from edge.export.quantize import read_calibration
             from edge.runtime.memory.plan import parse_size
@@ -135,7 +138,9 @@ def _show(bundle: Bundle, seconds: float) -> None:
         out.print(rows)
     size = sum(file.size for file in manifest.files) / 1e6
     peak = held()
-    memory = "" if peak is None else f", peak memory {peak.peak_rss / 1e6:,.0f} MB (RSS)"
+    memory = ""
+    if peak is not None:
+        memory = f", peak memory {peak.peak_private / 1e6:,.0f} MB private, {peak.peak_rss / 1e6:,.0f} MB RSS"
     out.print(
         f"{bundle.root}: {size:,.1f} MB, {manifest.bits_per_weight:.2f} bits per weight, context "
         f"{manifest.context:,}; took {seconds:.0f} s{memory}."

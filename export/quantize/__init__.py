@@ -27,11 +27,13 @@ def quantize(
     symmetric: bool = False,
     bits: float | None = None,
     perplexity: float | None = None,
+    left_out: frozenset[str] = frozenset(),
 ) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
-    `calibration` is a text to measure activations on, for methods that do. symmetric: without zero points. Matrices
-    that a graph packs together (query, key and value; gate and up) share their bits and block size.
+    `calibration` is a text to measure activations on, for methods that do. symmetric: without zero points. left_out:
+    see `Options`. Matrices that a graph packs together (query, key and value; gate and up) share their bits and block
+    size.
 
     Raises:
         InputError: an unknown format.
@@ -46,7 +48,8 @@ def quantize(
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
-    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric, bits, perplexity))
+    options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity, left_out)
+    return method(checkpoint, options)
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,7 +103,8 @@ def measure(
     """The units of a decoder whose matrices are `weights`, all in the first of the formats, with what each would do in
     every one of them.
 
-    windows [W, S], and the teacher's answers to them. read: gives float weights.
+    windows [W, S], and the teacher's answers to them. read: gives float weights. The matrices of the decoder's layers
+    are gone afterwards.
     """
     shares, variances = _shares(decoder, weights, windows[:WINDOWS], teacher, read, report)
     units, names, told = list[Unit](), list(weights), set[str]()
@@ -141,18 +142,27 @@ def _shares(
     report: Callable[[int, int, str], None],
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Each matrix's share of the divergence, in nats a token, and the variances [K] of what it reads."""
-    parameters: dict[str, Any] = dict(decoder.model.named_parameters())
-    names = {id(parameter): name for name, parameter in parameters.items()}
+    names = {id(parameter): name for name, parameter in decoder.model.named_parameters()}
     decoder.model.requires_grad_(False)
-    for name, weight in weights.items():
-        parameters[name].data = torch.from_numpy(weight.dequantize())
+
+    def put(*matrices: nn.Parameter) -> None:
+        for matrix in matrices:
+            matrix.data = torch.from_numpy(weights[names[id(matrix)]].dequantize())
+
+    put(decoder.embedding, decoder.head)
+    linears = [
+        {name: module.weight for name, module in layer.named_modules() if isinstance(module, nn.Linear)}
+        for layer in decoder.layers
+    ]
     tied = decoder.head is decoder.embedding
     total = len(decoder.layers) + 1
     report(0, total, "measuring what bits bring")
     with torch.no_grad():
         states = [torch.cat([decoder.embed(window) for window in windows])]  # what each layer reads, [W, S, hidden]
-        for layer in range(len(decoder.layers)):
+        for layer, matrices in enumerate(linears):
+            put(*matrices.values())
             states.append(decoder.run(layer, states[-1]))
+            decoder.forget(layer)
     last = states.pop().requires_grad_()
     final = torch.stack([decoder.finish(last[i : i + 1]) for i in range(len(windows))])
     embedding, head = names[id(decoder.embedding)], names[id(decoder.head)]
@@ -162,16 +172,18 @@ def _shares(
     for layer in reversed(range(len(decoder.layers))):
         report(len(decoder.layers) - layer, total, "measuring what bits bring")
         state = states.pop().requires_grad_()
-        linears = {n: m for n, m in decoder.layers[layer].named_modules() if isinstance(m, nn.Linear)}
-        matrices = [linear.weight.requires_grad_() for linear in linears.values()]
+        matrices = linears[layer]
+        put(*matrices.values())
+        decoder.layers[layer].requires_grad_(True)
         with decoder.watch(layer) as seen:
             output = decoder.run(layer, state)
-        gradient, *by_matrix = torch.autograd.grad(output, [state, *matrices], gradient)
-        for local, matrix, by in zip(linears, matrices, by_matrix, strict=True):
+        gradient, *by_matrix = torch.autograd.grad(output, [state, *matrices.values()], gradient)
+        for (local, matrix), by in zip(matrices.items(), by_matrix, strict=True):
             name = names[id(matrix)]
             shares[name] = float((by * (matrix.detach() - torch.from_numpy(read(name)))).sum()) / 2
             variances[name] = seen.inputs[local].detach().square().mean((0, 1))
-            matrix.requires_grad_(False)
+        decoder.layers[layer].requires_grad_(False)
+        decoder.forget(layer)
     rounded = torch.cat([decoder.embed(window) for window in windows])
     decoder.embedding.data = torch.from_numpy(read(embedding))
     exact = torch.cat([decoder.embed(window) for window in windows])

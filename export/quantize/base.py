@@ -105,6 +105,7 @@ class Options:
     symmetric: bool = False  # without zero points
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
+    left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.memory`
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:
@@ -115,7 +116,8 @@ class Method(Protocol):
     """One way from a checkpoint to weights: the function `quantize` of a file next to this one, which `METHODS` finds.
 
     Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
-    where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks.
+    where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks; for the
+    memory model `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
     """
 
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

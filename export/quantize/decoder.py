@@ -12,29 +12,31 @@ import torch
 from torch import nn
 
 from edge.export.graph.families import find_family
+from edge.export.streamed import StreamedModel, forget_matrices, only_states, replaced
 
 
 class Decoder:
     """Embedding, layers, final norm and head of a causal language model, for windows of one length.
 
-    What a layer is called with besides the hidden states (masks, rotary tables) depends on the length alone, and is
-    recorded from one run of the whole model.
+    What a layer is called with besides the hidden states depends on the length alone.
     """
 
-    def __init__(self, model: Any, window: torch.Tensor) -> None:
-        """`window` [S]: any tokens of the length that will be run."""
+    def __init__(self, source: StreamedModel | Any, window: torch.Tensor) -> None:
+        """source: a model of transformers, or one whose layers must be fetched before they are run. window [S]: any
+        tokens of the length that will be run."""
+        self._streamed = source if isinstance(source, StreamedModel) else None
+        model: Any = source if self._streamed is None else self._streamed.model
         self.model = model
         model.set_attn_implementation("eager")  # the one that hands out attention weights
         self.layers: list[nn.Module] = list(model.model.layers)
-        self._arguments: list[dict[str, Any]] = [{} for _ in self.layers]
-        handles = [
-            layer.register_forward_pre_hook(lambda _, args, kwargs, own=own: own.update(kwargs), with_kwargs=True)
-            for layer, own in zip(self.layers, self._arguments, strict=True)
-        ]
-        with torch.no_grad():
+        self._arguments: list[dict[str, Any]] = []
+
+        def record(number: int, hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
+            self._arguments.append(arguments)
+            return hidden
+
+        with torch.no_grad(), replaced(self.layers, record):
             model.model(window[None], use_cache=False)
-        for handle in handles:
-            handle.remove()
         _, family = find_family(model.config.model_type)
         self._head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
 
@@ -64,15 +66,16 @@ class Decoder:
         return read[0]
 
     def run(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        output = self.layers[layer](hidden, **self._arguments[layer])
-        result: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
-        return result
+        return only_states(self.layers[layer](hidden, **self._arguments[layer]))
+
+    def fetch(self, layer: int) -> None:
+        """Read the weights of a layer's linears, where they are not there."""
+        if self._streamed is not None:
+            self._streamed.fetch(layer)
 
     def forget(self, layer: int) -> None:
-        """Free the weights of a layer's linears; it cannot be run again before they are replaced."""
-        for module in self.layers[layer].modules():
-            if isinstance(module, nn.Linear):
-                module.weight.data = torch.empty(0)
+        """Free the weights of a layer's linears; it cannot be run again before they are fetched or replaced."""
+        forget_matrices(self.layers[layer])
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads: [S, hidden]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import torch
 from edge.errors import ExportError
 from edge.export.bfloat16 import fast_dtype
 from edge.export.kept import Kept, keeping
+from edge.export.memory import FORMATS, OWN_TEXT, TUNING
 from edge.export.quantize.allocate import Format, choose, measure
 from edge.export.quantize.base import EMBEDDING, HEAD, Options, QTensor, Weight, matrices, stack_rows
 from edge.export.quantize.calibration import calibration_windows
@@ -21,6 +23,7 @@ from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
+from edge.export.streamed import StreamedModel
 from edge.export.torch_reference import load_torch
 from edge.runtime.memory.process import release_freed
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME = "int4"
 HELP = "4 bits, calibrated on text"
-TRAITS = {"max_kl": 1.0, "symmetric": True, "budget": True}
+TRAITS = {"bits": 4, "calibrated": True, "max_kl": 1.0, "symmetric": True, "budget": True}
 
 BITS, BLOCK = 4, 64
 OTHERS = Format(4, 128), Format(4, 32), Format(8, 64)  # that matrices may get instead, under a budget
@@ -72,9 +75,9 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     """4-bit blocks for every matrix, embedding and head included: GPTQ, then scales tuned end to end. Under a budget
     each matrix has a format of its own, in 4 or 8 bits.
 
-    Peak memory: the model in float32, its integers, and what one layer's solution takes.
+    Layers are read from the checkpoint one at a time; to write text of its own the model is there as a whole.
     """
-    effort = EFFORTS[options.effort]
+    effort = _within(EFFORTS[options.effort], options.left_out)
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
     way = Way(Format(BITS, size, options.symmetric), effort.rounds)
@@ -82,14 +85,8 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     bits = options.bits or (math.inf if enough else effort.bits)
     budget = {"bits": bits, "enough": enough}
     with keeping(checkpoint, {"effort": effort, "way": way, **budget, "text": windows.tolist()}) as kept:
-        model = load_torch(checkpoint, progress=options.progress)
-        lead = len(checkpoint.tokenizer.tokens.lead)
-        written = [windows]
-        for i in range(effort.own):
-            write = partial(sampled_windows, model, windows, lead, options.report, i)
-            written.append(kept.tensor(f"text.{i}", write))
-        windows = torch.cat(written)
-        decoder = Decoder(model, windows[0])
+        windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
+        decoder = Decoder(StreamedModel(checkpoint, copy=True), windows[0])
         head = EMBEDDING if decoder.head is decoder.embedding else HEAD
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
@@ -106,6 +103,34 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         if effort.passes:
             weights = tune(decoder, weights, windows, teacher, options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
+
+
+def _within(effort: Effort, left_out: frozenset[str]) -> Effort:
+    """The effort without what the memory has no room for."""
+    return dataclasses.replace(
+        effort,
+        own=0 if OWN_TEXT in left_out else effort.own,
+        passes=0 if TUNING in left_out else effort.passes,
+        bits=None if FORMATS in left_out else effort.bits,
+    )
+
+
+def _with_own_text(
+    checkpoint: Checkpoint, windows: torch.Tensor, times: int, options: Options, kept: Kept
+) -> torch.Tensor:
+    """The windows, and so many times as many of text of the model's own: the whole model is there while it writes."""
+    lead, model = len(checkpoint.tokenizer.tokens.lead), None
+
+    def write(seed: int) -> torch.Tensor:
+        nonlocal model
+        model = model or load_torch(checkpoint, progress=options.progress)
+        return sampled_windows(model, windows, lead, options.report, seed)
+
+    whole = torch.cat([windows, *(kept.tensor(f"text.{i}", partial(write, i)) for i in range(times))])
+    model = None
+    gc.collect()  # a model's modules point at each other
+    release_freed()
+    return whole
 
 
 def _formats(
@@ -137,22 +162,23 @@ def _formats(
             f"int4 takes {least:.2f} bits a weight or more here; name more than {bits:.3g} with --bits, or a larger "
             "--size."
         )
-    parameters = dict(decoder.model.named_parameters())
-    for name in names:
-        parameters[name].data = torch.from_numpy(checkpoint.read(name))
+    for name, matrix in ((EMBEDDING, decoder.embedding), (HEAD, decoder.head)):
+        if name in names:
+            matrix.data = torch.from_numpy(checkpoint.read(name))
     return torch.tensor([forms.index(chosen[name]) for name in names])
 
 
 def _finals(decoder: Decoder, windows: torch.Tensor, report: Callable[[int, int, str], None]) -> torch.Tensor:
     """What the float model's head reads, [W, S, hidden]."""
-    finals = []
-    for i, window in enumerate(windows):
-        report(i, len(windows), "running the calibration text")
-        hidden = decoder.embed(window)
-        for layer in range(len(decoder.layers)):
-            hidden = decoder.run(layer, hidden)
-        finals.append(decoder.finish(hidden))
-    return torch.stack(finals)
+    hidden, total = [decoder.embed(window) for window in windows], len(decoder.layers)
+    for layer in range(total):
+        report(layer, total, "running the calibration text")
+        decoder.fetch(layer)
+        for i, h in enumerate(hidden):
+            hidden[i] = decoder.run(layer, h)
+        decoder.forget(layer)
+        release_freed()
+    return torch.stack([decoder.finish(h) for h in hidden])
 
 
 def quantize_decoder(
@@ -185,7 +211,7 @@ def quantize_decoder(
         there = part in keep
         found = keep.weights(part, lambda: solved(groups()))
         for name, weight in found.items() if there else ():
-            parameters[name].data.copy_(torch.from_numpy(weight.dequantize()))
+            parameters[name].data = torch.from_numpy(weight.dequantize())
         done.update(found)
 
     total = len(decoder.layers) + 1
@@ -222,6 +248,7 @@ def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[t
     On SmolLM2 at block 64 this takes a third off the divergence of the whole model.
     """
     moments: dict[tuple[str, ...], torch.Tensor] = {}
+    decoder.fetch(layer)
     with decoder.watch(layer) as seen:
         for h in hidden:
             decoder.run(layer, h)

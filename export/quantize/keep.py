@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "keep"
 HELP = "a GGUF's own precision"
-TRAITS = {"max_kl": 0.1}
+TRAITS = {"bits": 8, "keeps": True, "max_kl": 0.1}
 
 _BLOCKS = {"Q4_0", "Q8_0"}  # that are kept as they are
 _GGUF_BLOCK = 32  # the size of these

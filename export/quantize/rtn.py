@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
+from edge.export.quantize.base import (
+    FloatTensor,
+    LazyWeights,
+    Options,
+    QTensor,
+    Weight,
+    matrices,
+    packed_with,
+    stack_rows,
+)
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
@@ -16,8 +25,9 @@ if TYPE_CHECKING:
 
 NAME = "int8"
 HELP = "8 bits, smoothed on text"
-TRAITS = {"max_kl": 0.1}
+TRAITS = {"bits": 8, "max_kl": 0.1}
 
+ROWS = 4096  # of a matrix that are rounded at a time: bounds memory
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md
 
 
@@ -25,6 +35,13 @@ def round_to_nearest(
     w: NDArray[np.float32], bits: int, block_size: int, *, symmetric: bool = True, method: str = "rtn"
 ) -> QTensor:
     """Quantize a weight [N, K] in blocks along K, each with the scale that covers its own range."""
+    parts = (w[start : start + ROWS] for start in range(0, len(w), ROWS))
+    whole = stack_rows([_rounded(part, bits, block_size, symmetric, method) for part in parts])
+    assert isinstance(whole, QTensor)
+    return whole
+
+
+def _rounded(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool, method: str) -> QTensor:
     blocks = to_blocks(w, block_size)  # [N, B, block]
     top = 2**bits - 1
     if symmetric:

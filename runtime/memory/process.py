@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 MIB = 2**20
@@ -57,6 +60,24 @@ def _linux() -> Held | None:
     private = sum(sizes.get(name, 0) for name in (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
     _peak = max(_peak, private)
     return Held(private, _peak, sizes[b"VmRSS:"], sizes[b"VmHWM:"])
+
+
+@contextmanager
+def watching(every: float = 0.02) -> Iterator[None]:
+    """Look at the private bytes of this process every so many seconds, so that `held` knows a peak between calls."""
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(every):
+            held()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def private_bytes() -> int:

@@ -254,6 +254,14 @@ def test_an_encoder_decoder_has_no_prefill_graph(tiny_t5: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_encoder_decoder_that_the_memory_has_no_room_for_is_refused(tiny_t5: Path, tmp_path: Path) -> None:
+    message = r"The export of tiny-t5 to int8 does not fit into 10 MB, because .*; the smallest --memory that would do"
+    with pytest.raises(InputError, match=message):
+        edge.export(tiny_t5, tmp_path / "x.edge", memory="10MB")
+    assert list(tmp_path.iterdir()) == []
+    assert edge.export(tiny_t5, tmp_path / "x.edge", check=False, memory="100GB").manifest.weights == "int8"
+
+
 def test_an_encoder_decoder_is_not_calibrated(tiny_t5: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is an encoder-decoder, whose weights need no text; leave out --calibration"):
         edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False)

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from decoder_configs import checkpoint_of
+from safetensors import SafetensorError
 
 from edge.export.kept import EXPORTS, Kept, keeping
+from edge.export.quantize.base import QTensor
 from edge.export.quantize.rtn import round_to_nearest
 from edge.home import cache_dir
+from edge.runtime.memory.process import private_bytes
 
 
 def checkpoint(**changes: Any) -> Any:
@@ -42,12 +46,23 @@ def test_what_is_kept_is_made_once_and_comes_back_as_it_was(tmp_path: Path) -> N
 
 
 def test_a_full_disk_stops_the_keeping_and_not_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def full(arrays: Any, path: Path, *_: Any) -> None:
+        path.write_bytes(b"as much as went")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(np, "savez", full)
+    monkeypatch.setattr(safetensors.numpy, "save_file", full)
     assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_mapped_and_takes_no_private_memory(tmp_path: Path) -> None:
+    q = np.ones((2**12, 2**14), np.uint8)  # 64 MiB
+    weight = QTensor(4, 64, q, np.ones((2**12, 2**8), np.float32), None, "gptq")
+    kept, before = Kept(tmp_path), private_bytes()
+    made = kept.weights("layer.0", lambda: {"a.weight": weight})
+    assert made["a.weight"].q is not q and int(made["a.weight"].q.sum()) == q.size
+    if before:  # the system tells
+        assert private_bytes() - before < q.nbytes / 4
 
 
 def test_another_model_or_other_options_have_a_folder_of_their_own() -> None:
@@ -63,10 +78,12 @@ def test_the_oldest_of_many_interrupted_exports_goes() -> None:
     assert len(list((cache_dir() / "exports").iterdir())) == EXPORTS
 
 
-def test_a_second_export_at_a_time_keeps_nothing() -> None:
-    with keeping(checkpoint(), {}), keeping(checkpoint(), {}) as second:
-        assert second.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
-        assert "text" not in second
+def test_a_second_export_at_a_time_keeps_nothing_for_a_third() -> None:
+    with keeping(checkpoint(), {}) as first:
+        with keeping(checkpoint(), {}) as second:
+            assert second.tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+            assert "text" not in first
+        assert len(list((cache_dir() / "exports").iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,7 +307,7 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         run()
     (kept,) = (cache_dir() / "exports").iterdir()
-    assert {"vocabulary.npz", "layer.0.npz"} <= {file.name for file in kept.iterdir()}
+    assert {"vocabulary.safetensors", "layer.0.safetensors"} <= {file.name for file in kept.iterdir()}
     solved, stop = [], 100
     again = run()
     assert len(solved) == 5 and "writing text to calibrate on" not in told

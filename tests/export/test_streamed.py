@@ -1,0 +1,93 @@
+"""A decoder that is read from its checkpoint layer by layer computes what the whole one computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoder_configs import BASE, rope
+from graph_harness import TinyCheckpoint, tiny_model
+from transformers import AutoConfig
+
+from edge.errors import CheckpointError
+from edge.export.quantize.decoder import Decoder
+from edge.export.streamed import StreamedLogits, StreamedModel
+from edge.export.torch_reference import TorchLogits, load_torch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama, untied, biases": {"model_type": "llama", "tie_word_embeddings": False, "attention_bias": True},
+    "llama, dynamic rope": {"model_type": "llama", "rope_parameters": rope("dynamic", factor=2.0)},
+    "mistral, window": {"model_type": "mistral", "sliding_window": 20},
+    "qwen3, windows": {"model_type": "qwen3", **MIXED, "use_sliding_window": True, "sliding_window": 30},
+    "gemma3, windows": {"model_type": "gemma3_text", **MIXED, "sliding_window": 70, "final_logit_softcapping": 2.0},
+    "phi3": {"model_type": "phi3"},
+    "granite": {"model_type": "granite", "logits_scaling": 3.0, "residual_multiplier": 0.4},
+    "olmo2": {"model_type": "olmo2"},
+    "smollm3": {"model_type": "smollm3"},
+}
+
+
+def checkpoint_of(name: str) -> Any:
+    config = {**BASE, "max_position_embeddings": 256, **MODELS[name]}
+    if "dynamic" in name:
+        config["max_position_embeddings"] = 90
+    found: Any = TinyCheckpoint(tiny_model(AutoConfig.for_model(**config)))
+    found.name = name
+    found.names = lambda: [n for n, _ in found.model.named_parameters()]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_streamed_logits_are_those_of_the_whole_model_bit_for_bit(name: str) -> None:
+    checkpoint, tokens = checkpoint_of(name), np.random.default_rng(0).integers(0, 97, 150)  # pieces of 64, 64 and 22
+    whole = [piece.copy() for piece in TorchLogits(load_torch(checkpoint)).logits(tokens)]
+    streamed = StreamedLogits(checkpoint)
+    for _ in range(2):  # a second text, too
+        pieces = list(streamed.logits(tokens))
+        assert [len(piece) for piece in pieces] == [64, 64, 22]
+        for piece, wanted in zip(pieces, whole, strict=True):
+            assert np.array_equal(piece, wanted)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_walk_over_streamed_layers_is_that_over_the_whole_model(name: str) -> None:
+    checkpoint, window = checkpoint_of(name), torch.arange(80) % 97
+    whole, streamed = Decoder(load_torch(checkpoint), window), Decoder(StreamedModel(checkpoint, copy=True), window)
+    with torch.no_grad():
+        hidden = [decoder.embed(window) for decoder in (whole, streamed)]
+        for layer in range(len(whole.layers)):
+            streamed.fetch(layer)
+            hidden = [decoder.run(layer, h) for decoder, h in zip((whole, streamed), hidden, strict=True)]
+            streamed.forget(layer)
+            assert torch.equal(*hidden)
+        assert torch.equal(whole.finish(hidden[0]), streamed.finish(hidden[1]))
+
+
+def test_one_layer_is_there_at_a_time_and_writing_it_leaves_the_checkpoint_as_it_is() -> None:
+    checkpoint = checkpoint_of("llama, tied")
+    decoder = Decoder(StreamedModel(checkpoint, copy=True), torch.arange(16))
+    weight = decoder.layers[1].get_parameter("mlp.up_proj.weight")
+    sizes = [sum(p.numel() for p in layer.parameters() if p.ndim == 2) for layer in decoder.layers]
+    assert sizes == [0, 0, 0] and not weight.numel()
+    decoder.fetch(1)
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.zero_()
+    decoder.forget(1)
+    assert not weight.numel()
+    decoder.fetch(1)
+    assert torch.equal(weight, before)
+
+
+def test_a_tensor_of_another_shape_is_named() -> None:
+    checkpoint = checkpoint_of("llama, tied")
+    checkpoint._tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((4, 4), "f4")
+    decoder = Decoder(StreamedModel(checkpoint, copy=True), torch.arange(16))
+    with pytest.raises(CheckpointError, match=r"holds model\.layers\.1\.mlp\.up_proj\.weight with shape \[4, 4\]"):
+        decoder.fetch(1)
