@@ -22,6 +22,7 @@ from edge import catalog
 from edge.bundle import GOLDEN, PAGE, Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
+from edge.export import timeline
 from edge.export.memory import DRAFTS, Request, leave_out, read_limit
 from edge.export.quantize.base import FLOATS, Options, Progress, matrices
 from edge.export.tokenizer import compact
@@ -150,6 +151,9 @@ def export(
     if block_size is None and weights in (None, defaults.get("weights")):
         block_size = defaults.get("block_size")
     weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
+    if progress is not None and weights == "int4" and not both:
+        written = [] if draft_text == 0 else [timeline.DRAFTS]
+        advance = progress = timeline.Timeline(progress, [*timeline.OF_INT4[effort], *written])
     max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     check_routers(checkpoint)

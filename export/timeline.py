@@ -14,6 +14,20 @@ LEAST_S = 5.0  # below which nothing is said
 
 Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its share, in any unit
 
+_CHECK, _BEFORE = "running Torch on the check's text", "running the calibration text"
+_SOLVING, _CHOOSING, _TUNING = "quantizing to 4 bits", "measuring what bits bring", "tuning scales"
+_OWN, _CANDIDATES = "writing text to calibrate on", "collecting candidates for drafts"
+# Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX.
+OF_INT4: dict[str, Stages] = {
+    "quick": [("running the reference", 3), (_BEFORE, 2), (_SOLVING, 12), ("recording golden answers", 2)],
+    "normal": [(_CHECK, 3), (_OWN, 40), (_BEFORE, 6), (_SOLVING, 80), (_TUNING, 60), (_CANDIDATES, 4)],
+    "best": [
+        *((_CHECK, 3), (_OWN, 80), (_BEFORE, 9), (_SOLVING, 12), (_CHOOSING, 15)),
+        *((_SOLVING, 120), (_TUNING, 180), (_CANDIDATES, 4)),
+    ],
+}
+DRAFTS = ("writing text to draft from", 60)
+
 
 class Timeline:
     """A `Progress` that adds the remaining time to what it hands on. Stages that are not named take no time."""

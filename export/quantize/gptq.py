@@ -124,7 +124,11 @@ def _with_own_text(
     def write(seed: int) -> torch.Tensor:
         nonlocal model
         model = model or load_torch(checkpoint, progress=options.progress)
-        return sampled_windows(model, windows, lead, options.report, seed)
+
+        def report(done: int, total: int, text: str) -> None:
+            options.report(seed * total + done, times * total, text)
+
+        return sampled_windows(model, windows, lead, report, seed)
 
     whole = torch.cat([windows, *(kept.tensor(f"text.{i}", partial(write, i)) for i in range(times))])
     model = None
