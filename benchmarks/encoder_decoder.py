@@ -19,6 +19,7 @@ import quality
 import recordings
 import report
 import return_of_the_encoder
+import short_sounds
 import speed
 from comparison import FULL, QUICK, Part, Run
 from engines.decoding_engine import Unavailable
@@ -27,7 +28,7 @@ from recordings import RATE, Recording
 from sources import Sources
 
 WHISPER = "whisper-base"
-PARTS = ("whisper", "recording", "translator", "bleu", "wer", "return-of-the-encoder")
+PARTS = ("whisper", "recording", "translator", "bleu", "wer", "short", "return-of-the-encoder")
 WINDOW_S = 30
 TEST = "test_2016_flickr"
 
@@ -132,6 +133,7 @@ def jobs(args: argparse.Namespace, run: Run) -> dict[str, Callable[[], Part]]:
         "translator": lambda: speed.translator(run, *find_translator(args)[:2]),
         "bleu": lambda: quality.translations(run, *find_translator(args)),
         "wer": lambda: quality.transcripts(run, find_whisper(args), speech()),
+        "short": lambda: short_sounds.compare(run, find_whisper(args), speech()),
         "return-of-the-encoder": lambda: return_of_the_encoder.compare(run),
     }
     return {name: every[name] for name in args.parts}

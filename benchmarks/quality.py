@@ -70,10 +70,7 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
     Raises:
         Unavailable: jiwer is not installed, or Torch's transcripts are missing.
     """
-    try:
-        from jiwer import process_words
-    except ImportError:
-        raise Unavailable("jiwer is not installed") from None
+    word_error(())  # whether it can be told, before anybody listens
     run.say("\nWhisper: word error rate")
     compared = _entrants(run, RECORDING, source, "faster-whisper", "faster_whisper_")
     said: dict[str, dict[str, Segments]] = {}
@@ -85,24 +82,18 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
             got[one.name] = found.worker.ask("transcribe", pcm=str(one.pcm), beams=1)["segments"]
         run.say(f"Whisper: {found.name} has heard {len(heard)} recordings")
 
-    def wer(pairs: Sequence[tuple[str, str]]) -> float | None:
-        """In percent, of (reference, hypothesis)."""
-        both = [(words(a), words(b)) for a, b in pairs]
-        both = [(a, b) for a, b in both if a]
-        return 100 * process_words([a for a, _ in both], [b for _, b in both]).wer if both else None
-
     _one_by_one(compared, listen)
     kinds: dict[str, Callable[[Recording], bool]] = {
         "recorded": lambda r: not r.synthesized, "synthesized": lambda r: r.synthesized, "all": lambda r: True
     }
     figures: dict[str, dict[str, float | None]] = {}
     for name, got in said.items():
-        texts = {one.name: _text(got[one.name]) for one in heard}
+        texts = {one.name: text_of(got[one.name]) for one in heard}
         figures[name] = {
-            kind: wer([(one.text, texts[one.name]) for one in heard if one.text and chosen(one)])
+            kind: word_error([(one.text, texts[one.name]) for one in heard if one.text and chosen(one)])
             for kind, chosen in kinds.items()
         }
-        figures[name][OTHER_WORDS] = wer([(_text(said[TORCH][n]), text) for n, text in texts.items()])
+        figures[name][OTHER_WORDS] = word_error([(text_of(said[TORCH][n]), text) for n, text in texts.items()])
         figures[name] |= times([(said[TORCH][one.name], got[one.name]) for one in heard])
     columns = [*kinds, OTHER_WORDS, WITHIN, "largest shift", "cut elsewhere"]
     units = ["%", "%", "%", "%", "%", "s", "%"]
@@ -126,13 +117,28 @@ def transcripts(run: Run, source: Path, heard: Sequence[Recording]) -> Part:
     return part
 
 
+def word_error(pairs: Sequence[tuple[str, str]]) -> float | None:
+    """The word error rate of (reference, hypothesis), in percent; None where nothing was said.
+
+    Raises:
+        Unavailable: jiwer is not installed.
+    """
+    try:
+        from jiwer import process_words
+    except ImportError:
+        raise Unavailable("jiwer is not installed") from None
+    both = [(words(a), words(b)) for a, b in pairs]
+    both = [(a, b) for a, b in both if a]
+    return 100 * process_words([a for a, _ in both], [b for _, b in both]).wer if both else None
+
+
 def words(text: str) -> str:
     """What counts in a text: lower-case words. Case, punctuation, hyphens and "mister" are matters of taste."""
     text = re.sub(r"[^\w' ]", "", re.sub(r"[-\u2013\u2014\s]+", " ", text.lower().replace("\u2019", "'")))
     return " ".join("mr" if word == "mister" else word for word in text.split())
 
 
-def _text(segments: Segments) -> str:
+def text_of(segments: Segments) -> str:
     return " ".join(text for _, _, text in segments)
 
 

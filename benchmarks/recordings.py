@@ -72,9 +72,13 @@ def fetched(work: Path, say: Callable[[str], None]) -> list[Recording]:
     return found
 
 
-def synthesized(work: Path, count: int | None = None) -> list[Recording]:
-    """The first `count` paragraphs of texts/read_aloud.txt in the voices of espeak-ng, one after the other."""
+def synthesized(work: Path, count: int | None = None, words: int | None = None) -> list[Recording]:
+    """The first `count` paragraphs of texts/read_aloud.txt, or all their words by so many at a time, in the voices of
+    espeak-ng, one after the other."""
     paragraphs = (TEXTS / "read_aloud.txt").read_text().split("\n\n")[:count]
+    if words is not None:
+        said = " ".join(paragraphs).split()
+        paragraphs = [" ".join(said[i : i + words]) for i in range(0, len(said) - words + 1, words)]
     folder = work / f"espeak-{hashlib.sha256(repr((paragraphs, VOICES)).encode()).hexdigest()[:8]}"
     if not folder.is_dir():
         speaker = Espeak()
@@ -176,6 +180,26 @@ class Espeak:
             file.setsampwidth(2)
             file.setframerate(self.rate)
             file.writeframes(b"".join(samples))
+
+
+def pieces(recording: Recording, work: Path, seconds: float) -> list[Recording]:
+    """A recording cut about every so many seconds, where it is quietest, so that few words are cut."""
+    import numpy as np
+
+    pcm = np.load(recording.pcm)
+    frame = RATE // 50
+    power = np.square(pcm[: len(pcm) // frame * frame].reshape(-1, frame)).mean(axis=1)
+    power = np.convolve(power, np.ones(5) / 5, "same")  # of 0.1 s
+    cuts, most = [0], round(1.5 * seconds * 50)
+    while len(power) - cuts[-1] > most:
+        first = cuts[-1] + round(0.75 * seconds * 50)
+        cuts.append(first + int(power[first : cuts[-1] + round(1.25 * seconds * 50)].argmin()))
+    found = []
+    for i, (start, end) in enumerate(zip(cuts, [*cuts[1:], len(power) + 1], strict=True)):
+        path = work / f"{recording.pcm.stem}-{seconds:g}s-{i}.npy"
+        np.save(path, pcm[start * frame : end * frame])
+        found.append(Recording(f"{recording.name}-{i}", path, (end - start) / 50, None))
+    return found
 
 
 def window(recording: Recording, work: Path, samples: int) -> Path:

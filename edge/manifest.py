@@ -87,6 +87,7 @@ class EncoderDims:
     max_length: int  # maximum rows that it hands to the decoder: tokens of text, or frames of audio
     input: str  # "text": input_ids; "audio": what the frontend graph makes of samples
     values_transposed: bool = False  # cross.{i}.value is [1, heads, head_dim, T], not [1, heads, T, head_dim]
+    any_length: bool = False  # of audio: it takes less than a window of sound, and any text encoder does
 
 
 @dataclass(frozen=True)

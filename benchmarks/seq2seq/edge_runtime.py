@@ -28,6 +28,10 @@ class _Edge:
         self._cross: Any = None
         self._caches: dict[int, Any] = {}
 
+    def whole_windows(self) -> None:
+        """Let the encoder read whole windows alone, as that of a bundle from before it took shorter ones."""
+        self._model.engine.encoder.any_length = False
+
     def hear(self, pcm: str, features: str, prompt: list[int], suppress: list[int], beams: int, n: int) -> Heard:
         import numpy as np
 

@@ -59,7 +59,7 @@ def build_encoder_decoder(
     return Built(
         family=name,
         dims=model.dims,
-        encoder=dataclasses.replace(model.encoder_dims, values_transposed=turned),
+        encoder=dataclasses.replace(model.encoder_dims, values_transposed=turned, any_length=True),
         kv=kv,
         cross=cross,
         groups=store.groups(),
@@ -84,10 +84,10 @@ def _is_precise(module: nn.Module) -> bool:
 
 def _encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool) -> GraphBuilder:
     builder, op = new_graph("encoder")
-    if model.features is None:
+    if model.bins is None:
         x = builder.input("input_ids", INT64, [1, "T"])
     else:
-        x = builder.input("input_features", FLOAT, [1, *model.features])
+        x = builder.input("input_features", FLOAT, [1, model.bins, "F"])
     made = model.encoder(op, x)
     for i, (pair, layer) in enumerate(zip(made, cross.layers, strict=True)):
         for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer, turned), strict=True):

@@ -211,8 +211,8 @@ class Decoder(nn.Module):
 class EncoderDecoder:
     """Both halves, as a family makes them.
 
-    bias: what the family adds to the scores of the decoder's self-attention. features: the shape [bins, frames] of what
-    an encoder of audio reads.
+    bias: what the family adds to the scores of the decoder's self-attention. bins: mel filters of the features
+    that an encoder of audio reads.
     """
 
     encoder: Encoder
@@ -220,4 +220,4 @@ class EncoderDecoder:
     dims: Dims
     encoder_dims: EncoderDims
     bias: ScoresBias | None = None
-    features: tuple[int, int] | None = None
+    bins: int | None = None

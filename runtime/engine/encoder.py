@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.manifest import KVLayer
 from edge.runtime.providers.base import Buffer, Provider
+
+Shape = tuple[int, int, int, int]
+Pairs = list[tuple[Buffer, Buffer]]
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,9 @@ class Cross:
     """What the decoder's cross-attention reads: per layer a key [1, H, T, D] and a value [1, H, T, D], or
     [1, H, D, T] where the manifest says so, float32."""
 
-    memory: list[tuple[Buffer, Buffer]]
+    memory: Pairs
     length: int  # T
+    whole: Pairs  # what `memory` is the first part of: room for a window of sound, whatever was heard
 
     @property
     def buffers(self) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
@@ -47,6 +52,8 @@ class Encoder:
     Args:
         source: most tokens of a text, where memory has room for fewer than the model takes.
 
+    any_length: whether a window of sound may be shorter than the bundle's.
+
     Raises:
         BundleError: a graph cannot be loaded.
     """
@@ -59,6 +66,7 @@ class Encoder:
         self._layers = manifest.cross.layers
         self._turned = manifest.encoder.values_transposed
         self._speech = manifest.speech
+        self.any_length = manifest.encoder.any_length
         self._frontend = None
         if manifest.speech is not None:
             self._frontend = provider.open(bundle, "frontend")
@@ -80,24 +88,29 @@ class Encoder:
             )
         return self._encode("input_ids", np.asarray(ids, np.int64)[None], len(ids), into)
 
-    def encode_audio(self, pcm: NDArray[np.float32], into: Cross | None = None) -> Cross:
+    def encode_audio(
+        self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None
+    ) -> Cross:
         """Encode up to one window of mono samples [N] at the bundle's sample rate; silence fills the window.
+
+        into: an earlier result to write over.
+        window: samples of it, whole frames; fewer than the bundle's only where its encoder takes `any_length`.
 
         Raises:
             InputError: more samples than a window holds.
         """
         assert self._speech is not None and self._frontend is not None
-        window = self._speech.window_samples
+        window = window or self._speech.window_samples
         if len(pcm) > window:
             raise InputError(f"A window holds {window} samples, not {len(pcm)}.")
         padded = np.zeros((1, window), np.float32)
         padded[0, : len(pcm)] = pcm
         (features,) = self._frontend.run({"pcm": padded})
         del padded  # 2 MB that need not stand beside the encoder's activations
-        return self._encode("input_features", features, self.max_length, into)
+        return self._encode("input_features", features, self.max_length * window // self._speech.window_samples, into)
 
     def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:
-        cross = into if into is not None and into.length == length else self._new(length)
+        cross = into if into is not None and into.length == length else self._new(length, into)
         binding = self._session.bind()
         binding.input(name, self._provider.adopt(array))
         for made, buffer in cross.named.items():
@@ -105,10 +118,26 @@ class Encoder:
         binding.run()
         return cross
 
-    def _new(self, length: int) -> Cross:
+    def _new(self, length: int, into: Cross | None) -> Cross:
+        """Room for so many rows: for sound a part of that for a window, which is taken once. The system hands it out
+        page by page as it is written."""
+        if self._speech is None:
+            memory = self._allocated(length)
+            return Cross(memory, length, memory)
+        whole = self._allocated(self.max_length) if into is None else into.whole
+        if length == self.max_length:
+            return Cross(whole, length, whole)
         memory = []
-        for layer in self._layers:
-            shape = (1, layer.heads, length, layer.head_dim)
-            turned = (1, layer.heads, layer.head_dim, length) if self._turned else shape
-            memory.append((self._provider.allocate(shape, np.float32), self._provider.allocate(turned, np.float32)))
-        return Cross(memory, length)
+        for layer, (key, value) in zip(self._layers, whole, strict=True):
+            of_key, of_value = self._shapes(layer, length)
+            memory.append((self._provider.part(key, of_key), self._provider.part(value, of_value)))
+        return Cross(memory, length, whole)
+
+    def _allocated(self, length: int) -> Pairs:
+        allocate, shapes = self._provider.allocate, (self._shapes(layer, length) for layer in self._layers)
+        return [(allocate(of_key, np.float32), allocate(of_value, np.float32)) for of_key, of_value in shapes]
+
+    def _shapes(self, layer: KVLayer, length: int) -> tuple[Shape, Shape]:
+        """Of a layer's key and value."""
+        shape = (1, layer.heads, length, layer.head_dim)
+        return shape, (1, layer.heads, layer.head_dim, length) if self._turned else shape

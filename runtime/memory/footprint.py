@@ -80,7 +80,7 @@ class Demand:
         chunk: maximum prompt tokens of one step.
         width: maximum tokens of any other step, each with a row of logits: beams, or a draft and the token before it.
         branches: texts in the KV cache, each with rows of its own: beams.
-        source: tokens of an encoder's input; 0 for sound, whose window has one size.
+        source: tokens of an encoder's input; 0 for sound, of which a whole window counts.
         prefill: whether prompts are read in the int8 prefill graph, in steps that are twice as long.
         drafts: bytes of draft tables.
         kv: type of the KV cache.

@@ -19,6 +19,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Provider, Session
 
 ROLES = ("frontend", "encoder", "decoder", "prefill")  # in the order in which they are shown
+FRAMES = 2  # of features for each row that an encoder of sound makes
 SUFFIX = "_kernel_time"  # which the profiler adds to a node's name
 
 Inputs = dict[str, NDArray[Any]]
@@ -93,7 +94,8 @@ def random_inputs(manifest: Manifest, session: Session, length: int) -> Inputs:
     if value.name == "pcm":
         assert manifest.speech is not None
         return {value.name: rng.normal(0, 0.1, (1, manifest.speech.window_samples)).astype(np.float32)}
-    return {value.name: rng.standard_normal(value.shape, np.float32)}
+    bins = value.shape[1]
+    return {value.name: rng.standard_normal((1, bins, FRAMES * length), np.float32)}
 
 
 def encoded(provider: Provider, manifest: Manifest, encoder: Session, inputs: Inputs, length: int) -> Cross:
@@ -102,7 +104,8 @@ def encoded(provider: Provider, manifest: Manifest, encoder: Session, inputs: In
     names = (value.name for value in encoder.inference.get_outputs())
     made = dict(zip(names, map(provider.adopt, encoder.run(inputs)), strict=True))
     layers = range(len(manifest.cross.layers))
-    return Cross([(made[f"cross.{i}.key"], made[f"cross.{i}.value"]) for i in layers], length)
+    pairs = [(made[f"cross.{i}.key"], made[f"cross.{i}.value"]) for i in layers]
+    return Cross(pairs, length, pairs)
 
 
 def random_cache(provider: Provider, manifest: Manifest, capacity: int, cross: Cross | None) -> KVCache:

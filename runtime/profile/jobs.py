@@ -52,7 +52,7 @@ class FirstTokenJob(_Timed):
 
     def result(self) -> Ttft:
         encode = self.encode.stats if self.encode.times else None
-        return Ttft(self.tokens, self.series.stats, encode, self.subject.audio_s)
+        return Ttft(self.tokens, self.series.stats, encode, self.subject.audio_s(self.tokens))
 
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:

@@ -228,7 +228,9 @@ class _Run:
         """Inputs of as many tokens as there is time for; each is run once, to warm up."""
         encoder, lengths = self._bundle.manifest.encoder, self._contexts
         if encoder is not None:
-            lengths = grid(encoder.max_length) if encoder.input == "text" else [encoder.max_length]
+            longest = encoder.max_length
+            short = [longest // 6, longest // 3] if encoder.any_length else []  # 5 and 10 s of 30
+            lengths = grid(longest) if encoder.input == "text" else [longest, *short]
         allowed, jobs, took = (until - time.monotonic()) * LONGEST, list[FirstTokenJob](), 0.0
         for length in lengths:
             # Attention is quadratic in the length and all else linear: a guess is enough to keep within the time.
@@ -241,7 +243,7 @@ class _Run:
             jobs.append(FirstTokenJob(self._subject, length, self._energy))
             jobs[-1].run(keep=False)
             took = time.monotonic() - start
-        return jobs
+        return sorted(jobs, key=lambda job: job.tokens)
 
     def _curve_over_int8(self) -> list[CurvePoint]:
         """The cost curve over a KV cache in int8, up to its largest step; empty where there was no time. Its engine

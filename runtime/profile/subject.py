@@ -45,14 +45,13 @@ class Subject:
         self._cache = engine.new_cache(capacity)
         self._written = 0  # rows that hold something
 
-    @property
-    def audio_s(self) -> float | None:
-        """Seconds of a window of audio."""
+    def audio_s(self, tokens: int) -> float | None:
+        """Seconds of audio that are as many rows of an encoder."""
         speech = self._manifest.speech
-        return None if speech is None else speech.window_samples / speech.sample_rate
+        return None if speech is None else tokens / speech.frames_per_second
 
     def first_token(self, tokens: int) -> FirstToken:
-        """Read an input of `tokens` tokens (of audio always a window) and generate the first token of the output."""
+        """Read an input of `tokens` tokens, or rows of audio, and generate the first token of the output."""
         source = self._source(tokens)
         prompt = source if self.engine.encoder is None else self._decoder_start()
         start = time.perf_counter()
@@ -139,15 +138,19 @@ class Subject:
         self._written = max(have, upto)
 
     def _source(self, tokens: int) -> NDArray[Any]:
-        """An encoder's input: `tokens` tokens, or a window of noise."""
-        if self._manifest.speech is None:
+        """An encoder's input: `tokens` tokens, or noise of as many rows."""
+        speech = self._manifest.speech
+        if speech is None:
             return self._tokens(tokens)
-        return self._rng.normal(0, 0.1, self._manifest.speech.window_samples).astype(np.float32)
+        samples = tokens * speech.sample_rate // speech.frames_per_second
+        return self._rng.normal(0, 0.1, samples).astype(np.float32)
 
     def _encode(self, source: NDArray[Any]) -> Cross:
         encoder = self.engine.encoder
         assert encoder is not None
-        return encoder.encode_text(source) if self._manifest.speech is None else encoder.encode_audio(source)
+        if self._manifest.speech is None:
+            return encoder.encode_text(source)
+        return encoder.encode_audio(source, window=len(source))
 
     def _tokens(self, count: int) -> NDArray[np.int64]:
         return self._rng.integers(0, self._manifest.dims.vocab_size, count, np.int64)

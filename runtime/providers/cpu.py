@@ -118,7 +118,7 @@ def _share_arena(first: int) -> None:
 
 
 def _arena_bytes(manifest: Manifest | None) -> int:
-    """Bytes of the arena's first region: the activations of sound, which have one size; else -1."""
+    """Bytes of the arena's first region: the activations of a whole window of sound; else -1."""
     encoder = None if manifest is None else manifest.encoder
     if encoder is None or encoder.input != "audio":
         return -1

@@ -27,11 +27,13 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
 from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
+from edge.runtime.speech.lengths import encoder_window, repeats
 from edge.runtime.speech.rules import speech_rules
 from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and 10% less of their time
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log probability of a text to try again
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class DecodingOptions:
 
     temperatures: Sequence[float] = TEMPERATURES
     beams: int = 1
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
+    compression_ratio_threshold: float | None = REPETITIVE
+    logprob_threshold: float | None = UNSURE
     no_speech_threshold: float | None = 0.6
     seed: int = 0
     interrupted: Callable[[], bool] = never
@@ -102,6 +104,8 @@ class Decoder:
         self._engine, self._text, self._options = engine, text, options
         self._speech, self._end, self._context = manifest.speech, manifest.tokens.eos[0], engine.context
         self._cross: Cross | None = None
+        self._samples = np.zeros(0, np.float32)  # what is heard
+        self._last: int | None = None  # its end, where the encoder reads less than a window: see `speech_rules`
         self._cache: KVCache | None = None
         self._choosers: dict[float, Sampler] = {
             t: greedy if t == 0 else Categorical(SamplingOptions(temperature=t, seed=options.seed))
@@ -115,9 +119,21 @@ class Decoder:
         self.speculated: Figures | None = None  # what drafts did, in all windows
 
     def hear(self, samples: NDArray[np.float32]) -> None:
-        """Encode a window of up to `window_samples` samples [N]; what follows is about this window."""
+        """Encode a window of up to `window_samples` samples [N], which stay as they are until it is decoded; what
+        follows is about this window."""
+        encoder, whole = self._engine.encoder, self._speech.window_samples
+        assert encoder is not None
+        self._samples, window = samples, whole
+        if encoder.any_length:
+            window = encoder_window(len(samples), self._speech)
+        self._encode(window)
+
+    def _encode(self, window: int) -> None:
+        """Encode the samples and silence, `window` samples in all."""
         assert self._engine.encoder is not None
-        self._cross = self._engine.encoder.encode_audio(samples, into=self._cross)
+        tick = self._speech.sample_rate // self._speech.frames_per_second
+        self._last = -(-len(self._samples) // tick) if window < self._speech.window_samples else None
+        self._cross = self._engine.encoder.encode_audio(self._samples, into=self._cross, window=window)
         if self._cache is None:
             self._cache = self._new_cache(self._cross)
         self._cache.reset(self._cross)
@@ -138,10 +154,19 @@ class Decoder:
 
     def decode(self, prompt: Sequence[int]) -> Decoded | None:
         """The text after `prompt`, at the first temperature whose result is good enough, or else the last one; None
-        where it was interrupted."""
+        where it was interrupted. Where the encoder read less than a window and the text is in doubt, it is heard again
+        in a whole one."""
+        if self._last is not None:
+            decoded = self._decode(prompt, self._options.temperatures[:1])
+            if decoded is None or not self._doubtful(decoded):
+                return decoded
+            self._encode(self._speech.window_samples)
+        return self._decode(prompt, self._options.temperatures)
+
+    def _decode(self, prompt: Sequence[int], temperatures: Sequence[float]) -> Decoded | None:
         no_speech_prob = self._prefill(prompt)
         decoded = None
-        for temperature in self._options.temperatures:
+        for temperature in temperatures:
             beams = temperature == 0 and self._options.beams > 1
             generated = self._search(prompt) if beams else self._sample(prompt, temperature)
             if generated is None:
@@ -160,6 +185,11 @@ class Decoder:
         if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold:
             return False
         return sure is None or decoded.avg_logprob <= sure
+
+    def _doubtful(self, decoded: Decoded) -> bool:
+        """Whether a whole window may say better what was heard in a short one, whatever the options accept."""
+        loops = decoded.compression_ratio > REPETITIVE or repeats(decoded.text)
+        return loops or decoded.avg_logprob < UNSURE or self.is_silence(decoded)
 
     def _failed(self, decoded: Decoded) -> bool:
         """Whether another temperature may do better."""
@@ -197,7 +227,8 @@ class Decoder:
         end token's; None where it was interrupted."""
         cache, maximum = self._heard(), self._maximum(prompt)
         chosen = Scored(self._choosers[temperature], self._work)
-        sampler = ProcessedSampler(speech_rules(self._speech, self._end, len(prompt)), chosen, prompt)
+        rules = speech_rules(self._speech, self._end, len(prompt), self._last)
+        sampler = ProcessedSampler(rules, chosen, prompt)
         cache.truncate(len(prompt))
         first, tokens = sampler(self._first), list[int]()
         drafts = self._drafts(prompt, maximum, temperature > 0)
@@ -222,7 +253,7 @@ class Decoder:
         cache, options = self._heard(), self._options
         cache.truncate(len(prompt) - 1)  # the search runs the last token itself, and is shown none before it
         wanted = BeamOptions(options.beams, max_tokens=self._maximum(prompt), interrupted=options.interrupted)
-        rules = speech_rules(self._speech, self._end, 1)
+        rules = speech_rules(self._speech, self._end, 1, self._last)
         found = beam_search(self._engine, cache, prompt[-1:], wanted, eos=[self._end], processors=rules)[0]
         if found.finish_reason == "interrupted":
             return None

@@ -13,29 +13,39 @@ from edge.manifest import Speech
 from edge.runtime.decode.logits_processors import Processor, Suppress
 
 FORBIDDEN = np.float32(-np.inf)
+UNSAID_S = 0.1  # at the end of a sound, in which nothing begins to be said
 
 
-def speech_rules(speech: Speech, end: int, begin: int) -> list[Processor]:
-    """All rules for texts whose first `begin` tokens are the prompt and that `end` ends, in the order they apply."""
+def speech_rules(speech: Speech, end: int, begin: int, last: int | None = None) -> list[Processor]:
+    """All rules for texts whose first `begin` tokens are the prompt and that `end` ends, in the order they apply.
+
+    last: the timestamp at which the sound ends, counted from 0.00; None: the model knows.
+    """
     return [
         Suppress(speech.begin_suppress, length=begin),
         Suppress(speech.suppress),
-        Timestamps(speech, end, begin),
+        Timestamps(speech, end, begin, last),
     ]
 
 
 class Timestamps:
     """Timestamps come in pairs, never go back, begin the text, and are taken where they are likelier in sum than any
-    single word."""
+    single word. After the `last` there are none: what the model gives to later ones it gives to this, and the text
+    ends there."""
 
-    def __init__(self, speech: Speech, end: int, begin: int) -> None:
+    def __init__(self, speech: Speech, end: int, begin: int, last: int | None = None) -> None:
         self._zero, self._end, self._begin = speech.timestamp_begin, end, begin
+        self._last = None if last is None else self._zero + last
+        self._over = None if last is None else self._zero + max(1, last - round(UNSAID_S * speech.frames_per_second))
         self._no_timestamps = speech.no_timestamps
         self._latest_first = speech.max_initial_timestamp_index
 
     def __call__(self, texts: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         scores[:, self._no_timestamps] = FORBIDDEN
         for text, row in zip(texts[:, self._begin :], scores, strict=True):
+            if self._last is not None:
+                row[self._last] = together(row[self._last :])
+                row[self._last + 1 :] = FORBIDDEN
             if len(text):
                 self._continue(text, row)
             else:
@@ -56,14 +66,17 @@ class Timestamps:
             row[zero:] = FORBIDDEN  # words follow
         elif last:
             row[: self._end] = FORBIDDEN  # it closed a segment: the next one's beginning follows, or the end
+            if self._over is not None:
+                row[self._over :] = FORBIDDEN
         if len(times):  # a segment may begin where the last one ended, but none has no length
             row[zero : times[-1] + (0 if last and not opens else 1)] = FORBIDDEN
 
     def _prefer(self, row: NDArray[np.float32]) -> None:
-        times = row[self._zero :]
-        largest = times.max()
-        if largest == FORBIDDEN:
-            return
-        together = largest + np.log(np.exp(times - largest).sum())
-        if together > row[: self._zero].max():
+        if together(row[self._zero :]) > row[: self._zero].max():
             row[: self._zero] = FORBIDDEN
+
+
+def together(scores: NDArray[np.float32]) -> np.float32:
+    """The score of all these tokens as if they were one."""
+    largest: np.float32 = scores.max()
+    return largest if largest == FORBIDDEN else largest + np.log(np.exp(scores - largest).sum())

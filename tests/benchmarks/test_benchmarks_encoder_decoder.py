@@ -10,6 +10,7 @@ import wave
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from engines.decoding_engine import Unavailable  # noqa: E402
 
 TIMES = {"edge int8": [1.0, 2.0], "edge int4": [0.5, 1.0], "ctranslate2": [2.0, 4.0]}
 SECONDS = report.Metric("window", "s", False, TIMES)
-ENGINES = ("edge_runtime", "ctranslate", "faster_whisper_", "eager", "optimum_ort")
+ENGINES = ("edge_runtime", "edge_whole", "ctranslate", "faster_whisper_", "eager", "optimum_ort")
 SENTENCES = ["A man rides a bicycle.", "Two dogs run.", "A girl is reading.", "People wait for a train."] * 3
 
 
@@ -131,6 +132,27 @@ def test_a_recording_has_its_text_beside_it(tmp_path: Path) -> None:
     window = np.load(recordings.window(said, tmp_path, 10_000))
     assert np.array_equal(window[:8000], np.load(said.pcm))
     assert not window[8000:].any()
+
+
+def test_a_recording_is_cut_where_it_is_quietest(tmp_path: Path) -> None:
+    pcm = np.random.default_rng(0).normal(0, 0.1, round(7.3 * recordings.RATE)).astype(np.float32)
+    for second in (1.8, 4.2):
+        pcm[round((second - 0.1) * recordings.RATE) : round((second + 0.1) * recordings.RATE)] = 0
+    np.save(tmp_path / "said.npy", pcm)
+    found = recordings.pieces(recordings.Recording("said", tmp_path / "said.npy", 7.3, "Beep."), tmp_path, 2.0)
+    assert [one.seconds for one in found[:2]] == [pytest.approx(n, abs=0.15) for n in (1.8, 2.4)]
+    assert np.array_equal(np.concatenate([np.load(one.pcm) for one in found]), pcm)
+
+
+def test_an_engine_can_be_held_to_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge_whole, edge_runtime = (import_module(f"seq2seq.{name}") for name in ("edge_whole", "edge_runtime"))
+    encoder = SimpleNamespace(any_length=True)
+    loaded = SimpleNamespace(engine=SimpleNamespace(encoder=encoder))
+    monkeypatch.setattr("edge.load", lambda model, threads: loaded)
+    edge_runtime.load(Path("x.edge"), 1, 448)
+    assert encoder.any_length
+    edge_whole.load(Path("x.edge"), 1, 448, "recording")
+    assert not encoder.any_length
 
 
 def test_a_folder_without_sound_is_a_sentence(tmp_path: Path) -> None:

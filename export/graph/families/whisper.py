@@ -56,7 +56,7 @@ def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -
         decoder,
         Dims(config.decoder_layers, width, config.decoder_ffn_dim, heads, heads, width // heads, config.vocab_size),
         EncoderDims(config.encoder_layers, width, config.encoder_attention_heads, config.max_source_positions, "audio"),
-        features=(config.num_mel_bins, 2 * config.max_source_positions),
+        bins=config.num_mel_bins,
     )
 
 
@@ -72,7 +72,8 @@ class AudioStart(nn.Module):
 
     def forward(self, op: Lowering, features: Value, positions: Value | None) -> Value:
         x = op.Transpose(features, perm=[0, 2, 1])  # [1, 2 T, M]
-        return op.Add(self.conv2(op, self.conv1(op, x)), self.positions)
+        x = self.conv2(op, self.conv1(op, x))
+        return op.Add(x, op.Slice(self.positions, [0], op.Shape(x, start=1, end=2), [0]))
 
 
 class Convolution(nn.Module):

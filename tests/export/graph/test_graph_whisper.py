@@ -13,7 +13,7 @@ import pytest
 import torch
 from graph_harness import relative_error, session_options
 from whisper_files import IDS, LANGUAGES, tiny_whisper
-from whisper_speaker import END, START, WINDOW, Speaker
+from whisper_speaker import END, SAMPLES, START, WINDOW, Speaker
 
 from edge.export.graph.encoder_decoder import ENCODER
 from edge.export.graph.families import whisper
@@ -52,6 +52,30 @@ def test_logits_are_torchs(speaker: Speaker, samples: int, chunks: list[int]) ->
     cache = speaker.listen(pcm)
     steps = [speaker.engine.step(cache, ids[cache.length : cache.length + n], np.arange(n)).copy() for n in chunks]
     assert relative_error(np.concatenate(steps), speaker.torch_logits(pcm, ids)) < 1e-4
+
+
+@pytest.mark.parametrize("window", [6400, 9920, 15_680], ids=str)
+def test_a_short_window_is_that_of_a_model_with_as_many_positions(speaker: Speaker, window: int) -> None:
+    pcm, ids = sound(5000), text(12)
+    cache = speaker.listen(pcm, window)
+    assert cache.cross is not None and cache.cross.length == window // SAMPLES
+    logits = speaker.engine.step(cache, ids, np.arange(len(ids)))
+    assert relative_error(logits, speaker.torch_logits(pcm, ids, window)) < 1e-4
+    assert relative_error(logits, speaker.torch_logits(pcm, ids)) > 1e-3, "the silence after it counts"
+
+
+def test_windows_of_all_lengths_share_one_windows_memory(speaker: Speaker) -> None:
+    encoder = speaker.engine.encoder
+    assert encoder is not None and encoder.any_length
+    kept = encoder.encode_audio(sound(5000), window=6400)
+    for window in (WINDOW, 9920, 6400):
+        fresh = encoder.encode_audio(sound(5000), window=window)
+        kept = encoder.encode_audio(sound(5000), into=kept, window=window)
+        for pair, one in zip(kept.buffers, fresh.buffers, strict=True):
+            assert all(map(np.array_equal, pair, one)), "an earlier sound leaves nothing behind"
+        assert all(map(np.shares_memory, kept.buffers[0], (whole.array for whole in kept.whole[0])))
+    full = [a.array.shape[2] for a, _ in kept.whole]
+    assert full == [WINDOW // SAMPLES] * len(full), "it has room for the longest, in pages that nobody wrote yet"
 
 
 def test_greedy_answers_are_torchs(speaker: Speaker) -> None:
