@@ -17,8 +17,10 @@ from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.ctranslate2_file import CTranslate2File
 from edge.export.checkpoint.directory import licence_of
 from edge.export.checkpoint.tokenizer_files import read_json
-from edge.export.checkpoint.whisper_vocabulary import WhisperVocabulary, read_vocabulary
+from edge.export.checkpoint.whisper_vocabulary import END, START, read_vocabulary
 from edge.export.quantize.base import QTensor
+from edge.export.speech_format import ENGLISH_ALONE
+from edge.manifest import Tokens
 from edge.typed_json import typed
 
 NAME = "ctranslate2"
@@ -93,7 +95,7 @@ class CTranslate2Checkpoint:
             read_json(stated) if stated.is_file() else {}, _Settings, str(stated),
             advice="fetch the checkpoint again", error=CheckpointError,
         )  # fmt: skip
-        self._vocabulary: WhisperVocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight", 2)[0])
+        self._vocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight", 2)[0])
         config = self._config(settings)
         self._sources = _sources(config)
         for source in self._sources.values():
@@ -110,7 +112,9 @@ class CTranslate2Checkpoint:
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
-        return self._vocabulary.files()
+        end = self.config["eos_token_id"]
+        tokens = Tokens(bos=end, eos=[end], pad=end, add_bos=False)
+        return TokenizerFiles(json=self._vocabulary.to_str(), chat_template=None, tokens=tokens)
 
     def names(self) -> list[str]:
         return list(self._sources)
@@ -152,6 +156,7 @@ class CTranslate2Checkpoint:
         """What transformers' config.json of this model says: sizes from the tensors, the rest as OpenAI's models."""
         vocab_size, width = self._shape("decoder/embeddings/weight", 2)
         _, mel_bins, _ = self._shape("encoder/conv1/weight", 3)
+        start, end = map(self._vocabulary.token_to_id, (START, END))
         config: dict[str, Any] = dict(
             model_type="whisper",
             vocab_size=vocab_size,
@@ -160,7 +165,8 @@ class CTranslate2Checkpoint:
             max_source_positions=self._shape("encoder/position_encodings/encodings")[0],
             max_target_positions=self._shape("decoder/position_encodings/encodings")[0],
             activation_function="gelu",
-            **self._vocabulary.token_ids(),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
+            decoder_start_token_id=start,
             suppress_tokens=settings.suppress_ids,
             begin_suppress_tokens=settings.suppress_ids_begin,
         )
@@ -172,9 +178,9 @@ class CTranslate2Checkpoint:
         return config
 
     def _generation(self, settings: _Settings) -> dict[str, Any]:
-        """What transformers' generation_config.json of this model says."""
+        """What transformers' generation_config.json of this model says, but for what its tokens say themselves."""
         generation: dict[str, Any] = {
-            **self._vocabulary.generation(),
+            "is_multilingual": self._vocabulary.get_vocab_size(with_added_tokens=True) != ENGLISH_ALONE,
             "max_length": self.config["max_target_positions"],
             "max_initial_timestamp_index": 50,  # one second: of every Whisper
             "suppress_tokens": settings.suppress_ids,
