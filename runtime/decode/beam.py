@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,13 +109,10 @@ def beam_search(
     forced: int = 0,
 ) -> list[Hypothesis]:
     """Find the `options.n_best` most likely texts after `prompt`, the best first; see `search`."""
-    found = search(engine, cache, prompt, options, eos=eos, processors=processors, forced=forced)
-    while True:
-        try:
-            next(found)
-        except StopIteration as end:
-            hypotheses: list[Hypothesis] = end.value
-            return hypotheses
+    found = list[Hypothesis]()
+    for _ in search(engine, cache, prompt, options, found, eos=eos, processors=processors, forced=forced):
+        pass
+    return found
 
 
 def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: Cross | None = None) -> KVCache:
@@ -134,17 +131,19 @@ def search(
     cache: KVCache,
     prompt: Sequence[int] | NDArray[np.int64],
     options: BeamOptions,
+    found: list[Hypothesis],
     *,
     eos: Collection[int],
     processors: Sequence[Processor] = (),
     forced: int = 0,
-) -> Generator[list[int], None, list[Hypothesis]]:
-    """Search step by step: yields the tokens that became certain, because all possible texts go on with them, and
-    returns what `beam_search` does.
+) -> Iterator[int]:
+    """Search step by step: yields the tokens of the best text, each as soon as it is certain because all possible texts
+    go on with it, and the others in the end.
 
     Args:
         cache: `new_cache` makes one; what is in it already comes before the prompt.
         prompt: [P], P >= 1: what the decoder begins with.
+        found: is given what `beam_search` returns, before the last tokens are yielded.
         eos: tokens that end a text.
         processors: change the log probabilities, in this order.
         forced: how many of the last prompt tokens count towards a text's length: those that transformers generates by
@@ -173,7 +172,7 @@ def search(
             break
         new = _certain(growing, certain)
         certain += len(new)
-        yield new
+        yield from new
         stepped = branches.step(*_join(growing))
         if stepped is None:
             reason = "context"
@@ -182,8 +181,9 @@ def search(
     for group in groups:
         if not group.done:
             group.cut(reason)
-    found = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
-    return found[: options.n_best]
+    ended = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
+    found += ended[: options.n_best]
+    yield from ended[0].token_ids[certain:]
 
 
 def _extend(
