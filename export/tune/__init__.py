@@ -41,11 +41,11 @@ class Settings:
     """What a tuned model depends on, besides the model.
 
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training with the data or without any; where there is neither, built-in ones. answer, temperature: the maximum of
-    tokens of such an answer, and what it is drawn at (0: the likeliest tokens). length: the maximum of tokens of a
-    training sequence. rank: of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from
-    the untouched model, lm for the text's own likelihood, or both, where the model's own answers have the first alone.
-    held: the maximum of sequences that are not trained on, so that figures can be taken on them.
+    training with the data or without any; where there is neither, built-in ones. batch: sequences of a step. length:
+    the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer of the model's own, and what
+    it is drawn at (0: the likeliest tokens). rank: of the adapters. rate: the highest learning rate. loss: distill for
+    the KL divergence from the untouched model, lm for the text's own likelihood, or both, where the model's own answers
+    have the first alone. held: the maximum of sequences that are not trained on, so that figures can be taken on them.
     """
 
     policy: str
@@ -129,7 +129,7 @@ def tune(
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
     from edge.export.tune.result import write_result
-    from edge.export.tune.trainer import Schedule, Trainer
+    from edge.export.tune.trainer import Trainer
 
     settings.check()
     if out.exists():
@@ -163,8 +163,7 @@ def tune(
         say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
         made: dict[str, Any] = {"rank": settings.rank, "seed": settings.seed, "device": place, "bf16": bf16}
         network = Network(checkpoint, progress=progress, **made)
-        schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
-        trainer = Trainer(network, policy, examples, schedule, work)
+        trainer = Trainer(network, policy, examples, settings, work, every)
         trainer.run(stop, progress, told)
         finished = trainer.finish(stop, progress)
         last = trainer.history[-max(1, settings.steps // 10) :]

@@ -35,7 +35,7 @@ from edge.export.tune.first import First
 from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import Target, TrainedPolicy, make_policy
-from edge.export.tune.trainer import Schedule, Stopped, Trainer
+from edge.export.tune.trainer import Stopped, Trainer
 from edge.runtime.load import open_engine
 from edge.runtime.skip.engine import SegmentedEngine
 
@@ -327,7 +327,7 @@ def test_routers_are_fitted_to_the_models_own_answers_first(
 
     monkeypatch.setattr(policy, "finish", finish)
     examples = [Example(np.arange(20, 40), 10, given=False)] * own + [Example(np.arange(120, 140), 10)] * 9
-    trainer = Trainer(network, policy, examples, Schedule(1, 3, 1e-2, "lm", 0, 9), tmp_path)
+    trainer = Trainer(network, policy, examples, settings(None, "unified", steps=1), tmp_path, 9)
     trainer.finish(lambda: False, lambda *stage: None)
     assert len(looked) == 6 and sum(looked) == seen
 
@@ -337,7 +337,7 @@ def test_adapters_are_merged_into_the_weights(six_layers: Path, tuned: Path, dat
     fresh = Network(checkpoint, rank=4, seed=0, device="cpu", bf16=False)
     examples = [Example(np.arange(20, 60), 10)] * 3
     policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
-    trainer = Trainer(fresh, policy, examples, Schedule(4, 3, 1e-2, "lm", 0, 9), tmp_path)
+    trainer = Trainer(fresh, policy, examples, settings(None, "unified", steps=4, rate=1e-2, loss="lm"), tmp_path, 9)
     trainer.run(lambda: False, lambda *stage: None, lambda step: None)
     tensors, deltas = fresh.tensors(batch([9], [20])), fresh.deltas()
     with torch.no_grad():
