@@ -144,19 +144,11 @@ def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculat
     return make_plan(bundle, budget, speculate=speculate, like=common.demand, **given)
 
 
-def budgets(
-    bundle: Bundle,
-    *,
-    context: int | None = None,
-    branches: int | None = None,
-    speculate: str = OFF,
-    prefill: bool = True,
-    kv: Sequence[str] = (FLOAT32,),
-) -> list[int]:
+def budgets(bundle: Bundle, **given: Any) -> list[int]:
     """The budgets from which on less is given up, rising, in bytes, from the smallest that does to one for the whole
     context. Arguments and errors are those of `make_plan`.
     """
-    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, prefill, kv)
+    model, choices = MemoryModel(bundle), _Choices(bundle, **given)
     rungs = list(choices.ladder())
     demands = [choices.demand(choices.maximum, rungs[0])]
     demands += [choices.demand(choices.goal, rung) for rung in rungs]
@@ -190,12 +182,12 @@ class _Choices:
     def __init__(
         self,
         bundle: Bundle,
-        context: int | None,
-        chunk: int | None,
-        branches: int | None,
-        speculate: str,
-        prefill: bool,
-        kv: Sequence[str],
+        context: int | None = None,
+        chunk: int | None = None,
+        branches: int | None = None,
+        speculate: str = OFF,
+        prefill: bool = True,
+        kv: Sequence[str] = (FLOAT32,),
         like: Demand | None = None,
     ) -> None:
         manifest = bundle.manifest
