@@ -17,7 +17,7 @@ from places import DOCS, ROOT
 from edge.bundle import Bundle
 from edge.extras import EXTRAS as BROUGHT
 
-LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich"}
+LIGHT = {"onnxruntime", "numpy", "tokenizers", "jinja2", "rich", "psutil"}
 # The extras that a file, or all files of a folder, may import from besides the plain install.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "edge": (),
@@ -137,8 +137,10 @@ def foreign(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(file, at_import_time=False)} - sys.stdlib_module_names - {"edge"}
 
 
-def test_the_plain_install_is_five_packages() -> None:
+def test_the_plain_install_is_five_packages_and_one_more_where_the_system_is_not_linux() -> None:
     assert declared() == LIGHT
+    elsewhere = [line for line in pyproject()["project"]["dependencies"] if ";" in line]  # type: ignore[index]
+    assert [line.partition(">")[0] for line in elsewhere] == ["psutil"] and "linux" not in elsewhere[0]
 
 
 def test_every_import_is_declared_where_it_is_used_and_nothing_else_is() -> None:
