@@ -137,10 +137,7 @@ def for_one_sequence(graph: ir.Graph) -> None:
 
 def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
     """An initializer of a graph that was built."""
-    array: NDArray[Any] = np.array(values, dtype)
-    tensor = ir.tensor(array, name=name)
-    kind = ir.TensorType(tensor.dtype)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=tensor)
+    value = ir.val(name, const_value=ir.tensor(np.array(values, dtype), name=name))
     graph.register_initializer(value)
     return value
 
