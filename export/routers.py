@@ -6,16 +6,14 @@ import dataclasses
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from edge.bundle import BundleWriter
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.tune.result import ROUTERS, read_routers
-
-if TYPE_CHECKING:
-    from edge.bundle import BundleWriter
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.manifest import Manifest
+from edge.manifest import Manifest
 
 FILE = "routers.npy"
 

@@ -6,17 +6,15 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import sha256_of
 from edge.errors import CheckpointError, InputError
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 from edge.export.quantize.base import Progress
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 
 ROUTERS = "routers.safetensors"
 ABOUT = "tuning.json"
