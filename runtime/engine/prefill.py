@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.providers.base import Provider, Session
+from edge.runtime.providers.base import Provider, Session
 
 
 class PrefillEngine:

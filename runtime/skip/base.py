@@ -79,6 +79,14 @@ class FixedRoute:
         pass
 
 
+class AllLayers(FixedRoute):
+    """No policy of its own: everything runs unless a step says otherwise (`SegmentedEngine.leaving_out`), as a drafter
+    does."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(all_units(bundle))
+
+
 def all_units(bundle: Bundle) -> Route:
     """The route through everything."""
     return tuple(range(len(bundle.manifest.segments)))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.runtime.skip.base import MANY, Route, all_units
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.cache import SegmentedCache
 
 
 class PromptPolicy:

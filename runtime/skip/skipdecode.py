@@ -8,17 +8,14 @@ The layers of a token are always among those of the tokens before it, so that no
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.skip.base import Route, all_units, middle, skippable
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.cache import SegmentedCache
 
 NAME = "skipdecode"
 HELP = "fewer layers the further an answer gets, from MAX down to MIN"
