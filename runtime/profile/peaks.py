@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
-from edge.runtime.profile.onnx_messages import ModelProto
+from edge.runtime.profile.graph_file import ModelProto
 from edge.runtime.profile.record import Peaks
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
