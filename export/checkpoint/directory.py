@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from huggingface_hub import metadata_load
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
@@ -253,19 +254,12 @@ def _text_name(name: str) -> str:
 
 
 def licence_of(root: Path) -> str | None:
-    """The model card's ``license:`` line."""
-    card = root / "README.md"
-    if not card.is_file():
+    """The ``license`` that the model card states."""
+    try:
+        licence = (metadata_load(root / "README.md") or {}).get("license")
+    except Exception:  # there is no card, or its header is no YAML
         return None
-    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    if not lines or lines[0].strip() != "---":
-        return None
-    for line in lines[1:]:
-        if line.strip() == "---":
-            break
-        if line.startswith("license:"):
-            return line.removeprefix("license:").strip().strip("'\"") or None
-    return None
+    return licence if isinstance(licence, str) else None
 
 
 open_path = DirectoryCheckpoint
