@@ -15,10 +15,9 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.ctranslate2_file import CTranslate2File
-from edge.export.checkpoint.directory import licence_of
+from edge.export.checkpoint.directory import FolderCheckpoint
 from edge.export.checkpoint.tokenizer_files import read_json
 from edge.export.checkpoint.whisper_vocabulary import END, START, read_vocabulary
-from edge.export.quantize.base import QTensor
 from edge.export.speech_format import ENGLISH_ALONE
 from edge.manifest import Tokens
 from edge.typed_json import typed
@@ -70,20 +69,15 @@ class _Settings:
     alignment_heads: list[list[int]] | None = None
 
 
-class CTranslate2Checkpoint:
+class CTranslate2Checkpoint(FolderCheckpoint):
     """Reads one directory: `model.bin`, its `config.json`, and `vocabulary.json` or `.txt`, else `tokenizer.json`.
 
     Raises:
         CheckpointError: a file is missing, cut short or unreadable, or the model is no Whisper.
     """
 
-    def __init__(
-        self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
-    ) -> None:
-        self.root = root
-        self.name = name or root.resolve().name
-        self.kind = kind
-        self.licence = licence or licence_of(root)
+    def __init__(self, root: Path, **about: Any) -> None:
+        super().__init__(root, **about)
         self._file = CTranslate2File(root / MODEL)
         if self._file.spec != "WhisperSpec":
             raise CheckpointError(
@@ -133,9 +127,6 @@ class CTranslate2Checkpoint:
         length = values.shape[0] // source.parts
         own = values[source.part * length : (source.part + 1) * length]
         return finite(own if rows is None else own[rows], source.variable, self._file.path)
-
-    def blocks(self, name: str) -> QTensor | None:
-        return None
 
     def _shape(self, variable: str, rank: int | None = None) -> tuple[int, ...]:
         """A variable's shape, of `rank` dimensions, or at least one."""

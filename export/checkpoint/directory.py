@@ -18,9 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import TokenizerFiles, finite
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
-from edge.export.quantize.base import QTensor
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
@@ -29,12 +28,8 @@ TRAITS = {"reads": "folder"}
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
-class DirectoryCheckpoint:
-    """Reads one directory.
-
-    Raises:
-        CheckpointError: a file is missing, cut short or unreadable, or the tensors do not match config.json.
-    """
+class FolderCheckpoint(Checkpoint):
+    """What is known of a checkpoint in a folder before its files are read."""
 
     def __init__(
         self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
@@ -43,6 +38,17 @@ class DirectoryCheckpoint:
         self.name = name or root.resolve().name
         self.kind = kind
         self.licence = licence or licence_of(root)
+
+
+class DirectoryCheckpoint(FolderCheckpoint):
+    """Reads one directory.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or unreadable, or the tensors do not match config.json.
+    """
+
+    def __init__(self, root: Path, **about: Any) -> None:
+        super().__init__(root, **about)
         path = root / "config.json"
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
@@ -125,9 +131,6 @@ class DirectoryCheckpoint:
             )
         values: NDArray[np.float32] = tensor.to(torch.float32).contiguous().numpy()
         return finite(values, own, file.path)
-
-    def blocks(self, name: str) -> QTensor | None:
-        return None
 
 
 class _WeightFile(Protocol):
