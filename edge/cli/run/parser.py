@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ IGNORED = {
     TEXT: (*OF_SPEECH, *OF_DECODERS),
     SPEECH: (*OF_TEXT, *OF_DECODERS, *NOT_OF_SPEECH),
 }
-# What says how tokens are drawn, under the names that GenerateOptions and Text2TextOptions have for it.
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
 NAMES = {"source_language": "--from", "target_language": "--to"}  # of options, where they are not as in the namespace
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 OUTPUT_OF_LINES = "--output takes the answers to a file's lines; name the file with -f, or redirect the output."
@@ -68,9 +67,11 @@ def check_kind(kind: str, given: argparse.Namespace) -> None:
         raise InputError(f"{given.bundle} transcribes sound and has no use for {option}.")
 
 
-def taken(given: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the named options that were given: for the others the library's defaults hold."""
-    return {name: value for name in names if (value := getattr(given, name)) is not None}
+def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str, Any]:
+    """Those of the named options, or of the fields of a class of options, that were given: for the others the library's
+    defaults hold."""
+    names = options if isinstance(options, Sequence) else [each.name for each in dataclasses.fields(options)]
+    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
 
 
 def add_arguments(parser: Parser) -> None:
