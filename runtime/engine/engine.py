@@ -72,17 +72,13 @@ class Engine:
         source = None if variant.plan is None else variant.plan.demand.source
         encoded = bundle.manifest.encoder is not None
         self.encoder = Encoder(bundle, self.provider, source) if encoded else None
-        self.session = self._open()
+        self.session = self.provider.open(bundle, variant.role)
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self.chooses = "tokens" in self.session.outputs
         self.takes_trees = any(name.startswith("attention_bias") for name in self.session.inputs)
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
         self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
         self._logits: WeakKeyDictionary[KVCache, Buffer] = WeakKeyDictionary()
-
-    def _open(self) -> Session:
-        """Load the decoder."""
-        return self.provider.open(self.bundle, self.variant.role)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
