@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from onnxscript import GraphBuilder
 
 from edge.bundle import BundleWriter
@@ -28,14 +28,6 @@ BATCH = "B"  # the first dimension of a graph whose steps may take a token of ea
 
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 Shape = list[int | str | None]
-
-
-class ModelSource(Protocol):
-    """What of a checkpoint a graph needs besides its quantized matrices."""
-
-    config: dict[str, Any]
-
-    def read(self, name: str) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
