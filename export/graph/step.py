@@ -32,7 +32,7 @@ Shape = list[int | str | None]
 
 @dataclass(frozen=True)
 class Built:
-    """What was built, for the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
+    """What was built: fields of the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
     encoder-decoder."""
 
     family: str
