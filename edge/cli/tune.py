@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_threads
 from edge.cli.export import stages
+from edge.cli.run.terminal import CtrlC
 from edge.errors import InputError
 from edge.extras import needing
 
@@ -150,7 +151,7 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
     settings = Settings(target=target, **asked)
     started = time.monotonic()
     outcome = None
-    with _interrupts() as stop, _training(settings.steps) as (progress, told, say):
+    with _Interrupts(signal.SIGTERM) as stop, _training(settings.steps) as (progress, told, say):
         how |= {"stop": stop, "progress": _stopping(progress, stop), "told": told, "say": say}
         try:
             if out.suffix == BUNDLE:
@@ -188,40 +189,27 @@ def _span(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-class _Interrupts:
-    """Says, between steps, whether the user asked to stop. Before it was called for the first time, and when asked to
-    stop again, an interruption takes effect at once."""
+class _Interrupts(CtrlC):
+    """Before it was called for the first time, which the training does between steps, an interruption takes effect at
+    once."""
 
-    def __init__(self) -> None:
-        self.training = self.asked = False
+    training = False
 
     def __call__(self) -> bool:
         self.training = True
-        return self.asked
+        return self.pressed
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or not self.training:
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
             raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    """What hears of Ctrl-C and of being asked to end."""
-    found = _Interrupts()
-    before = {number: signal.signal(number, found.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        super()._press(number, frame)
 
 
 def _stopping(progress: Progress, stop: _Interrupts) -> Progress:
     """`progress`, which ends what is at work where the user asked to stop and nobody will ask: after the training."""
 
     def reported(done: int, total: int, stage: str) -> None:
-        if stop.asked:
+        if stop.pressed:
             raise KeyboardInterrupt
         progress(done, total, stage)
 
