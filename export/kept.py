@@ -17,7 +17,7 @@ import numpy as np
 from edge import __version__
 from edge.errors import InputError
 from edge.export.quantize.base import QTensor
-from edge.home import cache_dir
+from edge.home import cache_dir, drop_oldest, mark_used
 from edge.lock import open_lock, try_lock
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
         if not free:
             yield Kept()
             return
-        others = (path for path in exports.iterdir() if path != folder)
-        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[EXPORTS - 1 :]:
-            shutil.rmtree(path, ignore_errors=True)
+        mark_used(folder)
+        drop_oldest(exports, EXPORTS)
         yield Kept(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
