@@ -78,7 +78,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
 
 def _measured(drafter: Entry, bundle: Bundle) -> bool:
     """Whether a drafter is measured where none is named: it serves decoders, and needs no more than the bundle has."""
-    needs = drafter.traits.get("asked", "").startswith(f"{drafter.name}=") or (
+    needs = drafter.asked.startswith(f"{drafter.name}=") or (
         drafter.traits.get("segments") and not bundle.manifest.segments
     )
     return "decoder" in drafter.traits["serves"] and not needs

@@ -76,8 +76,8 @@ def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str,
 
 def add_arguments(parser: Parser) -> None:
     """All arguments of `edge run`. What is not given is None, except where a default stands here."""
-    from edge.runtime.skip import OFF, policy_names
-    from edge.runtime.speculate.base import drafter_names
+    from edge.runtime.skip import OFF, POLICIES
+    from edge.runtime.speculate.base import DRAFTERS
 
     parser.epilog = f"{MORE}\n\n{parser.epilog}"
     bundle = "a bundle, a folder NAME.edge; or a .gguf file, a model's folder, a catalog name or a hub id"
@@ -130,14 +130,14 @@ def add_arguments(parser: Parser) -> None:
 
     add = parser.options("speed")
     drafts = "what drafts tokens, several of which the model verifies in a step: auto (default for chat models), off, "
-    listed(add("--speculate WHAT", f"{drafts}or a name: %(names)s"), drafter_names)
+    listed(add("--speculate WHAT", f"{drafts}or a name: %(names)s"), DRAFTERS)
     exact = (
         "the same text every time, whatever is drafted: the default for chat models. --no-exact is faster, and once in "
         "a while a word differs; text to text and speech need it only with --speculate"
     )
     add("--exact", exact, action=argparse.BooleanOptionalAction)
     skipped = "which layers are skipped, of a bundle with segments: off (default), %(names)s"
-    listed(add("--skip POLICY", skipped, default=OFF), policy_names)
+    listed(add("--skip POLICY", skipped, default=OFF), POLICIES)
     add("--batch N", "with -f and --output: prompts answered in parallel (default: 8; with --memory: 1)", int)
 
     add = parser.options("machine")
