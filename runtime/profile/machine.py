@@ -8,12 +8,12 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
 
-from edge.runtime.profile.record import Device
+from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
@@ -152,6 +152,10 @@ class Energy:
             found.append(sum(_passed(zone, first, last) for zone, first, last in passed) / 1e6)
         else:
             found.append((before[0] + after[0]) / 2 * (end - start))
+
+    def usage(self, phase: str, tokens: int, wall_s: float, cpu_s: float, joules: Sequence[float]) -> Usage:
+        """What a phase took, with the joules that were metered in it."""
+        return Usage(phase, tokens, wall_s, cpu_s, sum(joules) if joules else None, self.of if joules else None)
 
     def _reading(self) -> list[float]:
         """Microjoules of each processor so far, or the battery's watts; empty where there is no meter (any more)."""
