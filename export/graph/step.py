@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from onnxscript import GraphBuilder
 
 from edge.bundle import BundleWriter
-from edge.errors import ExportError
+from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
 from edge.export.lower.base import Lowering, Value
@@ -69,8 +69,7 @@ def configuration(raw: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(**raw)
     except Exception as e:  # of any class: each model's configuration checks itself in its own way
-        reason = " ".join(str(e).split()).rstrip(".")
-        raise ExportError(f"transformers does not accept the model's configuration: {reason}.") from None
+        raise ExportError(f"transformers does not accept the model's configuration: {on_one_line(e)}.") from None
     if raw.get("tie_word_embeddings") is False:
         config.tie_word_embeddings = False  # T5's class says True whatever it is given
     return config
