@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 NAME = "tune"
 HELP = "Train a model to do with fewer of its layers, for edge run --skip."
 # What a recipe may set, each an option of the same name, except for the model.
-OF_TARGET = ("ratio", "unit", "candidates", "penalty")
 OPTIONS = (
-    *("model", "policy", "layers", *OF_TARGET, "data", "prompts", "answer", "temperature", "steps", "batch"),
-    *("length", "rank", "rate", "loss", "seed", "precision", "weights"),
+    *("model", "policy", "layers", "ratio", "unit", "candidates", "penalty", "data", "prompts", "answer"),
+    *("temperature", "steps", "batch", "length", "rank", "rate", "loss", "seed", "precision", "weights"),
 )
 SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
 FILES = ("data", "prompts")  # of a recipe, next to it
@@ -137,18 +136,15 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how: dict[str, Any]) -> int:
-    """asked: fields of the settings and of their target. how: what else `tune` takes."""
+    """asked: fields of the settings. how: what else `tune` takes."""
     with needing("Tuning", "tune"):
         import peft  # noqa: F401, first: before anything that takes long
         import torch  # noqa: F401
 
         from edge.export.tune import Settings, tune
         from edge.export.tune.bundle import tune_to_bundle
-        from edge.export.tune.policy import Target
         from edge.export.tune.trainer import Stopped
-    aims = {name: asked.pop(name) for name in OF_TARGET if name in asked}
-    target = Target(span=_span(asked.pop("layers", None)), **aims)
-    settings = Settings(target=target, **asked)
+    settings = Settings(span=_span(asked.pop("layers", None)), **asked)
     started = time.monotonic()
     outcome = None
     with _Interrupts(signal.SIGTERM) as stop, _training(settings.steps) as (progress, told, say):

@@ -70,7 +70,7 @@ def tune_to_bundle(
             _check_same(source, tuned, settings, say, progress)
         else:
             tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
-        segments = POLICIES.find(settings.policy).traits.get("segments", settings.target.unit)
+        segments = POLICIES.find(settings.policy).traits.get("segments", settings.unit)
         whole: dict[str, Any] = {"check": True, "candidates": True, "draft_text": None}
         made = open_bundle(
             exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem, **whole)
