@@ -7,8 +7,6 @@ differs in two rules, see `_Group`.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +18,7 @@ from edge.errors import InputError
 from edge.runtime.decode.answer import FinishReason, never
 from edge.runtime.decode.branches import Branches
 from edge.runtime.decode.logits_processors import Processor
+from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
@@ -65,16 +64,13 @@ class BeamOptions:
             ("number of best texts", self.n_best),
             ("maximum of tokens to generate", self.max_tokens),
         ):
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-                raise InputError(f"The {name} must be 1 or more, not {value!r}.")
+            check_number(name, value, lambda v: v >= 1, "1 or more", whole=True)
         if self.n_best > self.beams:
             raise InputError(f"{self.beams} beams cannot give {self.n_best} texts; ask for as many beams.")
         if self.beams % self.groups:
             raise InputError(f"{self.beams} beams cannot be split into {self.groups} groups of one size.")
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"The length penalty must be a number, not {self.length_penalty}.")
-        if not (math.isfinite(self.diversity) and self.diversity >= 0):
-            raise InputError(f"The diversity must be a number of 0 or more, not {self.diversity}.")
+        check_number("length penalty", self.length_penalty, lambda v: True, "a number")
+        check_number("diversity", self.diversity, lambda v: v >= 0, "a number of 0 or more")
         if self.groups > 1 and self.diversity == 0:
             raise InputError(f"{self.groups} beam groups need a diversity above 0, or they would all find the same.")
         if self.groups == 1 and self.diversity > 0:
