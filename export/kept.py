@@ -18,7 +18,7 @@ from edge import __version__
 from edge.errors import InputError
 from edge.export.quantize.base import QTensor
 from edge.home import cache_dir, drop_oldest, mark_used
-from edge.lock import open_lock, try_lock
+from edge.lock import locked
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
     folder = exports / _key(checkpoint, options)
     with contextlib.ExitStack() as stack:
         try:
-            free = try_lock(stack.enter_context(open_lock(folder / LOCK)))
+            free = stack.enter_context(locked(folder / LOCK))
         except InputError:
             free = False
         if not free:
