@@ -28,8 +28,7 @@ from edge.errors import EdgeError
 from edge.runtime.check.perplexity import windows
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
-from edge.runtime.skip.all_layers import AllLayers
-from edge.runtime.skip.base import middle
+from edge.runtime.skip.base import AllLayers, middle
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.evaluate import SkipFigures, decode_speeds, measure
 from edge.runtime.skip.first import read_routers

@@ -73,7 +73,8 @@ class Bundle:
         self.check_files()
         newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())
         if self._stamp() == before and time.time_ns() - newest > SETTLED_NS:
-            replace_text(store, json.dumps(before))
+            with contextlib.suppress(OSError):
+                replace_text(store, json.dumps(before))
             drop_oldest(store.parent)
 
     def _stamp(self) -> dict[str, list[Any]]:
@@ -150,15 +151,14 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file of the cache whole or, where the cache cannot be written, not at all."""
+    """Write a file whole, in a folder that is made where there is none; OSError where it cannot be written."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from edge.errors import MissingExtraError
 
 # By import names. What a .gguf file needs comes first: whatever lacks one of it is told to install the small extra.
 EXTRAS = {
-    "gguf": ("gguf", "google", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
+    "gguf": ("gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
     "export": ("huggingface_hub", "safetensors", "sentencepiece", "torch", "transformers"),
     "tune": ("peft",),
 }

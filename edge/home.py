@@ -37,8 +37,8 @@ def mark_used(entry: Path) -> None:
         os.utime(entry)
 
 
-def drop_oldest(folder: Path) -> None:
-    """Keep the `KEPT` entries of a folder of the cache, files or folders, that were used last.
+def drop_oldest(folder: Path, kept: int = KEPT) -> None:
+    """Keep so many entries of a folder of the cache, files or folders: those that were used last.
 
     Another process may do the same at a time: what one has removed is no fault to the other.
     """
@@ -47,7 +47,7 @@ def drop_oldest(folder: Path) -> None:
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):
                 used.append((entry.stat().st_mtime_ns, entry))
-    for _, entry in sorted(used, reverse=True)[KEPT:]:
+    for _, entry in sorted(used, reverse=True)[kept:]:
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
         else:

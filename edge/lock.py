@@ -14,7 +14,7 @@ from edge.errors import InputError
 PAUSE_S = 0.5  # between two looks at a lock that another process holds
 
 
-def try_lock(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     """Lock an open file until it is closed: whether nobody else has; True, too, where the file system has no locks."""
     if sys.platform == "win32":
         import msvcrt
@@ -35,31 +35,25 @@ def try_lock(file: IO[str]) -> bool:
     return True
 
 
-def open_lock(path: Path) -> IO[str]:
-    """The lock file `path`, made with its folder where there is none.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("a", encoding="utf-8")
-    except OSError as e:
-        raise InputError(f"The folder {path.parent} cannot be written: {e.strerror}.") from None
-
-
 @contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path`, made where there is none; `waiting` is called once where another process holds it.
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bool]:
+    """Hold the lock file `path`, made with its folder where there is none: whether nobody else does.
 
-    The file stays: removing it would let two processes lock two files of one name.
+    waiting: is called once where another process does, which is then waited for. The file stays: removing it would let
+    two processes lock two files of one name.
 
     Raises:
         InputError: the file cannot be made.
     """
-    with open_lock(path) as file:
-        if not try_lock(file):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8")
+    except OSError as e:
+        raise InputError(f"The folder {path.parent} cannot be written: {e.strerror}.") from None
+    with file:
+        free = _try_lock(file)
+        if not free and waiting is not None:
             waiting()
-            while not try_lock(file):
+            while not (free := _try_lock(file)):
                 time.sleep(PAUSE_S)
-        yield
+        yield free

@@ -36,6 +36,11 @@ class Entry:
     help: str
     traits: Mapping[str, Any]
 
+    @property
+    def asked(self) -> str:
+        """How it is asked for: by its name, or as its traits say."""
+        return str(self.traits.get("asked", self.name))
+
     def load(self) -> ModuleType:
         """Import the module."""
         return importlib.import_module(self.module)
@@ -47,6 +52,10 @@ class Registry(Mapping[str, Entry]):
     def __init__(self, package: str, what: str) -> None:
         self.package = package
         self.what = what
+
+    def __str__(self) -> str:
+        """How its modules are asked for."""
+        return ", ".join(entry.asked for entry in self.values())
 
     def find(self, name: str) -> Entry:
         """The entry of this name.

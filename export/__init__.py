@@ -137,7 +137,7 @@ def export(
 
     from edge.export.checkpoint import open_checkpoint
     from edge.export.graph.families import find_family
-    from edge.export.routers import check_routers, write_routers
+    from edge.export.routers import read_routers, write_routers
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
@@ -156,7 +156,7 @@ def export(
         advance = progress = timeline.Timeline(progress, [*timeline.OF_INT4[effort], *written])
     max_context = defaults.get("max_context") if max_context is None else max_context
     family, _ = find_family(str(checkpoint.config.get("model_type")))
-    check_routers(checkpoint)
+    routers = read_routers(checkpoint)
     context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     _describe(checkpoint, family, weights, tell)
@@ -212,7 +212,7 @@ def export(
         del written
         golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)
         writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")
-        manifest = write_routers(writer, manifest, checkpoint, segments, tell)
+        manifest = write_routers(writer, manifest, routers, segments, tell)
         if segments is not None:
             from edge.export.graph.skip import write_skip
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import BundleWriter
+from edge.export.quantize.base import Options
+from edge.runtime.engine.engine import Engine
 from edge.runtime.speculate.recycle import CANDIDATES, SEED, likeliest, write_seed
-
-if TYPE_CHECKING:
-    from edge.bundle import BundleWriter
-    from edge.export.quantize.base import Options
-    from edge.runtime.engine.engine import Engine
 
 ROWS = 64  # of logits at a time: 13 MB at a 49k vocabulary
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from edge import __version__
 from edge.errors import InputError
 from edge.export.quantize.base import QTensor
-from edge.home import cache_dir
-from edge.lock import open_lock, try_lock
+from edge.home import cache_dir, drop_oldest, mark_used
+from edge.lock import locked
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
     folder = exports / _key(checkpoint, options)
     with contextlib.ExitStack() as stack:
         try:
-            free = try_lock(stack.enter_context(open_lock(folder / LOCK)))
+            free = stack.enter_context(locked(folder / LOCK))
         except InputError:
             free = False
         if not free:
@@ -127,9 +127,8 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
                 free = True
             yield Kept(folder if free else None)
             return
-        others = (path for path in exports.iterdir() if path != folder)
-        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)[EXPORTS - 1 :]:
-            shutil.rmtree(path, ignore_errors=True)
+        mark_used(folder)
+        drop_oldest(exports, EXPORTS)
         yield Kept(folder)
     shutil.rmtree(folder, ignore_errors=True)
 

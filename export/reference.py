@@ -10,21 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.graph.families import find_family
 from edge.export.graph.families.base import heads_of, window_of
 from edge.export.graph.rope import cos_sin
-from edge.export.quantize.base import EMBEDDING, HEAD
+from edge.export.quantize.base import EMBEDDING, HEAD, Progress
 from edge.runtime.check.perplexity import pieces
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
 
 Floats = NDArray[np.float32]
 Watch = Callable[[str, Floats, Floats], None]  # told each matrix by its name, what it reads [W, S, K], and it [N, K]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
+from edge.export.checkpoint.base import Checkpoint
 from edge.manifest import Speech
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
 
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 30 * SAMPLE_RATE

@@ -18,19 +18,17 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from edge.bundle import Bundle, BundleWriter
 from edge.errors import InputError
 from edge.export.prompts import by_themselves
+from edge.export.quantize.base import Progress
 from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.engine.engine import Engine
+from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speculate.successors import FILE, Context, level_of, write_table
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle, BundleWriter
-    from edge.export.quantize.base import Progress
-    from edge.runtime.engine.engine import Engine
-    from edge.runtime.model import Model
+from edge.runtime.text.tokenizer import Text
 
 # By default as many tokens as take about a minute on two cores: WORK multiplications by weights, at most MAXIMUM
 # tokens, and none where the model is so small that its steps cost nothing.
@@ -66,9 +64,6 @@ def default_tokens(weights: int) -> int:
 
 def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, tokens: int, report: Progress) -> None:
     """Have the model answer until it has written `tokens` tokens, and write down what followed what."""
-    from edge.runtime.model import Model
-    from edge.runtime.text.tokenizer import Text
-
     engine.prefill = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0
     for answer in own_answers(Model(bundle, engine, Text(bundle), speculate=OFF)):

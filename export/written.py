@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge import __version__
+from edge.export.checkpoint.base import Checkpoint
+from edge.export.graph.step import Built
 from edge.export.quantize.base import FLOATS, Progress, QTensor, RowsTensor, Weight
 from edge.manifest import FORMAT_VERSION, Manifest, Source
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.engine.engine import Engine
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.graph.step import Built
 
 KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
 
@@ -37,19 +35,12 @@ def manifest_of(
         format_version=FORMAT_VERSION,
         producer=f"edge {__version__}",
         name=name,
-        family=built.family,
         kind=kind,
         weights=weights,
-        dims=built.dims,
         context=context,
-        graphs=built.graphs,
-        kv=built.kv,
-        groups=built.groups,
         tokens=checkpoint.tokenizer.tokens,
         source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
-        prefill=built.prefill,
-        encoder=built.encoder,
-        cross=built.cross,
+        **vars(built),
         **others,
     )
 

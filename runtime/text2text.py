@@ -270,30 +270,17 @@ class Text2Text(Loaded):
         cache = self._cache(engine, task, cross)
         try:
             if task.beam.beams > 1:
-                yield from self._searched(engine, cache, task, found)
+                forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
+                yield from beam.search(
+                    engine, cache, task.prompt, task.beam, found,
+                    eos=self.text.eos, processors=task.processors, forced=forced,
+                )  # fmt: skip
                 return
             prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
             sampler, chunk = self._sampler(task), len(prompt)
             yield from generate(engine, cache, prompt, sampler, chunk=chunk, interrupted=interrupted, drafts=drafts)
         finally:
             self._spare.append(cache)
-
-    def _searched(self, engine: Engine, cache: KVCache, task: _Task, found: list[Hypothesis]) -> Iterator[int]:
-        """The tokens of the best text of a beam search, each as soon as it is certain."""
-        forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
-        steps = beam.search(
-            engine, cache, task.prompt, task.beam, eos=self.text.eos, processors=task.processors, forced=forced
-        )
-        certain = 0
-        while True:
-            try:
-                new = next(steps)
-            except StopIteration as end:
-                found.extend(end.value)
-                yield from found[0].token_ids[certain:]
-                return
-            certain += len(new)
-            yield from new
 
     def _cache(self, engine: Engine, task: _Task, cross: Cross) -> KVCache:
         """A cache for one input: one whose input is done, with its bound buffers, where it is large enough."""

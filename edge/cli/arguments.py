@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,18 +41,10 @@ class Parser(argparse.ArgumentParser):
         return add
 
 
-class _Names:
-    def __init__(self, names: Callable[[], Iterable[str]]) -> None:
-        self._names = names
-
-    def __str__(self) -> str:
-        return ", ".join(self._names())
-
-
-def listed(action: argparse.Action, names: Callable[[], Iterable[str]]) -> None:
+def listed(action: argparse.Action, names: object) -> None:
     """Replace `%(names)s` in an option's help by names that are looked up when it is shown: reading the files of a
-    folder takes 3 ms."""
-    vars(action)["names"] = _Names(names)
+    registry's folder takes 3 ms."""
+    vars(action)["names"] = names
 
 
 class _Help(argparse.HelpFormatter):

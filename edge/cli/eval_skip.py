@@ -6,26 +6,21 @@ import argparse
 import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from edge.bundle import open_bundle
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
-
-if TYPE_CHECKING:
-    from edge.runtime.skip.evaluate import SkipFigures
+from edge.runtime.check.perplexity import check_decoder, check_window, windows
+from edge.runtime.providers import open_provider
+from edge.runtime.skip.evaluate import SkipFigures, measure
+from edge.runtime.text.tokenizer import Text
 
 PLOTS = (".png", ".svg", ".pdf")
 
 
 def run_skip(args: argparse.Namespace, content: str) -> None:
     """Measure a policy, or several settings of it, on a text, and print a table or JSON. args: of `edge eval`."""
-    from edge.bundle import open_bundle
-    from edge.runtime.check.perplexity import check_decoder, check_window, windows
-    from edge.runtime.providers import open_provider
-    from edge.runtime.skip.evaluate import measure
-    from edge.runtime.text.tokenizer import Text
-
     check_plot(args.plot)
     window = args.window
     skips = [args.skip] if args.sweep is None else settings(args.skip, args.sweep)

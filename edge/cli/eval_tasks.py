@@ -7,19 +7,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge.bundle import Bundle, open_bundle
 from edge.cli import scores
 from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
+from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
+from edge.runtime.load import load
+from edge.runtime.model import Model
+from edge.runtime.speculate.base import AUTO, chosen
+from edge.runtime.text2text import Text2Text, Text2TextOptions
 from edge.text_file import lines_of, read_text
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.decode.answer import Result
-    from edge.runtime.engine.variant import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,6 @@ class TaskFigures:
 
 def run_task(args: argparse.Namespace, name: str) -> None:
     """Answer the lines of the file of a task with each setting and print a table or JSON. args: of `edge eval`."""
-    from edge.bundle import open_bundle
-    from edge.runtime.engine.variant import OFF, LoadOptions
-
     check_plot(args.plot)
     task, file, skip, speculate = TASKS[name], getattr(args, name), args.skip, args.speculate or OFF
     for option, value in (("--limit", args.limit), ("--max-tokens", args.max_tokens)):
@@ -139,9 +138,6 @@ def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: st
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
-    from edge.runtime.engine.variant import kv_dtypes, segments_policy
-    from edge.runtime.speculate.base import AUTO, chosen
-
     policies = [segments_policy(bundle, skip, chosen(speculate, bundle)) for skip in skips]
     return kv_dtypes(bundle, kv or AUTO, whole=all(policy is None for policy in policies))[0]
 
@@ -149,11 +145,6 @@ def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: st
 def _answerer(
     bundle: Bundle, asked: LoadOptions, task: Task, instruction: str | None, max_tokens: int | None
 ) -> Callable[[str], Result]:
-    from edge.runtime.decode.answer import GenerateOptions
-    from edge.runtime.load import load
-    from edge.runtime.model import Model
-    from edge.runtime.text2text import Text2Text, Text2TextOptions
-
     model = load(bundle.root, asked)
     maximum = max_tokens or task.tokens
     if isinstance(model, Text2Text):

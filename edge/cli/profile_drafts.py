@@ -7,18 +7,18 @@ import gc
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.export import stages
 from edge.cli.tables import console, table
 from edge.errors import InputError
-
-if TYPE_CHECKING:
-    from edge.registry import Entry
-    from edge.runtime.profile.profile import ProfileOptions
-    from edge.runtime.speculate.acceptance import Acceptance
-    from edge.runtime.text.tokenizer import Text
+from edge.registry import Entry
+from edge.runtime.load import open_engine
+from edge.runtime.model import Model
+from edge.runtime.profile.profile import ProfileOptions
+from edge.runtime.speculate.acceptance import POSITIONS, Acceptance, measure
+from edge.runtime.speculate.base import DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
+from edge.runtime.text.tokenizer import Text
 
 
 def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions, as_json: bool) -> None:
@@ -27,10 +27,6 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
     drafters: those to measure; where none is named, all that need no argument and that the bundle has the parts for.
     """
     from rich.markup import escape
-
-    from edge.runtime.speculate.acceptance import POSITIONS
-    from edge.runtime.speculate.base import DRAFTERS, OFF, check_argument, check_name
-    from edge.runtime.text.tokenizer import Text
 
     for name in drafters:
         check_name(name)
@@ -82,7 +78,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
 
 def _measured(drafter: Entry, bundle: Bundle) -> bool:
     """Whether a drafter is measured where none is named: it serves decoders, and needs no more than the bundle has."""
-    needs = drafter.traits.get("asked", "").startswith(f"{drafter.name}=") or (
+    needs = drafter.asked.startswith(f"{drafter.name}=") or (
         drafter.traits.get("segments") and not bundle.manifest.segments
     )
     return "decoder" in drafter.traits["serves"] and not needs
@@ -95,8 +91,6 @@ def _by_engine(names: Sequence[str], bundle: Bundle) -> list[list[str]]:
     Raises:
         InputError: the bundle lacks what one of them needs.
     """
-    from edge.runtime.speculate.base import branches, parts_of_model
-
     whole, trees, parts = list[str](), list[str](), list[list[str]]()
     for name in names:
         if parts_of_model(name, bundle) is not None:
@@ -115,11 +109,6 @@ def _answers(
     progress: Callable[[int, int], None],
 ) -> list[Acceptance]:
     """What plain decoding and these drafters did over an engine that is opened for them."""
-    from edge.runtime.load import open_engine
-    from edge.runtime.model import Model
-    from edge.runtime.speculate.acceptance import measure
-    from edge.runtime.speculate.base import OFF
-
     drafter = names[0] if names else OFF
     engine = open_engine(
         bundle,

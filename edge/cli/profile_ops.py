@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from edge.cli.profile_tables import ms
 from edge.cli.tables import console, table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from edge.runtime.profile.record import Peaks, Profile
-    from edge.runtime.profile.roofline import Part, StepTime
+from edge.runtime.profile.record import Peaks, Profile
+from edge.runtime.profile.roofline import Part, StepTime, step_times
 
 PARTS = 14  # shown of each step; the others are summed up
 
 
 def show_ops(profile: Profile) -> None:
     """Print a profile's operators: for each step the parts of the model, the types of operators, and the layers."""
-    from edge.runtime.profile.roofline import step_times
-
     out = console()
     if profile.peaks is not None:
         _peaks(profile.peaks, out)

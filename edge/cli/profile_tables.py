@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich.console import Console
 
 from edge.cli.tables import console, table
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from edge.runtime.profile.compare import Comparison, Row
-    from edge.runtime.profile.record import CurvePoint, Profile, Stats
+from edge.runtime.profile.compare import Comparison, Row
+from edge.runtime.profile.record import CurvePoint, Profile, Stats
 
 INPUTS = {"prompt": "Prompt tokens", "source": "Source tokens", "audio": "Rows of sound"}
 STEP = "step of "  # how the curve's rows of a comparison begin

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_threads
 from edge.cli.export import stages
+from edge.cli.run.terminal import CtrlC
 from edge.errors import InputError
 from edge.extras import needing
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 NAME = "tune"
 HELP = "Train a model to do with fewer of its layers, for edge run --skip."
 # What a recipe may set, each an option of the same name, except for the model.
-OF_TARGET = ("ratio", "unit", "candidates", "penalty")
 OPTIONS = (
-    *("model", "policy", "layers", *OF_TARGET, "data", "prompts", "answer", "temperature", "steps", "batch"),
-    *("length", "rank", "rate", "loss", "seed", "precision", "weights"),
+    *("model", "policy", "layers", "ratio", "unit", "candidates", "penalty", "data", "prompts", "answer"),
+    *("temperature", "steps", "batch", "length", "rank", "rate", "loss", "seed", "precision", "weights"),
 )
 SPOKEN = 10  # steps from one line about the loss to the next, and whose mean it is
 FILES = ("data", "prompts")  # of a recipe, next to it
@@ -136,21 +136,18 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how: dict[str, Any]) -> int:
-    """asked: fields of the settings and of their target. how: what else `tune` takes."""
+    """asked: fields of the settings. how: what else `tune` takes."""
     with needing("Tuning", "tune"):
         import peft  # noqa: F401, first: before anything that takes long
         import torch  # noqa: F401
 
         from edge.export.tune import Settings, tune
         from edge.export.tune.bundle import tune_to_bundle
-        from edge.export.tune.policy import Target
         from edge.export.tune.trainer import Stopped
-    aims = {name: asked.pop(name) for name in OF_TARGET if name in asked}
-    target = Target(span=_span(asked.pop("layers", None)), **aims)
-    settings = Settings(target=target, **asked)
+    settings = Settings(span=_span(asked.pop("layers", None)), **asked)
     started = time.monotonic()
     outcome = None
-    with _interrupts() as stop, _training(settings.steps) as (progress, told, say):
+    with _Interrupts(signal.SIGTERM) as stop, _training(settings.steps) as (progress, told, say):
         how |= {"stop": stop, "progress": _stopping(progress, stop), "told": told, "say": say}
         try:
             if out.suffix == BUNDLE:
@@ -188,40 +185,27 @@ def _span(text: str | None) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-class _Interrupts:
-    """Says, between steps, whether the user asked to stop. Before it was called for the first time, and when asked to
-    stop again, an interruption takes effect at once."""
+class _Interrupts(CtrlC):
+    """Before it was called for the first time, which the training does between steps, an interruption takes effect at
+    once."""
 
-    def __init__(self) -> None:
-        self.training = self.asked = False
+    training = False
 
     def __call__(self) -> bool:
         self.training = True
-        return self.asked
+        return self.pressed
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked or not self.training:
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if not self.training:
             raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    """What hears of Ctrl-C and of being asked to end."""
-    found = _Interrupts()
-    before = {number: signal.signal(number, found.handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        super()._press(number, frame)
 
 
 def _stopping(progress: Progress, stop: _Interrupts) -> Progress:
     """`progress`, which ends what is at work where the user asked to stop and nobody will ask: after the training."""
 
     def reported(done: int, total: int, stage: str) -> None:
-        if stop.asked:
+        if stop.pressed:
             raise KeyboardInterrupt
         progress(done, total, stage)
 

@@ -59,7 +59,7 @@ class Checkpoint(Protocol):
 
     def blocks(self, name: str) -> QTensor | None:
         """The source's own integers and scales where they are Q4_0 or Q8_0 blocks, else None."""
-        ...
+        return None
 
     def stored_type(self, name: str) -> str:
         """The type in the source: F32, F16, BF16, Q8_0, Q4_1, ..."""

@@ -15,10 +15,11 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.ctranslate2_file import CTranslate2File
-from edge.export.checkpoint.directory import licence_of
+from edge.export.checkpoint.directory import FolderCheckpoint
 from edge.export.checkpoint.tokenizer_files import read_json
-from edge.export.checkpoint.whisper_vocabulary import WhisperVocabulary, read_vocabulary
-from edge.export.quantize.base import QTensor
+from edge.export.checkpoint.whisper_vocabulary import END, START, read_vocabulary
+from edge.export.speech_format import ENGLISH_ALONE
+from edge.manifest import Tokens
 from edge.typed_json import typed
 
 NAME = "ctranslate2"
@@ -68,20 +69,15 @@ class _Settings:
     alignment_heads: list[list[int]] | None = None
 
 
-class CTranslate2Checkpoint:
+class CTranslate2Checkpoint(FolderCheckpoint):
     """Reads one directory: `model.bin`, its `config.json`, and `vocabulary.json` or `.txt`, else `tokenizer.json`.
 
     Raises:
         CheckpointError: a file is missing, cut short or unreadable, or the model is no Whisper.
     """
 
-    def __init__(
-        self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
-    ) -> None:
-        self.root = root
-        self.name = name or root.resolve().name
-        self.kind = kind
-        self.licence = licence or licence_of(root)
+    def __init__(self, root: Path, **about: Any) -> None:
+        super().__init__(root, **about)
         self._file = CTranslate2File(root / MODEL)
         if self._file.spec != "WhisperSpec":
             raise CheckpointError(
@@ -93,7 +89,7 @@ class CTranslate2Checkpoint:
             read_json(stated) if stated.is_file() else {}, _Settings, str(stated),
             advice="fetch the checkpoint again", error=CheckpointError,
         )  # fmt: skip
-        self._vocabulary: WhisperVocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight", 2)[0])
+        self._vocabulary = read_vocabulary(root, self._shape("decoder/embeddings/weight", 2)[0])
         config = self._config(settings)
         self._sources = _sources(config)
         for source in self._sources.values():
@@ -110,7 +106,9 @@ class CTranslate2Checkpoint:
 
     @cached_property
     def tokenizer(self) -> TokenizerFiles:
-        return self._vocabulary.files()
+        end = self.config["eos_token_id"]
+        tokens = Tokens(bos=end, eos=[end], pad=end, add_bos=False)
+        return TokenizerFiles(json=self._vocabulary.to_str(), chat_template=None, tokens=tokens)
 
     def names(self) -> list[str]:
         return list(self._sources)
@@ -129,9 +127,6 @@ class CTranslate2Checkpoint:
         length = values.shape[0] // source.parts
         own = values[source.part * length : (source.part + 1) * length]
         return finite(own if rows is None else own[rows], source.variable, self._file.path)
-
-    def blocks(self, name: str) -> QTensor | None:
-        return None
 
     def _shape(self, variable: str, rank: int | None = None) -> tuple[int, ...]:
         """A variable's shape, of `rank` dimensions, or at least one."""
@@ -152,6 +147,7 @@ class CTranslate2Checkpoint:
         """What transformers' config.json of this model says: sizes from the tensors, the rest as OpenAI's models."""
         vocab_size, width = self._shape("decoder/embeddings/weight", 2)
         _, mel_bins, _ = self._shape("encoder/conv1/weight", 3)
+        start, end = map(self._vocabulary.token_to_id, (START, END))
         config: dict[str, Any] = dict(
             model_type="whisper",
             vocab_size=vocab_size,
@@ -160,7 +156,8 @@ class CTranslate2Checkpoint:
             max_source_positions=self._shape("encoder/position_encodings/encodings")[0],
             max_target_positions=self._shape("decoder/position_encodings/encodings")[0],
             activation_function="gelu",
-            **self._vocabulary.token_ids(),
+            **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end),
+            decoder_start_token_id=start,
             suppress_tokens=settings.suppress_ids,
             begin_suppress_tokens=settings.suppress_ids_begin,
         )
@@ -172,9 +169,9 @@ class CTranslate2Checkpoint:
         return config
 
     def _generation(self, settings: _Settings) -> dict[str, Any]:
-        """What transformers' generation_config.json of this model says."""
+        """What transformers' generation_config.json of this model says, but for what its tokens say themselves."""
         generation: dict[str, Any] = {
-            **self._vocabulary.generation(),
+            "is_multilingual": self._vocabulary.get_vocab_size(with_added_tokens=True) != ENGLISH_ALONE,
             "max_length": self.config["max_target_positions"],
             "max_initial_timestamp_index": 50,  # one second: of every Whisper
             "suppress_tokens": settings.suppress_ids,

@@ -1,12 +1,14 @@
-"""The container of a CTranslate2 model, `model.bin`: named variables, read one at a time."""
+"""The container of a CTranslate2 model, `model.bin`: named variables, mapped into memory."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +35,6 @@ class Variable:
     type: str
     dtype: np.dtype[Any]
     offset: int
-    size: int
 
 
 class CTranslate2File:
@@ -46,10 +47,11 @@ class CTranslate2File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._data, self._at = memoryview(b""), 0  # the file, and how far its header was read
         try:
-            self._size = path.stat().st_size
-            with path.open("rb") as f:
-                self.spec, self.variables = self._read(f)
+            with path.open("rb") as file, contextlib.suppress(ValueError):  # an empty file cannot be mapped
+                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self.spec, self.variables = self._read()
         except OSError as e:
             raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
 
@@ -77,38 +79,33 @@ class CTranslate2File:
         return int(self._stored(variable).item())
 
     def _stored(self, variable: Variable) -> NDArray[Any]:
-        with self.path.open("rb") as f:
-            f.seek(variable.offset)
-            data = f.read(variable.size)
-        if len(data) != variable.size:
-            raise self._cut_short()
-        return np.frombuffer(data, variable.dtype).reshape(variable.shape)
+        return np.frombuffer(self._data, variable.dtype, prod(variable.shape), variable.offset).reshape(variable.shape)
 
-    def _read(self, f: BinaryIO) -> tuple[str, dict[str, Variable]]:
-        version = self._number(f, "I")
+    def _read(self) -> tuple[str, dict[str, Variable]]:
+        version = self._number("I")
         if version not in _VERSIONS:
             raise CheckpointError(
                 f"{self.path} is not a CTranslate2 model of the versions {_VERSIONS[0]} to {_VERSIONS[-1]} (its first "
                 f"number is {version}); convert the model with a current ctranslate2."
             )
-        spec = self._string(f)
-        self._number(f, "I")  # the spec's revision
+        spec = self._string()
+        self._number("I")  # the spec's revision
         variables: dict[str, Variable] = {}
-        for _ in range(self._number(f, "I")):
-            name = self._string(f)
-            variables[name] = self._variable(f, name)
-        for _ in range(self._number(f, "I")):
-            alias, name = self._string(f), self._string(f)
+        for _ in range(self._number("I")):
+            name = self._string()
+            variables[name] = self._variable(name)
+        for _ in range(self._number("I")):
+            alias, name = self._string(), self._string()
             if name not in variables:
                 raise self._damaged(f"the alias {alias!r} names {name!r}, which it does not hold")
             variables[alias] = variables[name]
-        if f.tell() != self._size:
-            raise self._damaged(f"{self._size - f.tell()} bytes follow its last variable")
+        if self._at != len(self._data):
+            raise self._damaged(f"{len(self._data) - self._at} bytes follow its last variable")
         return spec, variables
 
-    def _variable(self, f: BinaryIO, name: str) -> Variable:
-        shape = tuple(self._number(f, "I") for _ in range(self._number(f, "B")))
-        kind, size = self._number(f, "B"), self._number(f, "I")
+    def _variable(self, name: str) -> Variable:
+        shape = tuple(self._number("I") for _ in range(self._number("B")))
+        kind, size = self._number("B"), self._number("I")
         if kind not in _TYPES:
             raise CheckpointError(
                 f"{self.path}: the variable {name!r} has the type number {kind}; read are "
@@ -117,31 +114,26 @@ class CTranslate2File:
         type_, dtype = _TYPES[kind]
         if size != prod(shape) * dtype.itemsize:
             raise self._damaged(f"{name!r} has {size} bytes for the shape {list(shape)} in {type_}")
-        offset = f.tell()
-        if offset + size > self._size:
-            raise self._cut_short()
-        f.seek(size, 1)
-        return Variable(shape, type_, dtype, offset, size)
+        return Variable(shape, type_, dtype, self._take(size))
 
-    def _number(self, f: BinaryIO, form: str) -> int:
-        data = f.read(struct.calcsize(f"<{form}"))
-        if len(data) != struct.calcsize(f"<{form}"):
-            raise self._cut_short()
-        number: int = struct.unpack(f"<{form}", data)[0]
-        return number
+    def _number(self, form: str) -> int:
+        start = self._take(struct.calcsize(f"<{form}"))
+        return int(struct.unpack_from(f"<{form}", self._data, start)[0])
 
-    def _string(self, f: BinaryIO) -> str:
-        length = self._number(f, "H")
-        data = f.read(length)
-        if len(data) != length:
-            raise self._cut_short()
+    def _string(self) -> str:
+        length = self._number("H")
+        start = self._take(length)
         try:
-            return data.rstrip(b"\0").decode("utf-8")
+            return bytes(self._data[start : self._at]).rstrip(b"\0").decode("utf-8")
         except UnicodeDecodeError:
             raise self._damaged("it has a name that is no text") from None
 
-    def _cut_short(self) -> CheckpointError:
-        return CheckpointError(f"{self.path} is cut short at {self._size} bytes; fetch it again.")
+    def _take(self, size: int) -> int:
+        """Go on over so many bytes; where they begin."""
+        if self._at + size > len(self._data):
+            raise CheckpointError(f"{self.path} is cut short at {len(self._data)} bytes; fetch it again.")
+        self._at += size
+        return self._at - size
 
     def _damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path} is damaged: {what}; fetch it again.")

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import metadata_load
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import TokenizerFiles, finite
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
-from edge.export.quantize.base import QTensor
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
@@ -28,12 +31,8 @@ TRAITS = {"reads": "folder"}
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
-class DirectoryCheckpoint:
-    """Reads one directory.
-
-    Raises:
-        CheckpointError: a file is missing, cut short or unreadable, or the tensors do not match config.json.
-    """
+class FolderCheckpoint(Checkpoint):
+    """What is known of a checkpoint in a folder before its files are read."""
 
     def __init__(
         self, root: Path, *, name: str | None = None, kind: str = "directory", licence: str | None = None
@@ -42,12 +41,23 @@ class DirectoryCheckpoint:
         self.name = name or root.resolve().name
         self.kind = kind
         self.licence = licence or licence_of(root)
+
+
+class DirectoryCheckpoint(FolderCheckpoint):
+    """Reads one directory.
+
+    Raises:
+        CheckpointError: a file is missing, cut short or unreadable, or the tensors do not match config.json.
+    """
+
+    def __init__(self, root: Path, **about: Any) -> None:
+        super().__init__(root, **about)
         path = root / "config.json"
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
         raw = read_json(path)
-        self._files = _weight_files(root)
-        found = {name: (file, own) for file in self._files for own in file.names() if (name := _text_name(own))}
+        stored = (_Stored(file, own, tensor) for file in _weight_files(root) for own, tensor in _load(file).items())
+        found = {name: each for each in stored if (name := _text_name(each.name))}
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
         text_config = raw.get("text_config")
         self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
@@ -65,7 +75,7 @@ class DirectoryCheckpoint:
             own_heads = self._untie(found, parameters, tied)
             self._names = [*parameters, *own_heads]
             self._made = {name: made for name, made in optional.items() if name not in found}
-            held = sum(math.prod(file.shape(own)) for file, own in found.values())
+            held = sum(each.tensor.numel() for each in found.values())
             for name, made in self._made.items():
                 if math.prod(made.shape) > held:
                     raise CheckpointError(
@@ -74,7 +84,7 @@ class DirectoryCheckpoint:
                     )
             wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
-            shapes = {name: found[name][0].shape(found[name][1]) for name in wanted if name in found}
+            shapes = {name: tuple(found[name].tensor.shape) for name in wanted if name in found}
             model_config.check_tensors(wanted, shapes, str(root))
             model_config.check_leftovers(model, found, str(root))
         self._found = found
@@ -85,10 +95,9 @@ class DirectoryCheckpoint:
         heads = [name for name in tied if name in found and name.startswith(("lm_head.", "proj_out."))]
         own = []
         for head in heads:
-            shape = found[head][0].shape(found[head][1])
-            if shape != parameters[tied[head]] or tied[head] not in found:
+            if tuple(found[head].tensor.shape) != parameters[tied[head]] or tied[head] not in found:
                 continue
-            if not torch.equal(*(found[name][0].tensor(found[name][1]) for name in (head, tied[head]))):
+            if not torch.equal(found[head].tensor, found[tied[head]].tensor):
                 own.append(head)
                 self.config["tie_word_embeddings"] = False
         return own
@@ -101,98 +110,36 @@ class DirectoryCheckpoint:
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name in self._made:
-            return self._made[name].shape
-        file, own = self._found[name]
-        return file.shape(own)
+        return self._made[name].shape if name in self._made else tuple(self._found[name].tensor.shape)
 
     def stored_type(self, name: str) -> str:
-        if name in self._made:
-            return "F32"
-        file, own = self._found[name]
-        return file.type(own)
+        dtype = torch.float32 if name in self._made else self._found[name].tensor.dtype
+        return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
         if name in self._made:
             return self._made[name].make().numpy()
-        file, own = self._found[name]
-        tensor = file.tensor(own)
-        tensor = tensor if rows is None else tensor[rows]
+        stored = self._found[name]
+        tensor = stored.tensor if rows is None else stored.tensor[rows]
         if tensor.dtype not in _TYPES:
             raise CheckpointError(
-                f"{file.path}: the tensor {own!r} is stored as {tensor.dtype}; floating-point weights are read."
+                f"{stored.file}: the tensor {stored.name!r} is stored as {tensor.dtype}; floating-point weights are "
+                "read."
             )
         values: NDArray[np.float32] = tensor.to(torch.float32).contiguous().numpy()
-        return finite(values, own, file.path)
-
-    def blocks(self, name: str) -> QTensor | None:
-        return None
+        return finite(values, stored.name, stored.file)
 
 
-class _WeightFile(Protocol):
-    path: Path
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor, mapped into memory, and where it is: the file, and the name in it."""
 
-    def names(self) -> list[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def type(self, name: str) -> str: ...
-    def tensor(self, name: str) -> torch.Tensor: ...
-
-
-class _Safetensors:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as e:
-            raise CheckpointError(f"{path} is damaged or cut short ({e}); fetch it again.") from None
-
-    def names(self) -> list[str]:
-        return list(self._file.keys())
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(name).get_shape())
-
-    def type(self, name: str) -> str:
-        return str(self._file.get_slice(name).get_dtype())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._file.get_tensor(name)
+    file: Path
+    name: str
+    tensor: torch.Tensor
 
 
-class _TorchFile:
-    """A pytorch_model.bin: tensors only, no other Python objects."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._tensors = _load_torch(path)
-        except Exception as e:  # unpickling raises many types; Torch's own words advise to run the file's code
-            if other := re.search(r"GLOBAL ([\w.]+)", str(e)):
-                raise CheckpointError(
-                    f"{path} holds more than tensors ({other[1]}), and to load that could run code of the file's own; "
-                    "get the checkpoint as safetensors."
-                ) from None
-            raise CheckpointError(f"{path} is damaged, cut short or no file of tensors; fetch it again.") from None
-        if not isinstance(self._tensors, dict):
-            raise CheckpointError(
-                f"{path} holds a {type(self._tensors).__name__} where tensors by name belong; it is no checkpoint."
-            )
-
-    def names(self) -> list[str]:
-        return [name for name, value in self._tensors.items() if isinstance(name, str) and torch.is_tensor(value)]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def type(self, name: str) -> str:
-        dtype = self._tensors[name].dtype
-        return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
-
-    def tensor(self, name: str) -> torch.Tensor:
-        return self._tensors[name].detach()
-
-
-_Found = dict[str, tuple[_WeightFile, str]]  # by the model's name: the file, and the name in it
+_Found = dict[str, _Stored]  # by the model's name
 
 
 def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: str, tied: Mapping[str, str]) -> None:
@@ -205,27 +152,40 @@ def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: st
             found[name] = found[other]
 
 
-def _load_torch(path: Path) -> Any:
-    import zipfile
-
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a file, mapped into memory. A pytorch_model.bin may hold tensors only, no other Python objects."""
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as e:
+            raise CheckpointError(f"{path} is damaged or cut short ({e}); fetch it again.") from None
     mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are no archives and cannot be mapped
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the pickle's protocol, in a file that is none
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the pickle's protocol, in a file that is none
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as e:  # unpickling raises many types; Torch's own words advise to run the file's code
+        if other := re.search(r"GLOBAL ([\w.]+)", str(e)):
+            raise CheckpointError(
+                f"{path} holds more than tensors ({other[1]}), and to load that could run code of the file's own; "
+                "get the checkpoint as safetensors."
+            ) from None
+        raise CheckpointError(f"{path} is damaged, cut short or no file of tensors; fetch it again.") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(
+            f"{path} holds a {type(found).__name__} where tensors by name belong; it is no checkpoint."
+        )
+    return {name: each.detach() for name, each in found.items() if isinstance(name, str) and torch.is_tensor(each)}
 
 
-def _weight_files(root: Path) -> list[_WeightFile]:
+def _weight_files(root: Path) -> list[Path]:
     """The files with the weights: the first form that is there, safetensors before torch."""
-    kinds: list[tuple[str, Callable[[Path], _WeightFile]]] = [
-        ("model.safetensors", _Safetensors),
-        ("pytorch_model.bin", _TorchFile),
-    ]
-    for single, open_file in kinds:
+    for single in ("model.safetensors", "pytorch_model.bin"):
         if (root / single).is_file():
-            return [open_file(root / single)]
+            return [root / single]
         index = root / f"{single}.index.json"
         if index.is_file():
-            return [open_file(path) for path in _shards(index)]
+            return _shards(index)
     raise CheckpointError(
         f"{root} holds no weights: neither model.safetensors nor pytorch_model.bin, whole or in shards."
     )
@@ -253,19 +213,12 @@ def _text_name(name: str) -> str:
 
 
 def licence_of(root: Path) -> str | None:
-    """The model card's ``license:`` line."""
-    card = root / "README.md"
-    if not card.is_file():
+    """The ``license`` that the model card states."""
+    try:
+        licence = (metadata_load(root / "README.md") or {}).get("license")
+    except Exception:  # there is no card, or its header is no YAML
         return None
-    lines = card.read_text(encoding="utf-8", errors="replace").splitlines()
-    if not lines or lines[0].strip() != "---":
-        return None
-    for line in lines[1:]:
-        if line.strip() == "---":
-            break
-        if line.startswith("license:"):
-            return line.removeprefix("license:").strip().strip("'\"") or None
-    return None
+    return licence if isinstance(licence, str) else None
 
 
 open_path = DirectoryCheckpoint

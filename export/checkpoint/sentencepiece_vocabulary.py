@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +66,12 @@ def convert_fairseq(model: Path, name: str, settings: Mapping[str, Any]) -> str:
     where, source, template = _FAIRSEQ[name]
     if settings.get("legacy_behaviour"):  # of NLLB
         template = "$A </s> {language}"
-    pieces = _read(model)
+    read = _read(model)
     languages = importlib.import_module(f"transformers.models.{where}").FAIRSEQ_LANGUAGE_CODES
-    tokens = [*_FAIRSEQ_START, *pieces.names[3:], *languages, "<mask>"]
+    tokens = [*_FAIRSEQ_START, *(piece.piece for piece in read.pieces[3:]), *languages, "<mask>"]
     ids = {token: i for i, token in enumerate(tokens)}
     special = [*_FAIRSEQ_START, *languages, "<mask>"]
-    return _finished(pieces, ids, special, [], template.format(language=settings.get("src_lang") or source))
+    return _finished(read, ids, special, [], template.format(language=settings.get("src_lang") or source))
 
 
 def find(root: Path) -> Path | None:
@@ -96,7 +95,7 @@ def convert(model: Path, vocabulary: Mapping[str, Any], settings: Mapping[str, A
             f"{model.parent} has one vocabulary for the source and another for the target; only models with a common "
             "one can be exported."
         )
-    pieces = _read(model)
+    read = _read(model)
     ids = _ids(model, vocabulary)
     if model.name == MARIAN:
         # The token >>fra<< in front of a text asks for the target language; what wrote it there is the user.
@@ -112,14 +111,14 @@ def convert(model: Path, vocabulary: Mapping[str, Any], settings: Mapping[str, A
         template = f"__{settings.get('src_lang') or 'en'}__ $A {EOS}"
     special = [token for token in ("<s>", "<pad>", EOS, UNKNOWN) if token in ids] + list(languages)
     ids |= languages
-    return _finished(pieces, ids, special, texts, template)
+    return _finished(read, ids, special, texts, template)
 
 
 def _finished(
-    pieces: _Pieces, ids: dict[str, int], special: Sequence[str], texts: Sequence[AddedToken], template: str
+    model: Any, ids: dict[str, int], special: Sequence[str], texts: Sequence[AddedToken], template: str
 ) -> str:
     """The text of a tokenizer.json. texts: what else is matched whole; template: what stands around a text."""
-    tokenizer = _tokenizer(pieces, ids, keep=[*special, *(token.content for token in texts)])
+    tokenizer = _tokenizer(model, ids, keep=[*special, *(token.content for token in texts)])
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens(list(texts))
     used = [(token, ids[token]) for token in template.split() if token in ids]
@@ -127,38 +126,23 @@ def _finished(
     return str(tokenizer.to_str())
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """What of a SentencePiece model a tokenizer needs."""
-
-    kind: int
-    names: list[str]  # of all pieces, in the model's order
-    scores: dict[str, float]  # of the pieces that text is made of, in the model's order
-    charsmap: bytes  # how characters are normalized
-    prefix: bool  # whether a text begins with a space
-    split: bool  # whether no piece goes over a space
-
-
-def _read(path: Path) -> _Pieces:
+def _read(path: Path) -> Any:
+    """SentencePiece's ModelProto."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()
+    model = sentencepiece_model_pb2.ModelProto()
     try:
-        proto.ParseFromString(path.read_bytes())
+        model.ParseFromString(path.read_bytes())
     except Exception as e:  # protobuf's errors differ between its implementations
         raise CheckpointError(f"{path} is not a SentencePiece model that can be read ({e}).") from None
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    if not scores or proto.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+    if not _scores(model) or model.trainer_spec.model_type not in (_UNIGRAM, _BPE):
         raise CheckpointError(f"{path} is no SentencePiece model of the kinds that are known: unigram and BPE.")
-    text, training = proto.normalizer_spec, proto.trainer_spec
-    return _Pieces(
-        training.model_type,
-        [piece.piece for piece in proto.pieces],
-        scores,
-        text.precompiled_charsmap,
-        text.add_dummy_prefix,
-        training.split_by_whitespace,
-    )
+    return model
+
+
+def _scores(model: Any) -> dict[str, float]:
+    """Of the pieces that text is made of, in the model's order."""
+    return {piece.piece: piece.score for piece in model.pieces if piece.type == _NORMAL}
 
 
 def _ids(model: Path, vocabulary: Mapping[str, Any]) -> dict[str, int]:
@@ -171,33 +155,34 @@ def _ids(model: Path, vocabulary: Mapping[str, Any]) -> dict[str, int]:
     return ids
 
 
-def _tokenizer(pieces: _Pieces, ids: dict[str, int], keep: Sequence[str]) -> Tokenizer:
-    """A tokenizer that cuts text into `pieces` as SentencePiece does, and knows tokens by `ids`.
+def _tokenizer(model: Any, ids: dict[str, int], keep: Sequence[str]) -> Tokenizer:
+    """A tokenizer that cuts text into pieces as the SentencePiece model does, and knows tokens by `ids`.
 
     keep: the tokens that are matched whole, before the text is cut. Pieces without an id are left out: what they would
     match falls apart into others. A character that is no piece but has an id is cut out as an unknown one would be.
     """
-    known = {*pieces.scores, *keep}
+    pieces, text, training = _scores(model), model.normalizer_spec, model.trainer_spec
+    known = {*pieces, *keep}
     named = {i: token if token in known or len(token) == 1 else f"{_UNREAD}{token}" for token, i in ids.items()}
-    if pieces.kind == _UNIGRAM:
+    if training.model_type == _UNIGRAM:
         tokens = [named.get(i, f"{_UNREAD}{i}") for i in range(max(named) + 1)]
-        scores = {token: min(pieces.scores.values()) - _UNKNOWN_PENALTY for token in tokens if len(token) == 1}
-        scores |= pieces.scores
+        scores = {token: min(pieces.values()) - _UNKNOWN_PENALTY for token in tokens if len(token) == 1}
+        scores |= pieces
         scored = [(token, scores.get(token, 0.0)) for token in tokens]  # the others are never matched by their scores
         tokenizer = Tokenizer(models.Unigram(scored, unk_id=ids[UNKNOWN], byte_fallback=False))
     else:
         from transformers.tokenization_utils_base import generate_merges
 
-        ranks = {piece: rank for rank, piece in enumerate(piece for piece in pieces.scores if piece in ids)}
+        ranks = {piece: rank for rank, piece in enumerate(piece for piece in pieces if piece in ids)}
         vocabulary = {token: i for i, token in named.items()}
         merges = generate_merges(ranks)
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=UNKNOWN, fuse_unk=True))
     steps: list[normalizers.Normalizer] = [normalizers.Replace(_UNREAD, _NOTHING)]
-    if pieces.charsmap:
-        steps.append(normalizers.Precompiled(pieces.charsmap))
+    if text.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(text.precompiled_charsmap))
     steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    form: dict[str, Any] = dict(replacement=_SPACE, prepend_scheme="always" if pieces.prefix else "never")
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**form, split=pieces.split)
+    form: dict[str, Any] = dict(replacement=_SPACE, prepend_scheme="always" if text.add_dummy_prefix else "never")
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**form, split=training.split_by_whitespace)
     tokenizer.decoder = decoders.Sequence([decoders.Replace(_UNREAD, ""), decoders.Metaspace(**form)])
     return tokenizer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from edge import typed_json
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
@@ -51,15 +51,7 @@ def parse_tokenizer(text: str, path: Path) -> Tokenizer:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint, with a sentence for anything else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
-    except (ValueError, RecursionError) as e:
-        raise CheckpointError(f"{path} is not valid JSON ({e}); fetch the checkpoint again.") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
-    return content
+    return typed_json.read_json(read_text(path), str(path), advice="fetch the checkpoint again", error=CheckpointError)
 
 
 def _settings(root: Path) -> dict[str, Any]:

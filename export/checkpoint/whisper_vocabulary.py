@@ -3,76 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edge.errors import CheckpointError, on_one_line
-from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.checkpoint.tokenizer_files import parse_tokenizer, read_text
-from edge.manifest import Tokens
 
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"
-_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
-_ENGLISH_ALONE = 51864  # tokens in the vocabulary of OpenAI's English models; the multilingual ones have more
 
 
-class WhisperVocabulary:
-    """A Whisper tokenizer: the text's tokens, then the special ones, then the timestamps.
-
-    Raises:
-        CheckpointError: it lacks the tokens that every Whisper has.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, where: Path) -> None:
-        self._tokenizer = tokenizer
-        self._where = where
-        self.size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self.start, self.end = self._id(START), self._id(END)
-
-    def token_ids(self) -> dict[str, int]:
-        """The special tokens of transformers' configuration."""
-        end = {key: self.end for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        return {**end, "decoder_start_token_id": self.start}
-
-    def generation(self) -> dict[str, Any]:
-        """The tokens that transformers' generation_config.json names."""
-        known: dict[str, Any] = {
-            **self.token_ids(),
-            "no_timestamps_token_id": self._id("<|notimestamps|>"),
-            "prev_sot_token_id": self._id("<|startofprev|>"),
-            "is_multilingual": self.size != _ENGLISH_ALONE,
-        }
-        if known["is_multilingual"]:
-            tokens = self._tokenizer.get_vocab(with_added_tokens=True)
-            languages = {token: i for token, i in tokens.items() if i > self.start and _LANGUAGE.fullmatch(token)}
-            known["lang_to_id"] = dict(sorted(languages.items(), key=lambda item: item[1]))
-            known["task_to_id"] = {task: self._id(f"<|{task}|>") for task in ("transcribe", "translate")}
-        return known
-
-    def files(self) -> TokenizerFiles:
-        tokens = Tokens(bos=self.end, eos=[self.end], pad=self.end, add_bos=False)
-        return TokenizerFiles(json=self._tokenizer.to_str(), chat_template=None, tokens=tokens)
-
-    def _id(self, token: str) -> int:
-        found: int | None = self._tokenizer.token_to_id(token)
-        if found is None:
-            raise CheckpointError(f"{self._where} has no token {token}, so it is not a Whisper tokenizer.")
-        return found
-
-
-def read_vocabulary(root: Path, size: int) -> WhisperVocabulary:
+def read_vocabulary(root: Path, size: int) -> Tokenizer:
     """The tokenizer of a model of `size` tokens in the directory `root`: vocabulary.json or .txt, else tokenizer.json.
 
     The list of tokens comes first because it is whole: it has the timestamps, and the tokenizer.json that goes about
     with these models lacks the merge of ``Ġ`` and ``t``, so that it cuts " the" in two.
 
     Raises:
-        CheckpointError: there is none, it cannot be read, or it has more tokens than the model.
+        CheckpointError: there is none, it cannot be read, lacks the tokens that every Whisper has, or has more tokens
+            than the model.
     """
     path = root / "tokenizer.json"
     if tokens := _token_list(root):
@@ -82,12 +33,12 @@ def read_vocabulary(root: Path, size: int) -> WhisperVocabulary:
         tokenizer = parse_tokenizer(read_text(path), path)
     else:
         raise CheckpointError(f"{root} holds no tokenizer: neither vocabulary.json, vocabulary.txt nor tokenizer.json.")
-    vocabulary = WhisperVocabulary(tokenizer, path)
-    if vocabulary.size > size:
-        raise CheckpointError(
-            f"{path} has {vocabulary.size} tokens, and the model {size}; they do not belong together."
-        )
-    return vocabulary
+    for token in (START, END):
+        if tokenizer.token_to_id(token) is None:
+            raise CheckpointError(f"{path} has no token {token}, so it is not a Whisper tokenizer.")
+    if (known := tokenizer.get_vocab_size(with_added_tokens=True)) > size:
+        raise CheckpointError(f"{path} has {known} tokens, and the model {size}; they do not belong together.")
+    return tokenizer
 
 
 def _token_list(root: Path) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from onnxscript import GraphBuilder, nn
 
 from edge.bundle import BundleWriter
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.graph.blocks import MLP, Attention
 from edge.export.graph.cross import CrossAttention
 from edge.export.graph.families import find_family
@@ -18,7 +19,6 @@ from edge.export.graph.step import (
     FLOAT,
     INT64,
     Built,
-    ModelSource,
     add_output,
     configuration,
     cross_shapes,
@@ -34,7 +34,7 @@ ENCODER = "graphs/encoder.onnx"
 
 
 def build_encoder_decoder(
-    checkpoint: ModelSource, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
+    checkpoint: Checkpoint, weights: Mapping[str, Weight], writer: BundleWriter, max_context: int
 ) -> Built:
     """Write both halves' tensors and graphs into the bundle.
 

@@ -8,10 +8,11 @@ from typing import Any
 from onnxscript import nn
 
 from edge.bundle import BundleWriter
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.graph.blocks import Stream
 from edge.export.graph.families.base import Family
 from edge.export.graph.stacks import Decoder
-from edge.export.graph.step import ModelSource, step_graph, write_graph
+from edge.export.graph.step import step_graph, write_graph
 from edge.export.graph.weights import PrefillWeights, Weights
 from edge.export.lower.base import Lowering, Value
 from edge.export.quantize.base import Weight
@@ -49,7 +50,7 @@ class TurnedBack(nn.Module):
 
 
 def build_prefill(
-    checkpoint: ModelSource,
+    checkpoint: Checkpoint,
     family: Family,
     config: Any,
     weights: Mapping[str, Weight],

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from onnxscript import GraphBuilder
 
 from edge.bundle import BundleWriter
-from edge.errors import ExportError
+from edge.errors import ExportError, on_one_line
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
 from edge.export.lower.base import Lowering, Value
@@ -30,17 +30,9 @@ FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 Shape = list[int | str | None]
 
 
-class ModelSource(Protocol):
-    """What of a checkpoint a graph needs besides its quantized matrices."""
-
-    config: dict[str, Any]
-
-    def read(self, name: str) -> NDArray[np.float32]: ...
-
-
 @dataclass(frozen=True)
 class Built:
-    """What was built, for the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
+    """What was built: fields of the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
     encoder-decoder."""
 
     family: str
@@ -77,8 +69,7 @@ def configuration(raw: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.for_model(**raw)
     except Exception as e:  # of any class: each model's configuration checks itself in its own way
-        reason = " ".join(str(e).split()).rstrip(".")
-        raise ExportError(f"transformers does not accept the model's configuration: {reason}.") from None
+        raise ExportError(f"transformers does not accept the model's configuration: {on_one_line(e)}.") from None
     if raw.get("tie_word_embeddings") is False:
         config.tie_word_embeddings = False  # T5's class says True whatever it is given
     return config
@@ -137,10 +128,7 @@ def for_one_sequence(graph: ir.Graph) -> None:
 
 def add_constant(graph: ir.Graph, name: str, values: ArrayLike, dtype: type = np.int64) -> ir.Value:
     """An initializer of a graph that was built."""
-    array: NDArray[Any] = np.array(values, dtype)
-    tensor = ir.tensor(array, name=name)
-    kind = ir.TensorType(tensor.dtype)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=kind, const_value=tensor)
+    value = ir.val(name, const_value=ir.tensor(np.array(values, dtype), name=name))
     graph.register_initializer(value)
     return value
 

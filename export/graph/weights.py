@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,14 +14,9 @@ from onnxscript import nn
 
 from edge.bundle import WEIGHTS, BundleWriter
 from edge.errors import ExportError
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
 from edge.manifest import TensorGroup
-
-
-class TensorSource(Protocol):
-    """What of a checkpoint the graphs need besides its matrices: norms and biases, by transformers' names."""
-
-    def read(self, name: str) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Weights:
     the others are read from `source`. One matrix is held in memory at a time.
     """
 
-    def __init__(self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter) -> None:
+    def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], writer: BundleWriter) -> None:
         self._source = source
         self._matrices = matrices
         self._writer = writer
@@ -248,7 +243,7 @@ class PrefillWeights(Weights):
     """
 
     def __init__(
-        self, source: TensorSource, matrices: Mapping[str, Weight], writer: BundleWriter, decode: Weights
+        self, source: Checkpoint, matrices: Mapping[str, Weight], writer: BundleWriter, decode: Weights
     ) -> None:
         super().__init__(source, matrices, writer)
         self._decode = decode

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.quantize.base import Progress
     from edge.export.tune.data import Example
-    from edge.export.tune.policy import Target
     from edge.export.tune.trainer import Step
 
 POLICIES = Registry(__name__, "policy")  # to tune for; see `policy.TrainedPolicy`
@@ -41,15 +40,19 @@ class Settings:
     """What a tuned model depends on, besides the model.
 
     data: a JSONL file of texts, or of prompts and answers, or a text file. prompts: what the model answers itself, for
-    training with the data or without any; where there is neither, built-in ones. answer, temperature: the maximum of
-    tokens of such an answer, and what it is drawn at (0: the likeliest tokens). length: the maximum of tokens of a
-    training sequence. rank: of the adapters. rate: the highest learning rate. loss: distill for the KL divergence from
-    the untouched model, lm for the text's own likelihood, or both, where the model's own answers have the first alone.
-    held: the maximum of sequences that are not trained on, so that figures can be taken on them.
+    training with the data or without any; where there is neither, built-in ones. batch: sequences of a step. length:
+    the maximum of tokens of each. answer, temperature: the maximum of tokens of an answer of the model's own, and what
+    it is drawn at (0: the likeliest tokens). rank: of the adapters. rate: the highest learning rate. loss: distill for
+    the KL divergence from the untouched model, lm for the text's own likelihood, or both, where the model's own answers
+    have the first alone. held: the maximum of sequences that are not trained on, so that figures can be taken on them.
+
+    Of the policy: ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the
+    minimum and the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates:
+    units that have a router. penalty: of first, nats for the squared distance of the share that routers leave out from
+    `ratio`; a tenth of the layers costs 0.6 with 60, the default.
     """
 
     policy: str
-    target: Target
     data: Path | None = None
     prompts: Path | None = None
     steps: int = 300
@@ -63,6 +66,11 @@ class Settings:
     seed: int = 0
     precision: str = "auto"
     held: int = 0
+    ratio: float | None = None
+    span: tuple[int, int] | None = None
+    unit: int = 1
+    candidates: int | None = None
+    penalty: float | None = None
 
     def check(self) -> None:
         """Raises InputError where a value is out of its range."""
@@ -129,7 +137,7 @@ def tune(
     from edge.export.tune.network import Network, fast_bf16, pick_device
     from edge.export.tune.policy import make_policy
     from edge.export.tune.result import write_result
-    from edge.export.tune.trainer import Schedule, Trainer
+    from edge.export.tune.trainer import Trainer
 
     settings.check()
     if out.exists():
@@ -142,7 +150,7 @@ def tune(
     if checkpoint.config.get("is_encoder_decoder"):
         raise InputError(f"{checkpoint.name} is an encoder-decoder; decoders alone can be tuned.")
     config = checkpoint.config
-    policy = make_policy(settings.policy, config["num_hidden_layers"], config["hidden_size"], settings.target)
+    policy = make_policy(settings, config["num_hidden_layers"], config["hidden_size"])
     work = out.with_name(f"{out.name}.tuning")
     if settings.precision == "bf16" and place == "cpu" and not bfloat16.runs():
         raise InputError("PyTorch's products in bfloat16 crash on this processor; choose --precision fp32, or auto.")
@@ -163,15 +171,14 @@ def tune(
         say(f"{checkpoint.name}: {len(examples):,} sequences of {tokens:,} tokens, {settings.steps} steps.")
         made: dict[str, Any] = {"rank": settings.rank, "seed": settings.seed, "device": place, "bf16": bf16}
         network = Network(checkpoint, progress=progress, **made)
-        schedule = Schedule(settings.steps, settings.batch, settings.rate, settings.loss, settings.seed, every)
-        trainer = Trainer(network, policy, examples, schedule, work)
+        trainer = Trainer(network, policy, examples, settings, work, every)
         trainer.run(stop, progress, told)
         finished = trainer.finish(stop, progress)
         last = trainer.history[-max(1, settings.steps // 10) :]
         about = {
             "policy": settings.policy,
             "skip": policy.skip(),
-            "unit": settings.target.unit,
+            "unit": settings.unit,
             "model": checkpoint.name,
             "settings": same,
             "loss": sum(step.loss for step in last) / len(last),
@@ -255,7 +262,6 @@ def identity(checkpoint: Checkpoint, settings: Settings, sources: Sequence[Path]
         except OSError as e:
             raise InputError(f"{source} cannot be read: {e.strerror}.") from None
     same = dataclasses.asdict(settings)
-    target = same.pop("target")
     del same["data"], same["prompts"]
-    target["span"] = None if target["span"] is None else list(target["span"])
-    return {"model": checkpoint.name, **same, **target, "data": content.hexdigest()}
+    same["span"] = None if settings.span is None else list(settings.span)
+    return {"model": checkpoint.name, **same, "data": content.hexdigest()}

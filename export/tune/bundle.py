@@ -8,23 +8,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from edge.bundle import open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
+from edge.export.checkpoint import open_checkpoint
 from edge.export.prompts import built_in
 from edge.export.quantize import METHODS
+from edge.export.quantize.base import Progress
 from edge.export.tune import ANSWERS, POLICIES, Settings, identity, refuse_other, split, tune
 from edge.export.tune.folder import working
 from edge.export.tune.generate import exported
 from edge.export.tune.result import ABOUT
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.export.quantize.base import Progress
-    from edge.runtime.skip.evaluate import SkipFigures
+from edge.runtime.check.perplexity import EngineLogits, compare
+from edge.runtime.load import open_engine
+from edge.runtime.skip.evaluate import SkipFigures, measure
 
 HELD = 16  # sequences that figures are taken on
 GIVEN = 4  # one in GIVEN of a sequence's tokens is its prompt
@@ -70,7 +70,7 @@ def tune_to_bundle(
             _check_same(source, tuned, settings, say, progress)
         else:
             tune(source, tuned, settings, threads=threads, progress=progress, say=say, **training)
-        segments = POLICIES.find(settings.policy).traits.get("segments", settings.target.unit)
+        segments = POLICIES.find(settings.policy).traits.get("segments", settings.unit)
         whole: dict[str, Any] = {"check": True, "candidates": True, "draft_text": None}
         made = open_bundle(
             exported(tuned, work / out.name, progress, weights=weights, segments=segments, name=out.stem, **whole)
@@ -86,8 +86,6 @@ def tune_to_bundle(
 
 def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str], None], progress: Progress) -> None:
     """Raises InputError where another run left the tuned model."""
-    from edge.export.checkpoint import open_checkpoint
-
     checkpoint = open_checkpoint(source, progress=progress, say=say)
     with built_in() as file:
         same = identity(checkpoint, settings, settings.sources(settings.prompts or file))
@@ -100,11 +98,6 @@ def _check_same(source: str, tuned: Path, settings: Settings, say: Callable[[str
 def _measured(
     untuned: Bundle, made: Bundle, tuned: Path, settings: Settings, threads: int | None, progress: Progress
 ) -> Outcome:
-    from edge.export.checkpoint import open_checkpoint
-    from edge.runtime.check.perplexity import EngineLogits, compare
-    from edge.runtime.load import open_engine
-    from edge.runtime.skip.evaluate import measure
-
     held, _ = split(open_checkpoint(str(tuned)), settings.sources(tuned / ANSWERS), settings)
     texts = [np.asarray(example.tokens) for example in held]
     window = max(map(len, texts))

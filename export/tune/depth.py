@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from edge.bundle import replace_text
 from edge.export.quantize.base import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence
@@ -54,9 +55,7 @@ def least_missed(
 
 
 def _write(notes: Path, chosen: list[int], candidates: list[int], costs: dict[int, float]) -> None:
-    part = notes.with_suffix(".part")
-    part.write_text(json.dumps({"chosen": chosen, "candidates": candidates, "costs": costs}) + "\n", encoding="utf-8")
-    part.replace(notes)
+    replace_text(notes, json.dumps({"chosen": chosen, "candidates": candidates, "costs": costs}) + "\n")
 
 
 def without(out: set[int], batch: Tensors) -> Gate:

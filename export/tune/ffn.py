@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from edge.export.tune import Settings
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
+from edge.export.tune.policy import TrainedPolicy, ratio_of
 from edge.runtime.skip.ffn import candidates, most_redundant
 
 NAME = "ffn"
@@ -54,5 +55,5 @@ class FeedForward(TrainedPolicy):
         return f"ffn:{self._ratio:g}"
 
 
-def make(layers: int, hidden_size: int, target: Target) -> FeedForward:
-    return FeedForward(layers, ratio_of(target))
+def make(layers: int, hidden_size: int, settings: Settings) -> FeedForward:
+    return FeedForward(layers, ratio_of(settings))

@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from edge.export.quantize.base import Progress
+from edge.export.tune import Settings
 from edge.export.tune.depth import least_missed
 from edge.export.tune.needs import guess, measure
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
+from edge.export.tune.policy import TrainedPolicy, ratio_of
 from edge.runtime.skip.first import EPSILON
 
 NAME = "first"
@@ -42,13 +43,13 @@ NOTES = "missed.json"
 class First(TrainedPolicy):
     """Routers for the units that answers miss least; all others have an infinite bias, and always run."""
 
-    def __init__(self, layers: int, hidden_size: int, ratio: float, target: Target) -> None:
+    def __init__(self, layers: int, hidden_size: int, ratio: float, settings: Settings) -> None:
         middle = range(1, layers - 1)
-        self.units = [tuple(middle[at : at + target.unit]) for at in range(0, len(middle), target.unit)]
-        self._layers, self._unit = layers, target.unit
-        self._penalty = PENALTY if target.penalty is None else target.penalty
-        self._wanted = min(max(1, round(ratio * layers / target.unit)), len(self.units))
-        asked = target.candidates or round(BEYOND * self._wanted) + 1
+        self.units = [tuple(middle[at : at + settings.unit]) for at in range(0, len(middle), settings.unit)]
+        self._layers, self._unit = layers, settings.unit
+        self._penalty = PENALTY if settings.penalty is None else settings.penalty
+        self._wanted = min(max(1, round(ratio * layers / settings.unit)), len(self.units))
+        asked = settings.candidates or round(BEYOND * self._wanted) + 1
         self._count = min(max(asked, self._wanted), len(self.units))
         self._per_weight = hidden_size**-0.5  # so that a step of the optimizer moves a logit by little
         self.weights = torch.nn.Parameter(torch.zeros(len(self.units), hidden_size))
@@ -129,5 +130,5 @@ class First(TrainedPolicy):
         return "first"
 
 
-def make(layers: int, hidden_size: int, target: Target) -> First:
-    return First(layers, hidden_size, ratio_of(target), target)
+def make(layers: int, hidden_size: int, settings: Settings) -> First:
+    return First(layers, hidden_size, ratio_of(settings), settings)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.errors import InputError
-from edge.lock import open_lock, try_lock
+from edge.lock import locked
 
 LOCK = "lock"  # a file in it that says, while somebody holds it, that a run is at work
 
@@ -24,8 +24,8 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
     Raises:
         InputError: it cannot be made, or another run is at work in it.
     """
-    with open_lock(folder / LOCK) as file:
-        if not try_lock(file):
+    with locked(folder / LOCK) as free:
+        if not free:
             raise InputError(f"Another run is at work in {folder}; wait for it, or name another result.")
         for path in folder.iterdir() if restart else ():
             if path.is_dir():

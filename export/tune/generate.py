@@ -6,17 +6,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.errors import InputError
 from edge.export.prompts import PREVIOUS
+from edge.export.quantize.base import Progress
 from edge.export.tune.data import Row, read_rows
 from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.load import load
+from edge.runtime.model import Model
 from edge.text_file import lines_of, read_text
-
-if TYPE_CHECKING:
-    from edge.export.quantize.base import Progress
-    from edge.runtime.model import Model
 
 BUNDLE = "answers.edge"
 BLOCK = 64  # prompts whose answers are kept together: an interrupted run loses no more
@@ -57,9 +56,6 @@ def answer_all(
     lines = _whole_lines(out)
     if len(lines) >= len(prompts):
         return
-    from edge.runtime.load import load
-    from edge.runtime.model import Model
-
     bundle = exported(source, out.with_name(BUNDLE), progress, weights="int8", max_context=4 * options.max_tokens)
     model = load(bundle, threads=threads, speculate="off")
     if not isinstance(model, Model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +13,12 @@ from torch.nn import functional as F
 
 from edge.errors import InputError
 from edge.export.bfloat16 import fast_dtype
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.graph.families import find_family
+from edge.export.quantize.base import Progress
 from edge.export.torch_reference import load_torch
 from edge.export.tune.data import Batch
 from edge.export.tune.gates import Gate, Gates, Watch
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.base import Progress
 
 BRANCHES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 

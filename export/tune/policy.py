@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,14 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.export.quantize.base import Progress
-from edge.export.tune import POLICIES
+from edge.export.tune import POLICIES, Settings
 from edge.export.tune.network import Network, Tensors
 
 
 class TrainedPolicy(ABC):
     """Leaves out layers of answers' tokens during training as its namesake in `edge.runtime.skip` does.
 
-    A file next to this one has `make(layers, hidden_size, target)`, and in its TRAITS the option that it `takes`,
+    A file next to this one has `make(layers, hidden_size, settings)`, and in its TRAITS the option that it `takes`,
     "--ratio" or "--layers"; where it has them, `routers`, and the `segments` that its bundle needs.
     """
 
@@ -61,59 +60,42 @@ class TrainedPolicy(ABC):
         """The setting of `--skip` that the model was tuned for."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """What is asked of a policy.
-
-    ratio: the share of layers, or of feed-forward blocks, to leave out, of all but skipdecode. span: the minimum and
-    the maximum of layers that run, of skipdecode. unit: layers that first leaves out together. candidates: units that
-    have a router. penalty: of first, nats for the squared distance of the share that routers leave out from `ratio`; a
-    tenth of the layers costs 0.6 with 60, the default.
-    """
-
-    ratio: float | None = None
-    span: tuple[int, int] | None = None
-    unit: int = 1
-    candidates: int | None = None
-    penalty: float | None = None
-
-
-def make_policy(name: str, layers: int, hidden_size: int, target: Target) -> TrainedPolicy:
-    """The policy `name` for a decoder of `layers` layers.
+def make_policy(settings: Settings, layers: int, hidden_size: int) -> TrainedPolicy:
+    """The policy that is asked for, for a decoder of `layers` layers.
 
     Raises:
-        InputError: there is no such policy, or the target is out of its range.
+        InputError: there is no such policy, or what is asked of it is out of its range.
     """
-    policy = POLICIES.find(name)
+    name, policy = settings.policy, POLICIES.find(settings.policy)
     if layers < 3:
         raise InputError(f"Of {layers} decoder layers the first and the last always run, so there is nothing to tune.")
-    if target.penalty is not None and not target.penalty >= 0:
-        raise InputError(f"--penalty must be 0 or more, not {target.penalty:g}.")
-    of_routers = target.unit != 1 or target.candidates is not None or target.penalty is not None
+    if settings.penalty is not None and not settings.penalty >= 0:
+        raise InputError(f"--penalty must be 0 or more, not {settings.penalty:g}.")
+    of_routers = settings.unit != 1 or settings.candidates is not None or settings.penalty is not None
     if of_routers and not policy.traits.get("routers"):
         raise InputError(f"{name} has no routers, so --unit, --candidates and --penalty do not apply.")
     takes = policy.traits["takes"]
-    for option, value in (("--ratio", target.ratio), ("--layers", target.span)):
+    for option, value in (("--ratio", settings.ratio), ("--layers", settings.span)):
         if value is not None and option != takes:
             others = ", ".join(other for other, entry in POLICIES.items() if entry.traits["takes"] == option)
             raise InputError(f"{name} takes {takes}; {option} belongs to {others}.")
-    for option, count in (("--unit", target.unit), ("--candidates", target.candidates)):
+    for option, count in (("--unit", settings.unit), ("--candidates", settings.candidates)):
         if count is not None and count < 1:
             raise InputError(f"{option} must be 1 or more, not {count}.")
-    made: TrainedPolicy = policy.load().make(layers, hidden_size, target)
+    made: TrainedPolicy = policy.load().make(layers, hidden_size, settings)
     return made
 
 
-def ratio_of(target: Target) -> float:
-    if target.ratio is None:
+def ratio_of(settings: Settings) -> float:
+    if settings.ratio is None:
         return 0.15
-    if not 0 < target.ratio < 1:
-        raise InputError(f"A ratio of {target.ratio:g} is no share of the layers; choose one between 0 and 1.")
-    return target.ratio
+    if not 0 < settings.ratio < 1:
+        raise InputError(f"A ratio of {settings.ratio:g} is no share of the layers; choose one between 0 and 1.")
+    return settings.ratio
 
 
-def span_of(target: Target, layers: int) -> tuple[int, int]:
-    minimum, maximum = target.span or (max(2, layers // 2), layers)
+def span_of(settings: Settings, layers: int) -> tuple[int, int]:
+    minimum, maximum = settings.span or (max(2, layers // 2), layers)
     if not 2 <= minimum <= maximum <= layers:
         raise InputError(
             f"--layers {minimum}-{maximum} does not go from 2 or more layers up to no more than the model's {layers}."

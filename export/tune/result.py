@@ -6,17 +6,15 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import sha256_of
-from edge.errors import CheckpointError, InputError
+from edge.errors import InputError
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 from edge.export.quantize.base import Progress
-
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 
 ROUTERS = "routers.safetensors"
 ABOUT = "tuning.json"
@@ -87,33 +85,3 @@ def _tokenizer_config(tokenizer: TokenizerFiles) -> dict[str, Any]:
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
     return settings
-
-
-def read_routers(root: Path, layers: int, hidden_size: int) -> tuple[NDArray[np.float32], int] | None:
-    """The routers [units, H + 1] of a tuned model directory, and how many layers a unit has; None where it has none.
-
-    Raises:
-        CheckpointError: they cannot be read, or are of another model.
-    """
-    path = root / ROUTERS
-    if not path.is_file():
-        return None
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy") as file:
-            routers, fitted_to = np.asarray(file.get_tensor(KEY)), (file.metadata() or {}).get(OF)
-        unit = int(json.loads((root / ABOUT).read_text(encoding="utf-8"))["unit"])
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as e:
-        raise CheckpointError(f"{path} and {ABOUT} next to it cannot be read as routers ({e}); tune again.") from None
-    shape = (len(range(1, layers - 1, unit)) if unit > 0 else 0, hidden_size + 1)
-    if routers.shape != shape or routers.dtype != np.float32:
-        raise CheckpointError(
-            f"{path} holds routers of another model: {routers.dtype} of shape {routers.shape}, not float32 of {shape}."
-        )
-    weights = root / WEIGHTS
-    if fitted_to is not None and weights.is_file() and sha256_of(weights) != fitted_to:
-        raise CheckpointError(
-            f"{path} holds routers of another model: they were fitted to other weights than {weights} holds."
-        )
-    return routers, unit

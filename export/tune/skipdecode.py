@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from edge.export.tune import Settings
 from edge.export.tune.network import Network, Tensors
-from edge.export.tune.policy import Target, TrainedPolicy, span_of
+from edge.export.tune.policy import TrainedPolicy, span_of
 from edge.runtime.skip.skipdecode import HORIZON, WARM, level_ends
 
 NAME = "skipdecode"
@@ -56,5 +57,5 @@ class SkipDecode(TrainedPolicy):
         return f"skipdecode:{self._minimum}-{self._maximum}"
 
 
-def make(layers: int, hidden_size: int, target: Target) -> SkipDecode:
-    return SkipDecode(layers, span_of(target, layers))
+def make(layers: int, hidden_size: int, settings: Settings) -> SkipDecode:
+    return SkipDecode(layers, span_of(settings, layers))

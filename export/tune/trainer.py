@@ -16,6 +16,7 @@ import torch
 
 from edge.errors import InputError
 from edge.export.quantize.base import Progress
+from edge.export.tune import Settings
 from edge.export.tune.data import Batch, Example, batches, per_epoch
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy
@@ -27,19 +28,6 @@ LAST = 0.1  # of the learning rate: what a cosine falls to
 ROUTERS = 3.0  # times the adapters' learning rate: of a policy's own parameters
 CLIP = 1.0  # the longest gradient
 STATE = "state.pt"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """steps: of `batch` sequences. loss: distill (KL divergence from the model without skipping), lm (the text's own
-    likelihood), or both (the sum of the two, where the model's own answers have the first alone)."""
-
-    steps: int
-    batch: int
-    rate: float
-    loss: str
-    seed: int
-    every: int  # steps from one checkpoint to the next
 
 
 @dataclass(frozen=True)
@@ -60,13 +48,20 @@ class Stopped(Exception):
 
 
 class Trainer:
-    """folder: holds the checkpoint; where there is one the run goes on from it."""
+    """folder: holds the checkpoint; where there is one the run goes on from it. every: steps from one checkpoint to the
+    next."""
 
     def __init__(
-        self, network: Network, policy: TrainedPolicy, examples: Sequence[Example], schedule: Schedule, folder: Path
+        self,
+        network: Network,
+        policy: TrainedPolicy,
+        examples: Sequence[Example],
+        settings: Settings,
+        folder: Path,
+        every: int,
     ) -> None:
-        self.network, self.policy, self.examples, self.schedule = network, policy, examples, schedule
-        self._path = folder / STATE
+        self.network, self.policy, self.examples, self.settings = network, policy, examples, settings
+        self._path, self._every = folder / STATE, every
         for parameter in policy.parameters().values():
             parameter.data = parameter.data.to(network.device)
         self._trained = {**network.adapters, **{f"policy.{name}": p for name, p in policy.parameters().items()}}
@@ -74,7 +69,7 @@ class Trainer:
             {"params": list(network.adapters.values()), "factor": 1.0},
             {"params": list(policy.parameters().values()), "factor": ROUTERS},
         ]
-        self._optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=schedule.rate, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.rate, weight_decay=0.0)
         self.history: list[Step] = []
 
     @property
@@ -91,19 +86,19 @@ class Trainer:
             InputError: the checkpoint in the folder is not whole, or the loss is no number.
         """
         if not self._load():
-            looked = batches(self.examples, self.schedule.batch, self.schedule.seed)
+            looked = batches(self.examples, self.settings.batch, self.settings.seed)
             first = [self.network.tensors(next(looked)) for _ in range(LOOKED_AT)]
             self.policy.prepare(self.network, first, self._path.parent, progress)
             self.save()
-        following = batches(self.examples, self.schedule.batch, self.schedule.seed, start=self.done)
-        while self.done < self.schedule.steps:
+        following = batches(self.examples, self.settings.batch, self.settings.seed, start=self.done)
+        while self.done < self.settings.steps:
             if stop():
                 self.save()
                 raise Stopped(self.done)
             step = self._step(next(following))
             self.history.append(step)
             told(step)
-            if self.done % self.schedule.every == 0:
+            if self.done % self._every == 0:
                 self.save()
         self.save()
 
@@ -114,12 +109,12 @@ class Trainer:
         Raises:
             Stopped: as `run`.
         """
-        order = np.random.default_rng([self.schedule.seed, 4]).permutation(len(self.examples))
+        order = np.random.default_rng([self.settings.seed, 4]).permutation(len(self.examples))
         own = [i for i in order if not self.examples[i].given]
         given = [i for i in order if self.examples[i].given]
         chosen = [self.examples[i] for i in [*own, *given][:FINISHED_BY]]
-        count = per_epoch(chosen, self.schedule.batch)  # so that no sequence comes twice
-        following = batches(chosen, self.schedule.batch, self.schedule.seed)
+        count = per_epoch(chosen, self.settings.batch)  # so that no sequence comes twice
+        following = batches(chosen, self.settings.batch, self.settings.seed)
 
         def looked() -> Iterator[Tensors]:
             for done in range(count):
@@ -133,15 +128,15 @@ class Trainer:
     def _step(self, batch: Batch) -> Step:
         number = self.done
         tensors = self.network.tensors(batch)
-        self.policy.begin(self.network, tensors, np.random.default_rng([self.schedule.seed, 2, number]))
+        self.policy.begin(self.network, tensors, np.random.default_rng([self.settings.seed, 2, number]))
         student = self.network.logits(tensors, self.policy.gate, feed_forward=self.policy.feed_forward)
-        if self.schedule.loss == "lm":
+        if self.settings.loss == "lm":
             loss = likelihood(tensors, student)
         else:
             with torch.no_grad():
                 teacher = self.network.logits(tensors, None, adapted=False)
             loss = divergence(teacher, student)
-            if self.schedule.loss == "both":
+            if self.settings.loss == "both":
                 loss = loss + likelihood(tensors, student, given=True)
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -155,11 +150,11 @@ class Trainer:
         return Step(number, value, self.policy.skipped())
 
     def _rate(self, number: int) -> float:
-        warm = max(1, round(WARM_UP * self.schedule.steps))
+        warm = max(1, round(WARM_UP * self.settings.steps))
         if number < warm:
-            return self.schedule.rate * (number + 1) / warm
-        done = (number - warm) / max(1, self.schedule.steps - warm)
-        return self.schedule.rate * (LAST + (1 - LAST) * (1 + math.cos(math.pi * done)) / 2)
+            return self.settings.rate * (number + 1) / warm
+        done = (number - warm) / max(1, self.settings.steps - warm)
+        return self.settings.rate * (LAST + (1 - LAST) * (1 + math.cos(math.pi * done)) / 2)
 
     def save(self) -> None:
         """Write the checkpoint, which replaces the last one when it is whole."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from edge.export.tune.policy import Target, TrainedPolicy, ratio_of
+from edge.export.tune import Settings
+from edge.export.tune.policy import TrainedPolicy, ratio_of
 from edge.runtime.skip.unified import spread
 
 NAME = "unified"
@@ -30,5 +31,5 @@ class Unified(TrainedPolicy):
         return f"unified:{self._ratio:g}"
 
 
-def make(layers: int, hidden_size: int, target: Target) -> Unified:
-    return Unified(layers, ratio_of(target))
+def make(layers: int, hidden_size: int, settings: Settings) -> Unified:
+    return Unified(layers, ratio_of(settings))

@@ -158,7 +158,7 @@ def open_role(
     """An engine for the graph with this role; BundleError where the graph cannot be loaded."""
     policy = None
     if role == SKIP:
-        from edge.runtime.skip.all_layers import AllLayers
+        from edge.runtime.skip.base import AllLayers
 
         policy = AllLayers(bundle)
     kv, graph = INT8 if role == KV8 else FLOAT32, DECODER if role == PREFILL else role

@@ -7,9 +7,7 @@ differs in two rules, see `_Group`.
 
 from __future__ import annotations
 
-import math
-import numbers
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +18,7 @@ from edge.errors import InputError
 from edge.runtime.decode.answer import FinishReason, never
 from edge.runtime.decode.branches import Branches
 from edge.runtime.decode.logits_processors import Processor
+from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
@@ -65,16 +64,13 @@ class BeamOptions:
             ("number of best texts", self.n_best),
             ("maximum of tokens to generate", self.max_tokens),
         ):
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-                raise InputError(f"The {name} must be 1 or more, not {value!r}.")
+            check_number(name, value, lambda v: v >= 1, "1 or more", whole=True)
         if self.n_best > self.beams:
             raise InputError(f"{self.beams} beams cannot give {self.n_best} texts; ask for as many beams.")
         if self.beams % self.groups:
             raise InputError(f"{self.beams} beams cannot be split into {self.groups} groups of one size.")
-        if not math.isfinite(self.length_penalty):
-            raise InputError(f"The length penalty must be a number, not {self.length_penalty}.")
-        if not (math.isfinite(self.diversity) and self.diversity >= 0):
-            raise InputError(f"The diversity must be a number of 0 or more, not {self.diversity}.")
+        check_number("length penalty", self.length_penalty, lambda v: True, "a number")
+        check_number("diversity", self.diversity, lambda v: v >= 0, "a number of 0 or more")
         if self.groups > 1 and self.diversity == 0:
             raise InputError(f"{self.groups} beam groups need a diversity above 0, or they would all find the same.")
         if self.groups == 1 and self.diversity > 0:
@@ -109,13 +105,10 @@ def beam_search(
     forced: int = 0,
 ) -> list[Hypothesis]:
     """Find the `options.n_best` most likely texts after `prompt`, the best first; see `search`."""
-    found = search(engine, cache, prompt, options, eos=eos, processors=processors, forced=forced)
-    while True:
-        try:
-            next(found)
-        except StopIteration as end:
-            hypotheses: list[Hypothesis] = end.value
-            return hypotheses
+    found = list[Hypothesis]()
+    for _ in search(engine, cache, prompt, options, found, eos=eos, processors=processors, forced=forced):
+        pass
+    return found
 
 
 def new_cache(engine: Engine, prompt_tokens: int, options: BeamOptions, cross: Cross | None = None) -> KVCache:
@@ -134,17 +127,19 @@ def search(
     cache: KVCache,
     prompt: Sequence[int] | NDArray[np.int64],
     options: BeamOptions,
+    found: list[Hypothesis],
     *,
     eos: Collection[int],
     processors: Sequence[Processor] = (),
     forced: int = 0,
-) -> Generator[list[int], None, list[Hypothesis]]:
-    """Search step by step: yields the tokens that became certain, because all possible texts go on with them, and
-    returns what `beam_search` does.
+) -> Iterator[int]:
+    """Search step by step: yields the tokens of the best text, each as soon as it is certain because all possible texts
+    go on with it, and the others in the end.
 
     Args:
         cache: `new_cache` makes one; what is in it already comes before the prompt.
         prompt: [P], P >= 1: what the decoder begins with.
+        found: is given what `beam_search` returns, before the last tokens are yielded.
         eos: tokens that end a text.
         processors: change the log probabilities, in this order.
         forced: how many of the last prompt tokens count towards a text's length: those that transformers generates by
@@ -173,7 +168,7 @@ def search(
             break
         new = _certain(growing, certain)
         certain += len(new)
-        yield new
+        yield from new
         stepped = branches.step(*_join(growing))
         if stepped is None:
             reason = "context"
@@ -182,8 +177,9 @@ def search(
     for group in groups:
         if not group.done:
             group.cut(reason)
-    found = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
-    return found[: options.n_best]
+    ended = sorted((text for group in groups for text in group.ended), key=lambda text: -text.score)
+    found += ended[: options.n_best]
+    yield from ended[0].token_ids[certain:]
 
 
 def _extend(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import BLOCKED, Tree
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
 
 
 class Draft(NamedTuple):

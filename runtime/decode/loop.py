@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,12 @@ from edge.manifest import LONGER
 from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
 from edge.runtime.decode.sampling import Sampler, greedy
 from edge.runtime.engine.binding import all_rows
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.engine import Engine
 
 # Prompts of this many tokens and more run through the int8 prefill graph, where the bundle has one. The same on every
 # device and at every call: what was measured, or asked before, must not decide what an answer says.
 PREFILL_GRAPH_FROM = 256
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.cache import KVCache
-    from edge.runtime.engine.engine import Engine
 
 Step = Callable[..., NDArray[Any]]
 """`Engine.step`, or `Engine.choose`."""

@@ -49,14 +49,14 @@ class SamplingOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, lambda v: v >= 0, "a number of 0 or more")
-        _check("top-k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
-        _check("top-p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
-        _check("min-p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
+        check_number("temperature", self.temperature, lambda v: v >= 0, "a number of 0 or more")
+        check_number("top-k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
+        check_number("top-p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        check_number("min-p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
-        _check("repetition penalty", penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
+        check_number("repetition penalty", penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
         if self.seed is not None:
-            _check("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
+            check_number("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
         if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0):
             raise InputError(
                 "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a "
@@ -64,7 +64,8 @@ class SamplingOptions:
             )
 
 
-def _check(name: str, value: object, valid: Callable[[float], bool], wanted: str, whole: bool = False) -> None:
+def check_number(name: str, value: object, valid: Callable[[float], bool], wanted: str, whole: bool = False) -> None:
+    """Raise InputError where an option is no finite number, or no `whole` one, or not a valid one."""
     kind = numbers.Integral if whole else numbers.Real
     if isinstance(value, kind) and not isinstance(value, bool):
         number = float(value)

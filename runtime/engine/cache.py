@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import KVLayout
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.providers.base import Provider
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.providers.base import Provider
 
 
 class KVCache:

@@ -18,7 +18,6 @@ from edge.home import curves_dir
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.prefill import PrefillEngine
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
@@ -73,17 +72,13 @@ class Engine:
         source = None if variant.plan is None else variant.plan.demand.source
         encoded = bundle.manifest.encoder is not None
         self.encoder = Encoder(bundle, self.provider, source) if encoded else None
-        self.session = self._open()
+        self.session = self.provider.open(bundle, variant.role)
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self.chooses = "tokens" in self.session.outputs
         self.takes_trees = any(name.startswith("attention_bias") for name in self.session.inputs)
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
         self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
         self._logits: WeakKeyDictionary[KVCache, Buffer] = WeakKeyDictionary()
-
-    def _open(self) -> Session:
-        """Load the decoder."""
-        return self.provider.open(self.bundle, self.variant.role)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
@@ -220,3 +215,34 @@ class Engine:
         if shared is None:
             shared = self._logits[cache] = provider.allocate((KEPT_STEP, vocab), np.float32)
         return provider.part(shared, (1, rows, vocab))
+
+
+class PrefillEngine:
+    """The int8 prefill graph of a bundle next to an engine over its decode graph: steps over the same caches."""
+
+    def __init__(self, bundle: Bundle, provider: Provider) -> None:
+        self._bundle, self._provider = bundle, provider
+
+    @cached_property
+    def session(self) -> Session:
+        """The session over the graph, opened by the first prompt that is long enough (`edge.runtime.decode.loop`)."""
+        return self._provider.open(self._bundle, "prefill")
+
+    def step(
+        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
+        a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
+        bundle's context ends; see `pad_to_even`."""
+        rows = LAST_ROW if rows is None else rows
+        size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
+        if not 1 <= size <= cache.room:
+            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
+        made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
+        step = Step(WholeBinding(self.session, cache, tokens.shape[0]), cache, tokens.shape[0], made)
+        step.fill(tokens, cache.length, rows, None)
+        step.run(cache, None)
+        cache.length -= tokens.shape[0] - size
+        found: NDArray[np.float32] = step.made[0, :wanted]
+        return found

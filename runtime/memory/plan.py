@@ -112,7 +112,7 @@ def make_plan(
     def fits(demand: Demand) -> bool:
         return needed(model.footprint(demand)) <= budget
 
-    def fitting(sizes: range, rung: _Rung) -> int:
+    def fitting(sizes: range, rung: Demand) -> int:
         """How many of these sizes of the context fit: the first ones."""
         return bisect.bisect_left(sizes, True, key=lambda n: not fits(choices.demand(n, rung)))
 
@@ -144,19 +144,11 @@ def make_exact_plan(bundle: Bundle, budget: int | str | None = None, *, speculat
     return make_plan(bundle, budget, speculate=speculate, like=common.demand, **given)
 
 
-def budgets(
-    bundle: Bundle,
-    *,
-    context: int | None = None,
-    branches: int | None = None,
-    speculate: str = OFF,
-    prefill: bool = True,
-    kv: Sequence[str] = (FLOAT32,),
-) -> list[int]:
+def budgets(bundle: Bundle, **given: Any) -> list[int]:
     """The budgets from which on less is given up, rising, in bytes, from the smallest that does to one for the whole
     context. Arguments and errors are those of `make_plan`.
     """
-    model, choices = MemoryModel(bundle), _Choices(bundle, context, None, branches, speculate, prefill, kv)
+    model, choices = MemoryModel(bundle), _Choices(bundle, **given)
     rungs = list(choices.ladder())
     demands = [choices.demand(choices.maximum, rungs[0])]
     demands += [choices.demand(choices.goal, rung) for rung in rungs]
@@ -174,28 +166,18 @@ def needed(footprint: Footprint) -> int:
     return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
 
 
-@dataclass(frozen=True)
-class _Rung:
-    """Fields of `Demand` that are chosen together."""
-
-    width: int
-    chunk: int
-    prefill: bool = False
-    kv: str = FLOAT32
-
-
 class _Choices:
     """The demands that can be made of one bundle, and which of them are preferred."""
 
     def __init__(
         self,
         bundle: Bundle,
-        context: int | None,
-        chunk: int | None,
-        branches: int | None,
-        speculate: str,
-        prefill: bool,
-        kv: Sequence[str],
+        context: int | None = None,
+        chunk: int | None = None,
+        branches: int | None = None,
+        speculate: str = OFF,
+        prefill: bool = True,
+        kv: Sequence[str] = (FLOAT32,),
         like: Demand | None = None,
     ) -> None:
         manifest = bundle.manifest
@@ -226,8 +208,9 @@ class _Choices:
         self.minimum = min(MIN_CONTEXT, limit) if context is None else context
         self.goal = min(GOAL, limit) if context is None else context
 
-    def ladder(self) -> Iterator[_Rung]:
-        """Step widths, prompt chunks, prefill graphs and KV caches, the best first."""
+    def ladder(self) -> Iterator[Demand]:
+        """Demands that differ in step width, prompt chunk, prefill graph and KV cache, the best first; `demand` gives
+        them a context."""
         widths = [self._branches] if self._manifest.text is not None else [1]
         if self._speculate != OFF:
             widest = widest_draft(self._manifest.dims.vocab_size)
@@ -239,27 +222,28 @@ class _Choices:
             chunks.append(chunks[-1] // 2)
         if (like := self._like) is not None:
             widest = KV8_STEP if like.kv == INT8 else widths[0]
-            yield from (_Rung(width, like.chunk, like.prefill, like.kv) for width in widths if width <= widest)
+            yield from (dataclasses.replace(like, width=width) for width in widths if width <= widest)
             return
         pairs = list(_narrowing(widths, chunks))
         both = FLOAT32 in self._kv and INT8 in self._kv
         early = min(KV8_STEP, widths[0])  # floats go before narrower steps and smaller chunks where there are bytes
         if self._prefill:
-            yield _Rung(widths[0], chunks[0], prefill=True)
+            yield Demand(0, chunks[0], widths[0], prefill=True)
         if FLOAT32 in self._kv:
-            yield from (_Rung(*pair) for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
+            floats = (pair for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
+            yield from (Demand(0, chunk, width) for width, chunk in floats)
         if INT8 in self._kv:
-            yield from (_Rung(*pair, kv=INT8) for pair in pairs if pair[0] <= KV8_STEP)
+            yield from (Demand(0, chunk, width, kv=INT8) for width, chunk in pairs if width <= KV8_STEP)
 
-    def demand(self, size: int, rung: _Rung) -> Demand:
-        """The demand for `size` tokens of context and, of an encoder, of text."""
+    def demand(self, size: int, rung: Demand) -> Demand:
+        """The demand like `rung` for `size` tokens of context and, of an encoder, of text."""
         encoder = self._manifest.encoder
         source = min(size, encoder.max_length) if encoder is not None and encoder.input == "text" else 0
         context = min(size, self._manifest.context)
         drafts = 0
         if self._speculate != OFF and rung.width > 1:
             drafts = table_bytes(self._speculate, self._bundle, context, source, files=rung.width >= OWN_TABLES)
-        return Demand(context, rung.chunk, rung.width, self._branches, source, rung.prefill, drafts, rung.kv)
+        return dataclasses.replace(rung, context=context, branches=self._branches, source=source, drafts=drafts)
 
 
 def _narrowing(widths: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -34,14 +34,22 @@ def held() -> Held | None:
     encoded and when an answer ends (docs/lab/memory.md).
     """
     if sys.platform == "win32":
-        from edge.runtime.memory import windows
-
-        return windows.held()
+        return _windows()
     if sys.platform == "darwin":
         from edge.runtime.memory import macos
 
         return macos.held()
     return _linux() if sys.platform == "linux" else None
+
+
+def _windows() -> Held | None:
+    import psutil
+
+    try:
+        found = psutil.Process().memory_info()
+    except (psutil.Error, OSError):
+        return None
+    return Held(found.private, found.peak_pagefile, found.wset, found.peak_wset)
 
 
 def _linux() -> Held | None:

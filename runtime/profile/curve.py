@@ -9,14 +9,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
-import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.bundle import MANIFEST, Bundle, sha256_of
+from edge.bundle import MANIFEST, Bundle, replace_text, sha256_of
 from edge.errors import InputError
 from edge.home import curves_dir, drop_oldest, mark_used
 from edge.manifest import FLOAT32, INT8
@@ -80,14 +79,8 @@ def store(profile: Profile) -> Path:
         OSError: the cache folder cannot be written.
     """
     path = path_for(profile.device, profile.bundle.sha256)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     nothing: dict[str, Any] = {name: [] for name in EMPTY} | dict.fromkeys(MISSING)
-    try:
-        part.write_text(dataclasses.replace(profile, **nothing).to_json(), encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_text(path, dataclasses.replace(profile, **nothing).to_json())
     drop_oldest(curves_dir())
     return path
 

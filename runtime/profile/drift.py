@@ -86,12 +86,6 @@ def sustain(
         rates.append(Rate(round(clock() - start, 6), 1e3 * tokens / ms, context + count // 2))
         tell()
     steep, low, high = slope([rate.second for rate in rates], [rate.tokens_per_s for rate in rates])
-    used = Usage(
-        phase="decode",
-        tokens=answers * (count + 1),  # the first of each is run, and not timed
-        wall_s=clock() - start,
-        cpu_s=time.process_time() - cpu,
-        energy_j=sum(joules) if joules else None,
-        energy_of=energy.of if joules else None,
-    )
-    return Sustained(1e3 * answers * count / total_ms, steep, low, high, rates), used
+    # The first token of each answer is run, and not timed.
+    taken = answers * (count + 1), clock() - start, time.process_time() - cpu
+    return Sustained(1e3 * answers * count / total_ms, steep, low, high, rates), energy.usage("decode", *taken, joules)

@@ -57,15 +57,9 @@ class FirstTokenJob(_Timed):
 
 def prefill_usage(jobs: list[FirstTokenJob], energy: Energy) -> Usage:
     """What all first tokens took."""
-    joules = [each for job in jobs for each in job.joules]
-    return Usage(
-        phase="prefill",
-        tokens=sum(job.tokens * len(job.series.times) for job in jobs),
-        wall_s=sum(job.wall_s for job in jobs),
-        cpu_s=sum(job.cpu_s for job in jobs),
-        energy_j=sum(joules) if joules else None,
-        energy_of=energy.of if joules else None,
-    )
+    tokens = sum(job.tokens * len(job.series.times) for job in jobs)
+    wall_s, cpu_s = sum(job.wall_s for job in jobs), sum(job.cpu_s for job in jobs)
+    return energy.usage("prefill", tokens, wall_s, cpu_s, [each for job in jobs for each in job.joules])
 
 
 @dataclass

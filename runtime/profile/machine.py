@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
 
-from edge.runtime.memory import macos, windows
-from edge.runtime.profile.record import Device
+from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
+PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # in HKEY_LOCAL_MACHINE
 RECORDED = {"cpu": "CPUExecutionProvider"}  # what profiles say where it is not the provider's own name
 
 
@@ -38,9 +39,14 @@ def cpu_name() -> str:
     """The processor, as the system calls it."""
     found: str | None = None
     if sys.platform == "darwin":
-        found = macos.processor()
+        with contextlib.suppress(OSError):
+            asked = subprocess.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True)
+            found = asked.stdout.decode(errors="replace").strip()
     elif sys.platform == "win32":
-        found = windows.processor()
+        import winreg
+
+        with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, PROCESSOR) as key:
+            found = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     else:
         with contextlib.suppress(OSError):
             fields = _fields(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
@@ -58,7 +64,7 @@ def _fields(text: str) -> dict[str, str]:
 def memory_bytes() -> int | None:
     """Bytes of memory that the machine has; None where the system does not tell."""
     if sys.platform == "win32":
-        return windows.memory()[0]
+        return _elsewhere("total")
     with contextlib.suppress(AttributeError, ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -66,13 +72,20 @@ def memory_bytes() -> int | None:
 
 def available_bytes() -> int | None:
     """Bytes of memory that are available without swapping; None where the system does not tell."""
-    if sys.platform == "win32":
-        return windows.memory()[1]
-    if sys.platform == "darwin":
-        return macos.available() or memory_bytes()
+    if sys.platform in ("win32", "darwin"):
+        return _elsewhere("available") or memory_bytes()
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
         return int(_fields(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"].split()[0]) * 1024
     return memory_bytes()
+
+
+def _elsewhere(field: str) -> int | None:
+    """A field of what psutil tells of the machine's memory."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(getattr(psutil.virtual_memory(), field))
+    return None
 
 
 class Neighbours:
@@ -139,6 +152,10 @@ class Energy:
             found.append(sum(_passed(zone, first, last) for zone, first, last in passed) / 1e6)
         else:
             found.append((before[0] + after[0]) / 2 * (end - start))
+
+    def usage(self, phase: str, tokens: int, wall_s: float, cpu_s: float, joules: Sequence[float]) -> Usage:
+        """What a phase took, with the joules that were metered in it."""
+        return Usage(phase, tokens, wall_s, cpu_s, sum(joules) if joules else None, self.of if joules else None)
 
     def _reading(self) -> list[float]:
         """Microjoules of each processor so far, or the battery's watts; empty where there is no meter (any more)."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
-from edge.runtime.profile.protobuf import field
+from edge.runtime.profile.graph_file import ModelProto
 from edge.runtime.profile.record import Peaks
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
@@ -30,6 +30,7 @@ ROWS, WIDTH = 512, 2048
 BLOCK = 128  # weights of 4 bits that share a scale: the kernels are fastest with this many
 LEAST = 3  # minimum of runs of each, after a warm-up
 FLOAT, UINT8, INT8, INT32 = 1, 2, 3, 6  # TensorProto.DataType, onnx/onnx.proto
+INT_ATTRIBUTE = 2  # AttributeProto.AttributeType
 TYPES: dict[Any, int] = {np.dtype(np.float32): FLOAT, np.dtype(np.uint8): UINT8, np.dtype(np.int8): INT8}
 
 
@@ -108,23 +109,16 @@ def _product(provider: Provider, arithmetic: str, width: int) -> Callable[[], ob
 def _model(
     op_type: str, a: NDArray[Any], weights: dict[str, NDArray[Any]], output: int, domain: str = "", **numbers: int
 ) -> bytes:
-    """A ModelProto of one node, whose first input is given and whose other inputs are weights (onnx/onnx.proto)."""
-    inputs = (field(1, name) for name in ("a", *weights))
-    attributes = (field(5, field(1, name), field(3, number), field(20, 2)) for name, number in numbers.items())
-    node = field(1, *inputs, field(2, "y"), field(4, op_type), *attributes, field(7, domain))
-    tensors = (field(5, *_tensor(name, array)) for name, array in weights.items())
-    values = (field(11, *_value("a", TYPES[a.dtype])), field(12, *_value("y", output)))
-    graph = field(7, node, field(2, "peak"), *tensors, *values)
-    opsets = field(8, field(1, ""), field(2, 21)), field(8, field(1, "com.microsoft"), field(2, 1))
-    return b"".join((field(1, 10), graph, *opsets))
-
-
-def _tensor(name: str, array: NDArray[Any]) -> list[bytes]:
-    """The fields of a TensorProto."""
-    dims = (field(1, size) for size in array.shape)
-    return [*dims, field(2, TYPES[array.dtype]), field(8, name), field(9, array.tobytes())]
-
-
-def _value(name: str, kind: int) -> list[bytes]:
-    """The fields of a ValueInfoProto: a tensor of any shape."""
-    return [field(1, name), field(2, field(1, field(1, kind)))]
+    """A model of one node, whose first input is given and whose other inputs are weights."""
+    attributes = [{"name": name, "i": number, "type": INT_ATTRIBUTE} for name, number in numbers.items()]
+    node = {"input": ["a", *weights], "output": ["y"], "op_type": op_type, "domain": domain, "attribute": attributes}
+    tensors = [
+        {"name": name, "dims": array.shape, "data_type": TYPES[array.dtype], "raw_data": array.tobytes()}
+        for name, array in weights.items()
+    ]
+    kinds = {"a": TYPES[a.dtype], "y": output}  # of tensors of any shape
+    given, made = ({"name": name, "type": {"tensor_type": {"elem_type": kind}}} for name, kind in kinds.items())
+    graph = {"name": "peak", "node": [node], "initializer": tensors, "input": [given], "output": [made]}
+    opsets = [{"domain": "", "version": 21}, {"domain": "com.microsoft", "version": 1}]
+    content: bytes = ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString()
+    return content

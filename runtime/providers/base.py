@@ -57,10 +57,6 @@ class Binding:
         """Write an output to this memory."""
         self._bound.bind_ortvalue_output(name, buffer.value)
 
-    def own_output(self, name: str) -> None:
-        """Let each run allocate this output."""
-        self._bound.bind_output(name)
-
 
 class Session:
     """A graph that a provider has opened. inputs, outputs: their names."""

@@ -34,9 +34,4 @@ def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
 def check_name(asked: str) -> None:
     """InputError where no policy has this name; its setting is read together with the bundle."""
     if asked != OFF and asked.partition(":")[0] not in POLICIES:
-        raise InputError(f"There is no skip policy {asked!r}; choose one of {OFF}, {', '.join(policy_names())}.")
-
-
-def policy_names() -> list[str]:
-    """All policies, as they are asked for."""
-    return [entry.traits["asked"] for entry in POLICIES.values()]
+        raise InputError(f"There is no skip policy {asked!r}; choose one of {OFF}, {POLICIES}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,45 +23,40 @@ Route = tuple[int, ...]
 always do."""
 
 
-class SkipPolicy(Protocol):
+class SkipPolicy:
     """Says which units run in a step.
 
     The prompt's tokens are those below `cache.prompt`. What a policy remembers of a conversation belongs to its cache.
+
+    watched: the units, in order, of which `observe` wants to know what they read of the prompt. uniform: whether all
+    tokens, of prompts and answers, run through the same units.
     """
 
-    @property
-    def watched(self) -> Sequence[int]:
-        """The units, in order, of which `observe` wants to know what they read of the prompt."""
-        ...
-
-    @property
-    def uniform(self) -> bool:
-        """Whether all tokens, of prompts and answers, run through the same units."""
-        ...
+    watched: Sequence[int] = ()
+    uniform = False
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         """The units that the next `size` tokens run through."""
-        ...
+        raise NotImplementedError
 
     def max_exact_step(self, cache: SegmentedCache) -> int:
         """How many tokens from the next one on run through the same units, at least."""
-        ...
+        return MANY
 
     def pace(self, cache: SegmentedCache) -> int:
         """Answers that begin together and have the same pace run through the same units, token by token. Only asked of
         policies that do not watch the prompt."""
-        ...
+        return 0
 
     def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
         """The residual stream [S, H] that a unit read, of a prompt's tokens from the one at `start` on; told of those
         that are `watched` in their order."""
-        ...
 
 
-class FixedRoute:
+class FixedRoute(SkipPolicy):
     """A policy whose every step runs through the same units."""
 
-    watched, uniform = (), True
+    uniform = True
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -69,14 +64,13 @@ class FixedRoute:
     def route(self, cache: SegmentedCache, size: int) -> Route:
         return self._route
 
-    def pace(self, cache: SegmentedCache) -> int:
-        return 0
 
-    def max_exact_step(self, cache: SegmentedCache) -> int:
-        return MANY
+class AllLayers(FixedRoute):
+    """No policy of its own: everything runs unless a step says otherwise (`SegmentedEngine.leaving_out`), as a drafter
+    does."""
 
-    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
-        pass
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(all_units(bundle))
 
 
 def all_units(bundle: Bundle) -> Route:

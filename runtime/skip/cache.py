@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KVLayout
 from edge.runtime.engine.cache import KVCache
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.encoder import Cross
-    from edge.runtime.providers.base import Provider
-    from edge.runtime.skip.base import Route
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.providers.base import Provider
+from edge.runtime.skip.base import Route
 
 
 @dataclass(frozen=True)

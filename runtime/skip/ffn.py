@@ -8,18 +8,15 @@ known then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.runtime.skip.base import middle, share
+from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.prompt import PromptPolicy
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
 
 NAME = "ffn"
 HELP = "the share R of feed-forward blocks that change the prompt least"

@@ -7,18 +7,14 @@ keys and values are consistent and no decision hangs on how the prompt was cut i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.skip.base import middle
+from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.prompt import PromptPolicy
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
 
 NAME = "first"
 HELP = "the layers that routers, trained by edge tune, find the prompt does not need"

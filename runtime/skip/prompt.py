@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.skip.base import MANY, Route, all_units
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
+from edge.bundle import Bundle
+from edge.runtime.skip.base import MANY, Route, SkipPolicy, all_units
+from edge.runtime.skip.cache import SegmentedCache
 
 
-class PromptPolicy:
+class PromptPolicy(SkipPolicy):
     """Keeps a score for every token and candidate, and leaves out what `choose` makes of their means over the prompt.
 
     The prompt itself runs through everything. Scores of tokens stay as long as their rows do, so that a chat's next
@@ -24,8 +21,6 @@ class PromptPolicy:
 
     candidates: the units that may be left out. watched: see `SkipPolicy`.
     """
-
-    uniform = False
 
     def __init__(self, bundle: Bundle, candidates: Sequence[int], watched: Sequence[int]) -> None:
         self.candidates, self.watched = list(candidates), watched
@@ -49,9 +44,6 @@ class PromptPolicy:
         """The mean score of each candidate over the prompt."""
         means: NDArray[np.float32] = self.scores(cache)[:, : cache.prompt].mean(axis=1)
         return means
-
-    def pace(self, cache: SegmentedCache) -> int:
-        raise NotImplementedError  # each answer has layers of its own
 
     def max_exact_step(self, cache: SegmentedCache) -> int:
         return MANY if cache.length >= cache.prompt else cache.prompt - cache.length

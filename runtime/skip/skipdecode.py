@@ -8,17 +8,11 @@ The layers of a token are always among those of the tokens before it, so that no
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.skip.base import Route, all_units, middle, skippable
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
-    from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.base import Route, SkipPolicy, all_units, middle, skippable
+from edge.runtime.skip.cache import SegmentedCache
 
 NAME = "skipdecode"
 HELP = "fewer layers the further an answer gets, from MAX down to MIN"
@@ -29,11 +23,9 @@ WARM = 3  # one of so many of the least layers is a first one; the others are th
 LEVELS = 8  # most steps in which the layers fall
 
 
-class SkipDecode:
+class SkipDecode(SkipPolicy):
     """`most` layers for the prompt, then ever fewer, down to `least` after `HORIZON` tokens of the answer, or at the
     end of the cache where that comes first. First and last layer are counted."""
-
-    watched, uniform = (), False
 
     def __init__(self, bundle: Bundle, least: int, most: int) -> None:
         segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
@@ -68,9 +60,6 @@ class SkipDecode:
         begins = -(-following * (last + 1) // (self.levels + 1))  # that level, as a place in the answer
         end = prompt + begins if begins <= last else cache.ends
         return max(1, min(end - place, cache.capacity - cache.length))
-
-    def observe(self, cache: SegmentedCache, start: int, unit: int, stream: NDArray[np.float32]) -> None:
-        pass
 
 
 def level_ends(falling: int) -> list[int]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
+from edge.runtime.engine.engine import Tree
+from edge.runtime.providers.base import Buffer, Session
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
-
-if TYPE_CHECKING:
-    from edge.runtime.engine.engine import Tree
-    from edge.runtime.providers.base import Buffer, Session
 
 
 class SegmentsBinding(CacheBinding):

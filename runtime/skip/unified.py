@@ -6,12 +6,8 @@ Source: Liu et al. 2024, Accelerating Inference in Large Language Models with a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from edge.bundle import Bundle
 from edge.runtime.skip.base import FixedRoute, all_units, middle, share, skippable
-
-if TYPE_CHECKING:
-    from edge.bundle import Bundle
 
 NAME = "unified"
 HELP = "the same share R of the layers for every token, spread evenly"

@@ -206,19 +206,13 @@ def find(name: str) -> tuple[DrafterModule, str | None]:
     return cast(DrafterModule, entry.load()), argument
 
 
-def drafter_names() -> list[str]:
-    """All drafters, as they are asked for."""
-    return [entry.traits.get("asked", name) for name, entry in DRAFTERS.items()]
-
-
 def _parts(name: str) -> tuple[Entry, str | None]:
     word, sign, argument = name.partition("=")
     if word not in DRAFTERS:
-        raise InputError(f"There is no drafter {name!r}; there are {', '.join([AUTO, OFF, *drafter_names()])}.")
+        raise InputError(f"There is no drafter {name!r}; there are {AUTO}, {OFF}, {DRAFTERS}.")
     entry = DRAFTERS[word]
-    asked = entry.traits.get("asked", word)
-    if asked.startswith(f"{word}=") and not argument:
-        raise InputError(f"The drafter {word} needs an argument; write it as in {asked}.")
-    if sign and asked == word:
+    if entry.asked.startswith(f"{word}=") and not argument:
+        raise InputError(f"The drafter {word} needs an argument; write it as in {entry.asked}.")
+    if sign and entry.asked == word:
         raise InputError(f"The drafter {word} takes no argument; write {word} alone.")
     return entry, argument or None

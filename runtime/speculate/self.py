@@ -23,8 +23,7 @@ from edge.runtime.decode.loop import reader
 from edge.runtime.decode.sampling import greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.memory.footprint import GRAPH
-from edge.runtime.skip.all_layers import AllLayers
-from edge.runtime.skip.base import middle
+from edge.runtime.skip.base import AllLayers, middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speculate.base import Budget, Drafter, Setting

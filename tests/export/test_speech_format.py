@@ -22,7 +22,7 @@ LANG_TO_ID = {token: IDS[token] for token in LANGUAGES}
 def tokenizer(root: Path) -> Any:
     """One with tokens for languages and tasks, as OpenAI's English vocabulary has them too."""
     (root / "vocabulary.json").write_text(json.dumps(TOKENS))
-    return read_vocabulary(root, len(TOKENS)).files()
+    return SimpleNamespace(json=read_vocabulary(root, len(TOKENS)).to_str())
 
 
 def exported(root: Path, config: dict[str, Any], generation: dict[str, Any]) -> Speech:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
 
 from edge.cli.run.terminal import CtrlC, ask, figures, note, show
 from edge.errors import InputError
-
-if TYPE_CHECKING:
-    from edge.runtime.chat import Chat
-    from edge.runtime.decode.answer import GenerateOptions, Timings
-    from edge.runtime.model import Model
+from edge.runtime.chat import Chat
+from edge.runtime.decode.answer import GenerateOptions, Timings
+from edge.runtime.model import Model
 
 COMMANDS = "/reset starts over · /stats shows figures · /quit leaves · Ctrl-C stops an answer"
 

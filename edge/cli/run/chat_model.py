@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edge.cli.run.parser import OUTPUT_OF_LINES, SAMPLING, taken
+from edge.cli.run.parser import OUTPUT_OF_LINES, taken
 from edge.cli.run.prompt import read_prompt
 from edge.cli.run.terminal import INTERRUPTED, CtrlC, show_with_figures
 from edge.errors import InputError
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.decode.answer import GenerateOptions
     from edge.runtime.model import Model
-
-LOADED = ("context", "threads", "memory", "prefill_chunk", "exact", "skip", "kv", "provider")  # fields of LoadOptions
 
 
 def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
@@ -31,11 +29,12 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
 
         # Answers that grow side by side take no drafts, nor the graph for such that branch.
         speculate = given.speculate or (AUTO if given.output is None else OFF)
-        loading = start(bundle, LoadOptions(**taken(given, LOADED), beams=given.batch, speculate=speculate))
+        asked = taken(given, LoadOptions) | {"beams": given.batch, "speculate": speculate}
+        loading = start(bundle, LoadOptions(**asked))
         from edge.runtime.decode.answer import GenerateOptions
         from edge.runtime.model import Model
 
-        options = GenerateOptions(**taken(given, SAMPLING), interrupted=interrupted)
+        options = GenerateOptions(**taken(given, GenerateOptions), interrupted=interrupted)
         model = loading.model()
         assert isinstance(model, Model)
         if not given.raw and model.template is None:

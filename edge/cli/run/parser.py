@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ IGNORED = {
     TEXT: (*OF_SPEECH, *OF_DECODERS),
     SPEECH: (*OF_TEXT, *OF_DECODERS, *NOT_OF_SPEECH),
 }
-# What says how tokens are drawn, under the names that GenerateOptions and Text2TextOptions have for it.
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
 NAMES = {"source_language": "--from", "target_language": "--to"}  # of options, where they are not as in the namespace
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 OUTPUT_OF_LINES = "--output takes the answers to a file's lines; name the file with -f, or redirect the output."
@@ -68,15 +67,17 @@ def check_kind(kind: str, given: argparse.Namespace) -> None:
         raise InputError(f"{given.bundle} transcribes sound and has no use for {option}.")
 
 
-def taken(given: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the named options that were given: for the others the library's defaults hold."""
-    return {name: value for name in names if (value := getattr(given, name)) is not None}
+def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str, Any]:
+    """Those of the named options, or of the fields of a class of options, that were given: for the others the library's
+    defaults hold."""
+    names = options if isinstance(options, Sequence) else [each.name for each in dataclasses.fields(options)]
+    return {name: value for name in names if (value := getattr(given, name, None)) is not None}
 
 
 def add_arguments(parser: Parser) -> None:
     """All arguments of `edge run`. What is not given is None, except where a default stands here."""
-    from edge.runtime.skip import OFF, policy_names
-    from edge.runtime.speculate.base import drafter_names
+    from edge.runtime.skip import OFF, POLICIES
+    from edge.runtime.speculate.base import DRAFTERS
 
     parser.epilog = f"{MORE}\n\n{parser.epilog}"
     bundle = "a bundle, a folder NAME.edge; or a .gguf file, a model's folder, a catalog name or a hub id"
@@ -129,14 +130,14 @@ def add_arguments(parser: Parser) -> None:
 
     add = parser.options("speed")
     drafts = "what drafts tokens, several of which the model verifies in a step: auto (default for chat models), off, "
-    listed(add("--speculate WHAT", f"{drafts}or a name: %(names)s"), drafter_names)
+    listed(add("--speculate WHAT", f"{drafts}or a name: %(names)s"), DRAFTERS)
     exact = (
         "the same text every time, whatever is drafted: the default for chat models. --no-exact is faster, and once in "
         "a while a word differs; text to text and speech need it only with --speculate"
     )
     add("--exact", exact, action=argparse.BooleanOptionalAction)
     skipped = "which layers are skipped, of a bundle with segments: off (default), %(names)s"
-    listed(add("--skip POLICY", skipped, default=OFF), policy_names)
+    listed(add("--skip POLICY", skipped, default=OFF), POLICIES)
     add("--batch N", "with -f and --output: prompts answered in parallel (default: 8; with --memory: 1)", int)
 
     add = parser.options("machine")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterable
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Piece, Timings
@@ -16,28 +16,29 @@ ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is f
 
 
 class CtrlC:
-    """While entered, Ctrl-C is remembered and asks the answer to end; pressed once more it ends the program."""
+    """While entered, Ctrl-C is remembered and asks what is at work to end; pressed once more it ends the program.
+    signals: others that say the same."""
 
-    def __init__(self) -> None:
-        self._pressed = False
+    def __init__(self, *signals: int) -> None:
+        self._signals = (signal.SIGINT, *signals)
+        self.pressed = False
 
     def __call__(self) -> bool:
-        return self._pressed
+        return self.pressed
 
-    def __enter__(self) -> CtrlC:
-        self._pressed = False
-        self._before = signal.signal(signal.SIGINT, self._press)
+    def __enter__(self) -> Self:
+        self.pressed = False
+        self._before = {number: signal.signal(number, self._press) for number in self._signals}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        if self._pressed:
+        if self.pressed:
             raise KeyboardInterrupt
-        self._pressed = True
+        self.pressed = True
 
 
 def ask() -> str | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edge.cli.run.parser import EARLY_STOPPING, OUTPUT_OF_LINES, SAMPLING, taken
+from edge.cli.run.parser import EARLY_STOPPING, OUTPUT_OF_LINES, taken
 from edge.cli.run.prompt import decoded, read_prompt
 from edge.cli.run.terminal import INTERRUPTED, CtrlC, ask, note, show_with_figures
 from edge.errors import InputError
@@ -16,12 +16,6 @@ from edge.text_file import lines_of
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.text2text import Text2Text, Text2TextOptions
-
-LOADED = ("context", "memory", "beams", "speculate", "exact", "skip", "provider")  # fields of LoadOptions
-SHAPING = (
-    *(*SAMPLING, "beams", "length_penalty", "no_repeat_ngram", "source_language"),
-    *("target_language", "diversity", "n_best", "min_tokens"),
-)  # fields of Text2TextOptions
 
 
 def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
@@ -73,10 +67,10 @@ def _load(
     from edge.runtime.engine.variant import LoadOptions
     from edge.runtime.load import start
 
-    loading = start(bundle, LoadOptions(**taken(args, LOADED), threads=threads))
+    loading = start(bundle, LoadOptions(**taken(args, LoadOptions) | {"threads": threads}))
     from edge.runtime.text2text import Text2Text, Text2TextOptions
 
-    given = taken(args, SHAPING)
+    given = taken(args, Text2TextOptions)
     if args.beam_groups is not None:
         given["groups"] = args.beam_groups
     if args.early_stopping is not None:

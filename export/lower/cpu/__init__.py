@@ -16,7 +16,6 @@ from edge.export.lower.cpu import products
 if TYPE_CHECKING:
     from edge.export.graph.blocks import Step
     from edge.export.graph.families.base import Heads
-    from edge.export.graph.linear import Embedding, Linear
 
 DOMAIN, VERSION = "com.microsoft", 1  # of onnxruntime's own operators
 BLOCK = 256  # logits that the search for the largest one looks at together
@@ -65,14 +64,7 @@ class CPU(Lowering):
         attributes: dict[str, Any] = {} if scale == 1 else {"alpha": scale}
         return self.fused.FusedMatMul(a, b, **attributes, **({"transB": 1} if transposed else {}))
 
-    def product(self, x: Any, matrix: Linear) -> Value:
-        return products.product(self, x, matrix)
-
-    def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
-        return products.shared(self, x, matrices)
-
-    def rows(self, ids: Value, matrix: Embedding) -> Value:
-        return products.rows(self, ids, matrix)
+    product, shared, rows = products.product, products.shared, products.rows  # which have a file of their own
 
     def attention(
         self,

@@ -118,15 +118,7 @@ def _replace(graph: ir.Graph, node: ir.Node, layer: int, largest: Largest, share
     }
     graphs = [ir.AttrGraph(branch, body) for branch, body in branches.items()]
     chosen = ir.Node("", "If", [shared.large], graphs, num_outputs=3, name=name)
-    old = list(node.outputs)
-    for value, new in zip(old, chosen.outputs, strict=True):
-        new.name, new.type, new.shape = value.name, value.type, value.shape
-    graph.insert_before(node, chosen)
-    old[0].replace_all_uses_with(chosen.outputs[0])
-    for i, value in enumerate(graph.outputs):
-        if value in old:
-            graph.outputs[i] = chosen.outputs[old.index(value)]
-    graph.remove(node, safe=True)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [chosen], node.outputs, chosen.outputs)
 
 
 def _small_step(graph: ir.Graph, node: ir.Node, name: str, scales: Sequence[ir.Value]) -> ir.Graph:

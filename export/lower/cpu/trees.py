@@ -37,8 +37,7 @@ def write_trees(writer: BundleWriter, manifest: Manifest) -> Manifest:
         )
     graph = ir.load(writer.staging / DECODER).graph
     for_one_sequence(graph)
-    shape = ir.Shape([1, 1, "S", "C"])
-    given = ir.Value(name="attention_bias", shape=shape, type=ir.TensorType(FLOAT))
+    given = ir.val("attention_bias", FLOAT, [1, 1, "S", "C"])
     total = next(value for value in graph.inputs if value.name == "total_sequence_length")
     graph.inputs.append(given)
     cast = ir.node("Cast", [total], {"to": INT64})

@@ -251,7 +251,8 @@ def test_only_decoders_have_a_perplexity(
     options: tuple[str, ...], run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = fake_text2text(tmp_path / "fake.edge")[0].bundle
-    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: bundle)
+    for place in ("edge.bundle", "edge.cli.eval_skip"):
+        monkeypatch.setattr(f"{place}.open_bundle", lambda path: bundle)
     assert run(bundle.root, "--text", text, *options) == (
         2,
         "",
@@ -259,7 +260,8 @@ def test_only_decoders_have_a_perplexity(
         "--summarize measures this one.\n",
     )
     listening = Bundle(bundle.root, dataclasses.replace(bundle.manifest, speech=object(), text=None))  # type: ignore
-    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: listening)
+    for place in ("edge.bundle", "edge.cli.eval_skip"):
+        monkeypatch.setattr(f"{place}.open_bundle", lambda path: listening)
     status, _, err = run(bundle.root, "--text", text, *options)
     assert status == 2 and "fake reads audio" in err and "--translate" not in err
 

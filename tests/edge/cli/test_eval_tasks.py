@@ -79,7 +79,7 @@ def test_answers_may_come_from_a_cache_in_int8(
         kept.append(model.engine.kv.dtype)
         return model
 
-    monkeypatch.setattr("edge.runtime.load.load", watched)
+    monkeypatch.setattr("edge.cli.eval_tasks.load", watched)
     command = ["eval", str(tiny_bundle.root), "--qa", str(questions(tmp_path)), "--max-tokens", "4", "--limit", "1"]
     assert main([*command, "--kv", "int8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"] == "int8"
@@ -94,8 +94,8 @@ def test_answers_may_come_from_a_cache_in_int8(
 def translator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Text2Text:
     """An encoder-decoder in the place of every bundle, which writes in capitals, with four beams if not told else."""
     model, _ = fake_text2text(tmp_path / "fake.edge", generation=Generation(num_beams=4))
-    monkeypatch.setattr("edge.bundle.open_bundle", lambda path: model.bundle)
-    monkeypatch.setattr("edge.runtime.load.load", lambda *args, **options: model)
+    monkeypatch.setattr("edge.cli.eval_tasks.open_bundle", lambda path: model.bundle)
+    monkeypatch.setattr("edge.cli.eval_tasks.load", lambda *args, **options: model)
     return model
 
 

@@ -19,6 +19,7 @@ from whisper_files import IDS, LANGUAGES, TOKENS, container, tiny_whisper, write
 from edge.errors import CheckpointError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.checkpoint.base import Checkpoint
+from edge.export.speech_format import speech
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,11 @@ def test_the_configuration_is_the_models_own(whole: Path) -> None:
 
 
 def test_generation_settings_are_transformers_own(whole: Path) -> None:
-    generation = open_checkpoint(str(whole)).generation
-    assert generation["lang_to_id"] == {token: IDS[token] for token in LANGUAGES}
-    assert generation["task_to_id"] == {name: IDS[f"<|{name}|>"] for name in ("transcribe", "translate")}
-    assert generation["no_timestamps_token_id"] == IDS["<|notimestamps|>"]
+    checkpoint = open_checkpoint(str(whole))
+    generation, spoken = checkpoint.generation, speech(checkpoint)
+    assert spoken.languages == {token.strip("<|>"): IDS[token] for token in LANGUAGES}
+    assert spoken.tasks == {name: IDS[f"<|{name}|>"] for name in ("transcribe", "translate")}
+    assert spoken.no_timestamps == IDS["<|notimestamps|>"]
     assert generation["suppress_tokens"] == [1, 2, IDS["<|startoftranscript|>"]]
     assert generation["begin_suppress_tokens"] == [3, IDS["<|endoftext|>"]]
     assert generation["alignment_heads"] == [[1, 0]]

@@ -34,8 +34,8 @@ from edge.export.tune.ffn import FeedForward
 from edge.export.tune.first import First
 from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
-from edge.export.tune.policy import Target, TrainedPolicy, make_policy
-from edge.export.tune.trainer import Schedule, Stopped, Trainer
+from edge.export.tune.policy import TrainedPolicy, make_policy
+from edge.export.tune.trainer import Stopped, Trainer
 from edge.runtime.load import open_engine
 from edge.runtime.skip.engine import SegmentedEngine
 
@@ -53,9 +53,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(data: Path | None, policy: str = "first", **other: Any) -> Settings:
-    target = Target(span=(3, 6)) if policy == "skipdecode" else Target(ratio=0.34)
+    target: dict[str, Any] = {"span": (3, 6)} if policy == "skipdecode" else {"ratio": 0.34}
     chosen: dict[str, Any] = {"steps": 6, "batch": 3, "length": 64, "rank": 4, "precision": "fp32", **other}
-    return Settings(policy, target, data=data, **chosen)
+    return Settings(policy, data, **target, **chosen)
 
 
 def run(
@@ -117,7 +117,7 @@ class NoShift:
 
 def test_unified_is_trained_as_it_runs(network: Network, by_layer: Bundle) -> None:
     one = batch([9, 12], [20, 25])
-    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
+    policy = make_policy(Settings("unified", ratio=0.34), LAYERS, WIDTH)
     logits = trained_logits(network, policy, one, NoShift())
     np.testing.assert_allclose(logits, runtime_logits(by_layer, policy.skip(), one, 64), atol=3e-4)
 
@@ -131,7 +131,7 @@ def test_skipdecode_is_trained_as_it_runs(
     monkeypatch.setattr("edge.runtime.skip.skipdecode.HORIZON", 16)
     monkeypatch.setattr("edge.export.tune.skipdecode.HORIZON", 16)
     one = batch([9, 12], [29, 32])
-    policy = make_policy("skipdecode", LAYERS, WIDTH, Target(span=(2, 5)))
+    policy = make_policy(Settings("skipdecode", span=(2, 5)), LAYERS, WIDTH)
     logits = trained_logits(network, policy, one, NoShift())
     np.testing.assert_allclose(logits, runtime_logits(by_layer, policy.skip(), one, 64), atol=3e-4)
 
@@ -139,7 +139,7 @@ def test_skipdecode_is_trained_as_it_runs(
 def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_path: Path) -> None:
     """Two prompts whose routers decide differently."""
     one = batch([9, 12], [20, 25])
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
+    policy = make_policy(Settings("first", ratio=0.34, candidates=3), LAYERS, WIDTH)
     assert isinstance(policy, First)
     with torch.no_grad():
         policy.weights.copy_(torch.from_numpy(8 * np.random.default_rng(4).standard_normal(policy.weights.shape)))
@@ -154,7 +154,7 @@ def test_first_is_trained_as_it_runs(network: Network, by_layer: Bundle, tmp_pat
 def test_ffn_is_trained_as_it_runs(network: Network, by_half: Bundle) -> None:
     """Prompts whose cosines choose different blocks, one of two; what is left out changes the answer."""
     one = batch([1, 2, 1, 3, 1, 1], [20, 25, 22, 24, 19, 23])
-    policy = make_policy("ffn", LAYERS, WIDTH, Target(ratio=0.17))
+    policy = make_policy(Settings("ffn", ratio=0.17), LAYERS, WIDTH)
     assert isinstance(policy, FeedForward)
     logits = trained_logits(network, policy, one, NoShift())
     assert policy._out.sum(0).tolist() == [1.0] * 6 and len({tuple(out) for out in policy._out.T.tolist()}) > 1
@@ -165,7 +165,7 @@ def test_ffn_is_trained_as_it_runs(network: Network, by_half: Bundle) -> None:
 
 
 def test_routers_learn_from_what_a_layer_is_worth(network: Network, tmp_path: Path) -> None:
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
+    policy = make_policy(Settings("first", ratio=0.34, candidates=3), LAYERS, WIDTH)
     assert isinstance(policy, First)
     tensors = network.tensors(batch([9, 12], [20, 25]))
     policy.prepare(network, [tensors], tmp_path, lambda *stage: None)
@@ -178,7 +178,7 @@ def test_routers_learn_from_what_a_layer_is_worth(network: Network, tmp_path: Pa
 
 
 def test_skipping_less_is_asked_for_where_too_much_is_left_out(network: Network) -> None:
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.17, candidates=4, penalty=4.0))
+    policy = make_policy(Settings("first", ratio=0.17, candidates=4, penalty=4.0), LAYERS, WIDTH)
     assert isinstance(policy, First)
     with torch.no_grad():
         policy.bias[:] = -1.0
@@ -317,7 +317,7 @@ def test_routers_are_fitted_to_the_models_own_answers_first(
     """And to text from outside where these are too few."""
     monkeypatch.setattr(trainer_module, "FINISHED_BY", 6)
     network = Network(open_checkpoint(str(six_layers)), rank=4, seed=0, device="cpu", bf16=False)
-    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
+    policy = make_policy(Settings("unified", ratio=0.34), LAYERS, WIDTH)
     looked = list[bool]()
 
     def finish(network: Network, tensors: Iterable[Tensors]) -> dict[str, float]:
@@ -327,7 +327,7 @@ def test_routers_are_fitted_to_the_models_own_answers_first(
 
     monkeypatch.setattr(policy, "finish", finish)
     examples = [Example(np.arange(20, 40), 10, given=False)] * own + [Example(np.arange(120, 140), 10)] * 9
-    trainer = Trainer(network, policy, examples, Schedule(1, 3, 1e-2, "lm", 0, 9), tmp_path)
+    trainer = Trainer(network, policy, examples, settings(None, "unified", steps=1), tmp_path, 9)
     trainer.finish(lambda: False, lambda *stage: None)
     assert len(looked) == 6 and sum(looked) == seen
 
@@ -336,8 +336,8 @@ def test_adapters_are_merged_into_the_weights(six_layers: Path, tuned: Path, dat
     checkpoint = open_checkpoint(str(six_layers))
     fresh = Network(checkpoint, rank=4, seed=0, device="cpu", bf16=False)
     examples = [Example(np.arange(20, 60), 10)] * 3
-    policy = make_policy("unified", LAYERS, WIDTH, Target(ratio=0.34))
-    trainer = Trainer(fresh, policy, examples, Schedule(4, 3, 1e-2, "lm", 0, 9), tmp_path)
+    policy = make_policy(Settings("unified", ratio=0.34), LAYERS, WIDTH)
+    trainer = Trainer(fresh, policy, examples, settings(None, "unified", steps=4, rate=1e-2, loss="lm"), tmp_path, 9)
     trainer.run(lambda: False, lambda *stage: None, lambda step: None)
     tensors, deltas = fresh.tensors(batch([9], [20])), fresh.deltas()
     with torch.no_grad():

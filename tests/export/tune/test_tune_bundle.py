@@ -15,7 +15,6 @@ from edge.cli.main import main
 from edge.export.checkpoint import open_checkpoint
 from edge.export.tune import ANSWERS, Settings, split
 from edge.export.tune.data import Example
-from edge.export.tune.policy import Target
 from edge.export.tune.trainer import Trainer
 from edge.runtime.model import Model
 
@@ -74,7 +73,7 @@ def test_one_command_answers_tunes_exports_and_measures(
     assert figures["untuned"] > 1 and figures["tuned"] != figures["untuned"]
     assert figures["policies"][0]["perplexity_unskipped"] == figures["tuned"]
     (examples,) = seen
-    kept = Settings("first", Target(ratio=0.34), length=64)
+    kept = Settings("first", ratio=0.34, length=64)
     checkpoint = open_checkpoint(str(tmp_path / "tiny-first"))
     _, every = split(checkpoint, [tmp_path / "tiny-first" / ANSWERS], kept)
     assert len(examples) == len(every) - len(every) // 4  # what was held back
@@ -116,7 +115,7 @@ def test_a_text_and_own_answers_are_trained_on_together(
     text.write_text("The moon changes its shape because we see its lit half. " * 20)
     command = ["tune", "--recipe", str(recipe), "--prompts", str(tmp_path / "prompts.jsonl"), "--data", str(text)]
     assert main([*command, "-o", str(out)]) == 0
-    kept, checkpoint = Settings("first", Target(ratio=0.34), length=64), open_checkpoint(str(out))
+    kept, checkpoint = Settings("first", ratio=0.34, length=64), open_checkpoint(str(out))
     (examples,) = seen
     parts = [split(checkpoint, [source], kept)[1] for source in (text, out / ANSWERS)]
     assert len(examples) == len(parts[0]) + len(parts[1]) and all(parts)

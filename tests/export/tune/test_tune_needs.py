@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from edge.export.tune import Settings
 from edge.export.tune.data import Batch
 from edge.export.tune.first import First
 from edge.export.tune.needs import Needs, _sets, guess, measure
 from edge.export.tune.network import Network, Tensors, divergence
-from edge.export.tune.policy import Target, make_policy
+from edge.export.tune.policy import make_policy
 
 LAYERS, WIDTH = 6, 64  # of the small model
 
@@ -73,7 +74,7 @@ def test_where_prompts_show_nothing_all_answers_are_taken_alike() -> None:
 
 def test_routers_leave_out_what_each_answer_needs_least(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs that hang on what is seen of each prompt: routers choose by them, as many units as the target says."""
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=3))
+    policy = make_policy(Settings("first", ratio=0.34, candidates=3), LAYERS, WIDTH)
     assert isinstance(policy, First)
     with torch.no_grad():
         policy.bias[:3] = 0.0
@@ -101,7 +102,7 @@ def test_routers_leave_out_what_each_answer_needs_least(network: Network, monkey
 
 
 def test_where_all_are_left_out_there_is_nothing_to_choose(network: Network) -> None:
-    policy = make_policy("first", LAYERS, WIDTH, Target(ratio=0.34, candidates=2))
+    policy = make_policy(Settings("first", ratio=0.34, candidates=2), LAYERS, WIDTH)
     assert isinstance(policy, First)
     with torch.no_grad():
         policy.bias[:2] = -1.0

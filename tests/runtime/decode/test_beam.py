@@ -244,17 +244,12 @@ def test_what_a_cache_holds_stands_before_the_prompt() -> None:
 def test_tokens_stream_once_they_are_certain(seed: int, groups: int) -> None:
     engine = PathEngine(hashed(30, EOS, seed))
     options = BeamOptions(4, groups, 0.3 if groups > 1 else 0.0, max_tokens=20, early_stopping="never")
-    steps = search(engine, new_cache(engine, 1, options), (0,), options, eos=[EOS])  # type: ignore[arg-type]
-    streamed: list[list[int]] = []
-    try:
-        while True:
-            streamed.append(next(steps))
-    except StopIteration as end:
-        best = end.value[0]
-    certain = [token for tokens in streamed for token in tokens]
-    assert best.token_ids[: len(certain)] == certain
-    if groups == 1 and len(best.token_ids) > 8:
-        assert certain, "something is certain before the end"
+    texts = list[Hypothesis]()
+    steps = search(engine, new_cache(engine, 1, options), (0,), options, texts, eos=[EOS])  # type: ignore[arg-type]
+    streamed = [(token, bool(texts)) for token in steps]
+    assert [token for token, _ in streamed] == texts[0].token_ids
+    if groups == 1 and len(streamed) > 8:
+        assert not streamed[0][1], "something is certain before the end"
 
 
 def test_an_interruption_ends_the_search_with_the_best_so_far() -> None:

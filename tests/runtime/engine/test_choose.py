@@ -25,7 +25,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import load, open_engine
 from edge.runtime.model import Model
-from edge.runtime.skip.all_layers import AllLayers
+from edge.runtime.skip.base import AllLayers
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.tokenizer import Text
 

@@ -23,8 +23,7 @@ from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import prefill
 from edge.runtime.engine.binding import Step, WholeBinding
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.prefill import PrefillEngine
+from edge.runtime.engine.engine import Engine, PrefillEngine
 from edge.runtime.load import open_engine
 from edge.runtime.memory import footprint as memory_model
 from edge.runtime.memory.footprint import MemoryModel
@@ -133,7 +132,7 @@ def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
             shapes.append((size, made.array.shape[1]))
             super().__init__(bound, cache, size, made)
 
-    monkeypatch.setattr("edge.runtime.engine.prefill.Step", Seen)
+    monkeypatch.setattr("edge.runtime.engine.engine.Step", Seen)
     ends = np.array([126, 127, 254, 255])
     cache, whole = engine.new_cache(256), prefill.step(engine.new_cache(256), text, ends)
     found = [prefill.step(cache, text[start:end])[0] for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]

@@ -1,10 +1,9 @@
-"""What differs on Windows and macOS, held against the platforms' documented layouts and rules by fakes."""
+"""What differs on Windows and macOS, held against documented layouts and rules by fakes."""
 
 from __future__ import annotations
 
 import ctypes
 import io
-import mmap
 import os
 import struct
 import sys
@@ -25,53 +24,37 @@ from edge.runtime.memory import macos
 from edge.runtime.memory import process as memory
 from edge.runtime.profile import machine
 
-Library = SimpleNamespace
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and os.open's flags, say what a process has open")
 
 
-def write(pointer: Any, data: bytes) -> None:
-    """What a C function writes where a pointer that it was given leads."""
-    ctypes.memmove(ctypes.addressof(pointer._obj), data, len(data))
+def psutil_says(monkeypatch: pytest.MonkeyPatch, platform: str, process: Any, machine: Any) -> None:
+    """Let this be another platform, of which psutil says this; or nothing, where it is an error."""
 
+    def told(what: Any) -> Any:
+        if isinstance(what, Exception):
+            raise what
+        return what
 
-def on(monkeypatch: pytest.MonkeyPatch, platform: str, **functions: Callable[..., int]) -> None:
-    """Let this be another platform, whose library has these functions."""
+    package: Any = ModuleType("psutil")
+    package.Error = type("Error", (Exception,), {})
+    package.Process = lambda: SimpleNamespace(memory_info=lambda: told(process))
+    package.virtual_memory = lambda: told(machine)
+    monkeypatch.setitem(sys.modules, "psutil", package)
     monkeypatch.setattr(sys, "platform", platform)
-    library = {"win32": "kernel32", "darwin": None}[platform]
-    monkeypatch.setattr(ctypes, "CDLL", {library: Library(**functions)}.__getitem__)
 
 
 # Windows
 
 
-def working_set(process: int, counters: Any, size: int) -> int:
-    """K32GetProcessMemoryInfo with PROCESS_MEMORY_COUNTERS_EX: two DWORDs and nine SIZE_Ts."""
-    layout = struct.Struct("<II9Q")
-    assert (process, size, counters._obj.size) == (2**64 - 1, layout.size, layout.size)
-    write(counters, layout.pack(size, 1, 300 * 2**20, 200 * 2**20, 4, 5, 6, 7, 8, 9, 10))
-    return 1
-
-
-def test_windows_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    on(monkeypatch, "win32", GetCurrentProcess=lambda: 2**64 - 1, K32GetProcessMemoryInfo=working_set)
+def test_windows_tells_the_memory_of_this_process_and_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SimpleNamespace(private=10, peak_pagefile=9, wset=200 * 2**20, peak_wset=300 * 2**20)
+    psutil_says(monkeypatch, "win32", process, SimpleNamespace(total=16 * 2**30, available=9 * 2**30))
     assert memory.held() == memory.Held(private=10, peak_private=9, rss=200 * 2**20, peak_rss=300 * 2**20)
-
-
-def test_windows_tells_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def status(pointer: Any) -> int:
-        """GlobalMemoryStatusEx with MEMORYSTATUSEX: two DWORDs and seven DWORDLONGs."""
-        layout = struct.Struct("<II7Q")
-        assert pointer._obj.size == layout.size
-        write(pointer, layout.pack(layout.size, 40, 16 * 2**30, 9 * 2**30, 3, 4, 5, 6, 7))
-        return 1
-
-    on(monkeypatch, "win32", GlobalMemoryStatusEx=status)
     assert (machine.memory_bytes(), machine.available_bytes()) == (16 * 2**30, 9 * 2**30)
 
 
 def test_what_windows_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    no: Callable[..., int] = lambda *_: 0  # noqa: E731
-    on(monkeypatch, "win32", GetCurrentProcess=no, K32GetProcessMemoryInfo=no, GlobalMemoryStatusEx=no)
+    psutil_says(monkeypatch, "win32", OSError(5, "Access is denied"), OSError(5, "Access is denied"))
     assert (memory.held(), memory.private_bytes(), peak_memory()) == (None, 0, "peak memory unknown")
     assert (machine.memory_bytes(), machine.available_bytes()) == (None, None)
 
@@ -205,6 +188,13 @@ def test_no_character_ends_a_command_whose_output_is_redirected(
 # macOS
 
 
+def on_macos(monkeypatch: pytest.MonkeyPatch, task_info: Callable[..., int]) -> None:
+    """Let this be macOS, whose library has this function."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", {None: SimpleNamespace(task_info=task_info)}.__getitem__)
+    monkeypatch.setattr(macos, "_this_task", lambda system: 0x103)
+
+
 def test_macos_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def task_info(task: int, flavor: int, info: Any, count: Any) -> int:
         """task_info with TASK_VM_INFO, revision 3: a size, two integers, the resident set and its peak, 14 sizes, the
@@ -213,44 +203,34 @@ def test_macos_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch)
         assert (task, flavor, count._obj.value, layout.size) == (0x103, 22, 84, 84 * 4)
         rest = [0] * 14, [1, 2], [0] * 20
         resident = 120 * 2**20, 150 * 2**20
-        write(info, layout.pack(9 * 2**30, 7, 16384, *resident, *rest[0], 80 * 2**20, *rest[1], 90 * 2**20, *rest[2]))
+        found = layout.pack(9 * 2**30, 7, 16384, *resident, *rest[0], 80 * 2**20, *rest[1], 90 * 2**20, *rest[2])
+        ctypes.memmove(ctypes.addressof(info._obj), found, len(found))
         return 0
 
-    on(monkeypatch, "darwin", task_info=task_info)
-    monkeypatch.setattr(macos, "_this_task", lambda system: 0x103)
+    on_macos(monkeypatch, task_info)
     assert memory.held() == memory.Held(80 * 2**20, 90 * 2**20, 120 * 2**20, 150 * 2**20)
     assert peak_memory() == "peak 90 MiB private, 150 MiB RSS"
 
 
 def test_macos_tells_what_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    def statistics(host: int, flavor: int, info: Any, count: Any) -> int:
-        """host_statistics64 with HOST_VM_INFO64: vm_statistics64, whose first four counts are natural_t."""
-        layout = struct.Struct("<4I9Q2I4Q4IQ")
-        assert (host, flavor, count._obj.value, layout.size) == (7, 4, 38, 38 * 4)
-        write(info, layout.pack(1000, 5, 300, *range(21)))  # free, active, inactive and the rest
-        return 0
-
-    on(monkeypatch, "darwin", mach_host_self=lambda: 7, host_statistics64=statistics)
-    assert machine.available_bytes() == 1300 * mmap.PAGESIZE
+    psutil_says(monkeypatch, "darwin", None, SimpleNamespace(total=16 * 2**30, available=9 * 2**30))
+    assert machine.available_bytes() == 9 * 2**30
 
 
-def test_macos_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sysctlbyname(name: bytes, value: Any, size: Any, new: None, length: int) -> int:
-        found = b"Apple M1\0"
-        assert (name, new, length) == (b"machdep.cpu.brand_string", None, 0) and size._obj.value >= len(found)
-        ctypes.memmove(value, found, len(found))
-        return 0
+@pytest.mark.parametrize(("said", "name"), [(b"Apple M1\n", "Apple M1"), (b"", "arm")])
+def test_macos_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch, said: bytes, name: str) -> None:
+    def run(command: list[str], capture_output: bool) -> Any:
+        assert command[1:] == ["-n", "machdep.cpu.brand_string"]
+        return SimpleNamespace(stdout=said)
 
-    on(monkeypatch, "darwin", sysctlbyname=sysctlbyname)
-    assert machine.cpu_name() == "Apple M1"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert machine.cpu_name() == name
 
 
 def test_what_macos_does_not_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed: Callable[..., int] = lambda *_: 5  # noqa: E731, KERN_FAILURE
-    calls = dict.fromkeys(("task_info", "mach_host_self", "host_statistics64", "sysctlbyname"), failed)
-    on(monkeypatch, "darwin", **calls)
-    monkeypatch.setattr(macos, "_this_task", lambda system: 0x103)
-    monkeypatch.setattr("platform.processor", lambda: "arm")
-    assert memory.held() is None
+    psutil_says(monkeypatch, "darwin", None, OSError(5, "Input/output error"))
     assert machine.available_bytes() == machine.memory_bytes()
-    assert machine.cpu_name() == "arm"
+    on_macos(monkeypatch, lambda *_: 5)  # KERN_FAILURE
+    assert memory.held() is None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edge.runtime.profile.drift import DriftMeter, slope, sustain
+from edge.runtime.profile.machine import Energy
+
+NO_METER = Energy(Path("none"))
 
 
 def test_a_device_that_slows_down_shows_a_slope() -> None:
@@ -69,16 +72,9 @@ class FakeSubject:
         return times
 
 
-class NoEnergy:
-    of = None
-
-    def metered(self) -> AbstractContextManager[list[float]]:
-        return nullcontext([])
-
-
 def test_answers_in_a_row_are_alike_and_their_rates_a_second_apart() -> None:
     subject = FakeSubject(token_ms=2.0, slower=0.01)
-    sustained, used = sustain(subject, 128, 20.0, NoEnergy(), lambda: None, lambda: subject.now)  # type: ignore[arg-type]
+    sustained, used = sustain(subject, 128, 20.0, NO_METER, lambda: None, lambda: subject.now)  # type: ignore[arg-type]
     assert set(subject.answers[1:]) == {(128, 256)} and subject.now <= 21
     gaps = np.diff([rate.second for rate in sustained.rates])
     assert np.all(gaps > 0.7) and np.all(gaps < 1.3)
@@ -88,5 +84,5 @@ def test_answers_in_a_row_are_alike_and_their_rates_a_second_apart() -> None:
 
 def test_a_slow_device_gives_short_answers_in_the_time_there_is() -> None:
     subject = FakeSubject(token_ms=100.0)
-    sustained, _ = sustain(subject, 128, 3.0, NoEnergy(), lambda: None, lambda: subject.now)  # type: ignore[arg-type]
+    sustained, _ = sustain(subject, 128, 3.0, NO_METER, lambda: None, lambda: subject.now)  # type: ignore[arg-type]
     assert len(sustained.rates) >= 3 and subject.now < 4 and sustained.tokens_per_s == pytest.approx(10)

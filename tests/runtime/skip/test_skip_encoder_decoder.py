@@ -21,7 +21,7 @@ from edge.runtime.decode.draft import Draft
 from edge.runtime.engine.engine import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.skip import first
-from edge.runtime.skip.all_layers import AllLayers
+from edge.runtime.skip.base import AllLayers
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.ffn import FeedForward

@@ -100,7 +100,7 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
     def measured(*args: object, **options: object) -> None:
         raise AssertionError("nothing is to be measured")
 
-    monkeypatch.setattr("edge.runtime.skip.evaluate.measure", measured)
+    monkeypatch.setattr("edge.cli.eval_skip.measure", measured)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["eval", str(by_layer.root), "--text", str(text), "--skip", "unified:0.2", "--plot", "x.svg"]) == 2
     assert "A plot needs matplotlib; install it with: pip install 'edge-lm[eval]'" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
 from edge.runtime.providers import open_provider
 from edge.runtime.skip import make_policy
-from edge.runtime.skip.all_layers import AllLayers
+from edge.runtime.skip.base import AllLayers
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 

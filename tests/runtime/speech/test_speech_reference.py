@@ -158,7 +158,7 @@ def test_an_english_checkpoint_is_transcribed_as_by_transformers_and_refuses_oth
     del model.generation_config.lang_to_id, model.generation_config.task_to_id
     model.save_pretrained(tmp_path / "tiny.en")
     (tmp_path / "vocabulary.json").write_text(json.dumps(TOKENS))
-    (tmp_path / "tiny.en" / "tokenizer.json").write_text(read_vocabulary(tmp_path, len(TOKENS)).files().json)
+    (tmp_path / "tiny.en" / "tokenizer.json").write_text(read_vocabulary(tmp_path, len(TOKENS)).to_str())
     bundle = edge.export(tmp_path / "tiny.en", tmp_path / "x.edge", weights="fp32", check=False)
     english = edge.load(bundle.root)
     assert isinstance(english, Transcriber)
