@@ -142,7 +142,8 @@ class Terms:
 @dataclass(frozen=True)
 class Entry:
     """One model of the catalog. `sources` are tried in order; `export` holds defaults of `edge export`'s options;
-    `quality` the figures that a good export comes near; where nobody measured them, the file says `measured = false`."""
+    `quality` the figures that a good export comes near; where nobody measured them, the file says `measured = false`.
+    """
 
     name: str
     title: str

@@ -12,6 +12,7 @@ from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.smooth import Moments
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
@@ -26,10 +27,12 @@ def quantize(
     effort: str = "normal",
     symmetric: bool = False,
     bits: float | None = None,
+    moments: Moments | None = None,
 ) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
-    `calibration` is a text to measure activations on, for methods that do. symmetric: without zero points. Matrices
+    `calibration` is a text to measure activations on, for methods that do; `moments`, what smoothing would measure.
+    symmetric: without zero points. Matrices
     that a graph packs together (query, key and value; gate and up) share their bits and block size.
 
     Raises:
@@ -45,7 +48,7 @@ def quantize(
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
         raise ExportError(f"--bits {bits:g} does not apply to {weights} weights; omit it, or choose {can}.")
     method: Method = entry.load().quantize
-    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric, bits))
+    return method(checkpoint, Options(block_size, calibration, progress, effort, symmetric, bits, moments))
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.smooth import Moments
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
@@ -104,6 +105,7 @@ class Options:
     effort: str = "normal"  # quick, normal or best
     symmetric: bool = False  # without zero points
     bits: float | None = None  # a weight, up to which matrices get 8 of them
+    moments: Moments | None = None  # what smoothing would measure, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:
