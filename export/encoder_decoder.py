@@ -14,6 +14,7 @@ from edge.errors import ExportError
 from edge.export import check, check_pairs
 from edge.export.check_pairs import SENTENCES, Input
 from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.export.graph.families import find_family
 from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 from edge.export.speech_format import speech
@@ -71,7 +72,9 @@ def write_encoder_decoder(
     """
     inputs = _Inputs(checkpoint, context)
     recorded = None
-    if compare:
+    if compare and effort == "quick" and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
+        recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
+    elif compare:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     options = Options(block_size, None, progress)
     watched = Watched(quantize_encoder_decoder(checkpoint, *weights, options), progress, "writing weights")
