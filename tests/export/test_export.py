@@ -274,7 +274,7 @@ def test_the_catalogs_defaults_are_taken_unless_others_are_given(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = catalog.parse(
-        'title = "T"\nfamily = "llama"\nparameters = 1\nlicence = "MIT"\n'
+        'title = "T"\nfamily = "llama"\nparameters = 1\nlicence = "MIT"\nmeasured = false\n'
         '[[sources]]\nkind = "hub"\nid = "org/tiny"\n[export]\nweights = "int8"\nblock_size = 32\nmax_context = 64\n',
         "tiny.toml",
     )
