@@ -93,6 +93,8 @@ def finish_decoder(
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
+    if recorded is not None:
+        recorded.close()
     (writer.staging / RECORDED).unlink(missing_ok=True)
     return manifest, golden
 

@@ -110,6 +110,10 @@ class RecordedLogits:
                 self._file.write(np.ascontiguousarray(piece, np.float32).data)
         self._file.flush()
 
+    def close(self) -> None:
+        """Nothing more is read; a file with a path may be removed."""
+        self._file.close()
+
     def __getstate__(self) -> dict[str, Any]:
         assert self._path is not None
         return {name: value for name, value in self.__dict__.items() if name != "_file"}
