@@ -67,7 +67,7 @@ def export(
         prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
-        check: compare the written graphs with the model in float32, and write the figures into the manifest's `quality`.
+        check: compare the written graphs with the model in float32, and write the figures into the manifest.
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
             get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights in smaller blocks,
             calibrated on more text and tuned longer.
