@@ -1,4 +1,4 @@
-# make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in half a minute, answer a prompt
+# make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
 # make bench      what the benchmarks need and how to start them

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,7 +171,8 @@ class TensorSpan:
 
 class BundleWriter:
     """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
-    leaving the block without removes what was written. ExportError where the target exists and `force` is false, or it
+    leaving the block without removes what was written. One that has written nothing yet can be handed to another
+    process (by pickle), which writes in its place. ExportError where the target exists and `force` is false, or it
     cannot be written."""
 
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
@@ -187,7 +188,8 @@ class BundleWriter:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self.target)
             self._root.mkdir()
-            self._weights = (self._root / WEIGHTS).open("wb")
+            (self._root / WEIGHTS).touch()
+        self._weights: IO[bytes] | None = None  # while it is written
 
     @property
     def staging(self) -> Path:
@@ -199,6 +201,8 @@ class BundleWriter:
         if name in self._spans:
             return self._spans[name]
         with _disk_errors(self.target):
+            if self._weights is None:
+                self._weights = (self._root / WEIGHTS).open("ab")
             start = -(-self._weights.tell() // PAGE) * PAGE
             self._weights.write(b"\0" * (start - self._weights.tell()))
             data = np.ascontiguousarray(array)
@@ -216,12 +220,14 @@ class BundleWriter:
     def flush(self) -> None:
         """Make the weights written so far readable in `staging`."""
         with _disk_errors(self.target):
-            self._weights.flush()
+            if self._weights is not None:
+                self._weights.flush()
 
     def commit(self, manifest: Manifest) -> Bundle:
         """Hash every file, write the manifest and rename the bundle to its target."""
         with _disk_errors(self.target):
-            self._weights.close()
+            if self._weights is not None:
+                self._weights.close()
             files = [
                 File(p.relative_to(self._root).as_posix(), p.stat().st_size, sha256_of(p))
                 for p in sorted(self._root.rglob("*"))
@@ -252,7 +258,8 @@ class BundleWriter:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
-            self._weights.close()
+            if self._weights is not None:
+                self._weights.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
 

@@ -142,7 +142,8 @@ class Terms:
 @dataclass(frozen=True)
 class Entry:
     """One model of the catalog. `sources` are tried in order; `export` holds defaults of `edge export`'s options;
-    `quality` the figures that a good export comes near."""
+    `quality` the figures that a good export comes near; where nobody measured them, the file says `measured = false`.
+    """
 
     name: str
     title: str
@@ -153,6 +154,7 @@ class Entry:
     terms: Terms | None = None
     export: dict[str, Any] = field(default_factory=dict)
     quality: dict[str, float] = field(default_factory=dict)
+    measured: bool = True
 
     @property
     def folder(self) -> Path:
@@ -249,6 +251,8 @@ def parse(text: str, where: str) -> Entry:
         raise CatalogError(f"{place} names no source.")
     fields = {**raw, "name": where.removesuffix(".toml").lower(), "sources": []}
     entry = typed(fields, Entry, place, advice=ADVICE, error=CatalogError, strict=True)
+    if entry.measured != bool(entry.quality):
+        raise CatalogError(f"{place} must have figures under quality, or say that there are none: measured = false.")
     return dataclasses.replace(entry, sources=[_source(source, place) for source in sources])
 
 

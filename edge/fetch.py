@@ -13,12 +13,14 @@ import http.client
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 import zipfile
 from collections.abc import Callable
@@ -177,6 +179,8 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
 
     def ask() -> None:
         try:
+            if not hub.constants.HF_HUB_OFFLINE:
+                _connect(hub.constants.ENDPOINT)
             answer.set_result(hub.HfApi().list_repo_files(repo, revision=revision))
         except Exception as e:
             answer.set_exception(e)
@@ -202,6 +206,17 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
             raise
         raise _refused(e) from None
     return Path(path), files is not None
+
+
+def _connect(endpoint: str) -> None:
+    """OSError where a server cannot be reached. The hub's library tries for 30 s, and says so each time; behind a proxy
+    only it can tell."""
+    parts = urllib.parse.urlsplit(endpoint)
+    host = parts.hostname or ""
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return
+    port = parts.port or {"http": 80}.get(parts.scheme, 443)
+    socket.create_connection((host, port), timeout=HUB_WAIT).close()
 
 
 def _refused(error: Exception) -> _Unavailable:

@@ -9,37 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edge import catalog
-from edge.bundle import GOLDEN, PAGE, Bundle, BundleWriter
-from edge.errors import CheckpointError, ExportError, InputError
+from edge.bundle import Bundle, BundleWriter
+from edge.errors import ExportError, InputError
 from edge.export import quantize as methods
 from edge.export import timeline
 from edge.export.memory import DRAFTS, Request, leave_out, read_limit
-from edge.export.quantize.base import FLOATS, Options, Progress, matrices
-from edge.export.tokenizer import compact
+from edge.export.quantize.base import Options, Progress
 from edge.extras import needing
-from edge.manifest import KV8
-from edge.runtime.check.golden import Golden, open_role, record_form, record_golden, roles
-from edge.runtime.engine.variant import PREFILL
-from edge.runtime.memory.process import release_freed
 
-if TYPE_CHECKING:
-    from edge.export.checkpoint.base import Checkpoint
-    from edge.export.written import Written
-
-LEAST_CONTEXT = 16
-MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
-GOLDEN_TOKENS = 24
-OTHER_FILES = 5_000_000  # bytes, at most, of graphs, recorded answers and what drafts begin with
 PREFILL_WEIGHTS = ("int8", "none")
 QUICK, NORMAL, BEST = EFFORTS = ("quick", "normal", "best")
 
@@ -93,7 +78,7 @@ def export(
         prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
         segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
-        check: compare the written graphs with Torch, and write the figures into the manifest's `quality`.
+        check: compare the written graphs with the model in float32, and write the figures into the manifest.
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
             get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights in smaller blocks,
             calibrated on more text and tuned longer.
@@ -136,30 +121,23 @@ def export(
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
     from edge.export.checkpoint import open_checkpoint
-    from edge.export.graph.families import find_family
+    from edge.export.choices import bits_within, choose, count_weights, described
     from edge.export.routers import read_routers, write_routers
+    from edge.export.written import write_golden
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
-    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
-    defaults = {} if entry is None else entry.export
     both = bool(checkpoint.config.get("is_encoder_decoder"))
+    routers = read_routers(checkpoint)
+    chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK)
+    context = chosen.context
     if effort == QUICK:
         candidates, draft_text = False, draft_text or 0
-        if weights is None and not both:
-            weights = "keep" if {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS else "int8"
-    if block_size is None and weights in (None, defaults.get("weights")):
-        block_size = defaults.get("block_size")
-    weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
-    if progress is not None and weights == "int4" and not both:
+    if progress is not None and chosen.weights == "int4" and not both:
         written = [] if draft_text == 0 else [timeline.DRAFTS]
         advance = progress = timeline.Timeline(progress, [*timeline.OF_INT4[effort], *written])
-    max_context = defaults.get("max_context") if max_context is None else max_context
-    family, _ = find_family(str(checkpoint.config.get("model_type")))
-    routers = read_routers(checkpoint)
-    context = _context(checkpoint, max_context)
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
-    _describe(checkpoint, family, weights, tell)
+    tell(described(checkpoint, chosen.weights))
     target = Path(f"{name}.edge" if out is None else out)
     with _no_folders_left(target), BundleWriter(target, force=force) as writer:
         if both:
@@ -177,41 +155,36 @@ def export(
                 raise InputError(f"{name} is an encoder-decoder; {option} is for decoders alone.")
             if draft_text:
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
-            pair = halves(weights, encoder_weights, decoder_weights)
+            pair = halves(chosen.weights, encoder_weights, decoder_weights)
             kinds = "+".join(dict.fromkeys(pair))
-            leave_out(checkpoint, Request(kinds, Options(block_size), context), limit, tell)
-            written = write_encoder_decoder(
-                checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
-            )
+            leave_out(checkpoint, Request(kinds, Options(chosen.block_size), context), limit, tell)
+            manifest, golden = write_encoder_decoder(
+                checkpoint, writer, name, pair, context, chosen.block_size,
+                effort=effort, compare=check, progress=advance, say=tell,
+            )  # fmt: skip
         else:
             if encoder_weights or decoder_weights:
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
-            from edge.export.decoder import write_decoder
+            from edge.export.decoder import stage_decoder
+            from edge.export.finish import finish_decoder
             from edge.export.successors import default_tokens
 
             if size is not None:
-                bits = _bits_within(size, checkpoint)
-            options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity)
+                bits = bits_within(size, checkpoint)
+            options = Options(chosen.block_size, calibration, progress, effort, symmetric, bits, perplexity)
             prefill, required = prefill_weights == "int8", bool(draft_text)
             if draft_text is None:
-                draft_text = default_tokens(_weights(checkpoint))
-            request = Request(weights, options, context, check, prefill, draft_text, required)
+                draft_text = default_tokens(count_weights(checkpoint))
+            request = Request(chosen.weights, options, context, check, prefill, draft_text, required)
             options = dataclasses.replace(options, left_out=leave_out(checkpoint, request, limit, tell))
-            written = write_decoder(
-                checkpoint, writer, name, weights, context, options,
-                prefill=prefill, compare=check, candidates=candidates, say=tell,
+            staged = stage_decoder(
+                checkpoint, writer, name, chosen.weights, context, options,
+                prefill=prefill, compare=check, say=tell,
             )  # fmt: skip
-        advance(0, 0, "recording golden answers")
-        golden = _golden(written)
-        manifest = written.manifest
-        if not both:
-            from edge.export.successors import write_successors
-
-            if draft_text and DRAFTS not in options.left_out:
-                write_successors(writer, Bundle(writer.staging, manifest), written.engine, draft_text, advance)
-        del written
-        golden = _with_kv8(golden, Bundle(writer.staging, manifest), context)
-        writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")
+            manifest, golden = finish_decoder(
+                writer, staged, options,
+                candidates=candidates, draft_text=0 if DRAFTS in options.left_out else draft_text, say=tell,
+            )  # fmt: skip
         manifest = write_routers(writer, manifest, routers, segments, tell)
         if segments is not None:
             from edge.export.graph.skip import write_skip
@@ -222,6 +195,7 @@ def export(
             from edge.export.lower.cpu.trees import write_trees
 
             manifest = write_trees(writer, manifest)
+        write_golden(writer, golden)
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
 
@@ -247,75 +221,6 @@ def _no_folders_left(target: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # never made, or another program has put something there
                 folder.rmdir()
         raise
-
-
-def _context(checkpoint: Checkpoint, asked: int | None) -> int:
-    """The bundle's context: what is asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
-    stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
-    most = int(next((s for s in stated if s), MOST_CONTEXT))
-    if most < LEAST_CONTEXT:
-        raise CheckpointError(
-            f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
-            f"{LEAST_CONTEXT}; fetch it again."
-        )
-    if asked is None:
-        return min(most, MOST_CONTEXT)
-    if asked < LEAST_CONTEXT:
-        raise InputError(f"A context of {asked} tokens is too small; choose --max-context {LEAST_CONTEXT} or more.")
-    if asked > most:
-        raise InputError(
-            f"A context of {asked} tokens is more than the {most} that {checkpoint.name} was made for; choose "
-            f"--max-context {most} or less."
-        )
-    return asked
-
-
-def _bits_within(size: int, checkpoint: Checkpoint) -> float:
-    """Bits a weight with which a bundle takes `size` bytes at most.
-
-    Raises:
-        InputError: what else it holds takes more.
-    """
-    names = matrices(checkpoint)
-    count = sum(math.prod(checkpoint.shape(name)) for name in names)
-    vectors = 4 * (_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
-    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES
-    if size <= rest:
-        raise InputError(
-            f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
-        )
-    return 8 * (size - rest) / count
-
-
-def _describe(checkpoint: Checkpoint, family: str, weights: str, tell: Callable[[str], None]) -> None:
-    count = _weights(checkpoint)
-    licence = checkpoint.licence or "no licence stated"
-    tell(f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}.")
-
-
-def _weights(checkpoint: Checkpoint) -> int:
-    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-
-
-def _golden(written: Written) -> Golden:
-    """Recorded answers, cut to what the engine's context holds, and what its int8 prefill graph says along them."""
-    engine = written.engine
-    tokens = min(GOLDEN_TOKENS, engine.context // 2)
-    room = engine.context - tokens - 1
-    inputs = [dataclasses.replace(i, prompt_ids=i.prompt_ids[:room]) for i in written.golden]
-    golden = record_golden(engine, inputs, tokens)
-    if engine.prefill is None:
-        return golden
-    return dataclasses.replace(golden, forms=[record_form(engine, golden, PREFILL)])
-
-
-def _with_kv8(golden: Golden, staged: Bundle, context: int) -> Golden:
-    """The recorded answers with what the graph over a KV cache in int8 says along them, where there is one."""
-    if KV8 not in roles(staged.manifest):
-        return golden
-    release_freed()  # two engines at a time would hold the weights twice, and so would what the C library keeps of one
-    own = record_form(open_role(staged, KV8, context=context), golden, KV8)
-    return dataclasses.replace(golden, forms=[*golden.forms, own])
 
 
 def _silent(*args: Any) -> None:

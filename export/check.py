@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edge.errors import ExportError
 from edge.export.quantize import METHODS
 from edge.export.quantize.base import Progress
-from edge.export.reference import Reference
 from edge.export.torch_reference import RecordedLogits
 from edge.manifest import Manifest
 from edge.runtime.check.perplexity import CHUNK, Agreement, EngineLogits, compare, windows
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 WINDOW = 512  # tokens of the text that are used: their Torch logits take 100 MB of disk at a 49k vocabulary
-QUICK_WINDOW = 64  # that the reference in numpy runs: enough to tell a broken graph from a sound one
+QUICK_WINDOW = 64  # that the reference in numpy reads: enough to tell a broken graph from a sound one
 
 # Written for this check; no calibration text holds it.
 TEXT = """\
@@ -57,19 +58,18 @@ sixty thousand entries, and at the end of each month he added up the tonnage by 
 """
 
 
-def reference(
-    checkpoint: Checkpoint, context: int, progress: Progress | None = None, *, quick: bool = False
-) -> RecordedLogits:
-    """The logits of the check's text by Torch, layer by layer; where `quick`, of its first tokens by the reference in
-    numpy."""
+def check_text(checkpoint: Checkpoint, context: int, window: int = WINDOW) -> list[NDArray[np.int64]]:
+    """The first tokens of the check's text, `window` at most: one text [S]."""
     ids = Tokenizer.from_str(checkpoint.tokenizer.json).encode(TEXT, add_special_tokens=False).ids
-    window = min(QUICK_WINDOW if quick else WINDOW, context)
-    texts = windows(ids, checkpoint.tokenizer.tokens, window=window, limit=window)[:1]
-    if quick:
-        return RecordedLogits(Reference(checkpoint, context, progress), texts)
+    size = min(window, context)
+    return windows(ids, checkpoint.tokenizer.tokens, window=size, limit=size)[:1]
+
+
+def reference(checkpoint: Checkpoint, context: int, progress: Progress | None = None) -> RecordedLogits:
+    """The logits of the check's text by Torch, layer by layer."""
     from edge.export.streamed import StreamedLogits
 
-    recorded = RecordedLogits(StreamedLogits(checkpoint, progress), texts)
+    recorded = RecordedLogits(StreamedLogits(checkpoint, progress), check_text(checkpoint, context))
     gc.collect()  # a model's modules point at each other
     release_freed()
     return recorded

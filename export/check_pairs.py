@@ -1,18 +1,21 @@
 """The check that ends an encoder-decoder's export: the written graphs beside Torch, on a few inputs and their answers.
 
-Torch answers each input greedily, and both are asked for the logits of that answer.
+Torch answers each input greedily, and both are asked for the logits of that answer. With little effort T5's graphs are
+compared with a reference in numpy.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.quantize.base import Progress
+from edge.export.reference_t5 import T5Reference
 from edge.export.torch_reference import RecordedLogits, load_torch
 from edge.runtime.check.perplexity import Agreement, compare, pieces
 from edge.runtime.engine.cache import KVCache
@@ -83,6 +86,17 @@ def reference(
     return RecordedPairs(sources, recorded)
 
 
+def reference_in_numpy(
+    checkpoint: Checkpoint, inputs: Sequence[Input], start: Sequence[int], progress: Progress | None = None
+) -> RecordedPairs:
+    """The logits of T5's reference in numpy. An answer's tokens are its input's, which any model can be given."""
+    answers = [np.array([*start, *source[:ANSWER]], np.int64) for source in inputs]
+    sources = {answer.tobytes(): source for answer, source in zip(answers, inputs, strict=True)}
+    model = T5Reference(checkpoint, progress)
+    made = dict(zip(sources, model.logits(list(inputs), answers), strict=True))
+    return RecordedPairs(sources, RecordedLogits(_Made(model.vocab_size, made), answers))
+
+
 def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVCache]) -> Agreement:
     """The written graphs beside what was recorded. `encode` makes a cache for an input."""
     return compare(recorded.logits, _EnginePairs(engine, recorded.sources, encode), recorded.logits.texts)
@@ -108,6 +122,17 @@ class _TorchPairs:
         with torch.no_grad():
             out = self._model(**given, **_whole(torch.from_numpy(tokens)[None]), use_cache=False)
         yield out.logits[0].numpy()
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The logits of answers by the bytes of their tokens."""
+
+    vocab_size: int
+    by_answer: dict[bytes, NDArray[np.float32]]
+
+    def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
+        yield self.by_answer[tokens.tobytes()]
 
 
 class _EnginePairs:

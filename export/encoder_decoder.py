@@ -14,14 +14,15 @@ from edge.errors import ExportError
 from edge.export import check, check_pairs
 from edge.export.check_pairs import SENTENCES, Input
 from edge.export.graph.encoder_decoder import build_encoder_decoder
+from edge.export.graph.families import find_family
 from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 from edge.export.speech_format import speech
 from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
-from edge.export.written import Watched, Written, manifest_of, say_what_changed
-from edge.manifest import Speech, TextFormat
-from edge.runtime.check.golden import GoldenInput, noise
+from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
+from edge.manifest import Manifest, Speech, TextFormat
+from edge.runtime.check.golden import Golden, GoldenInput, noise
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
@@ -59,17 +60,21 @@ def write_encoder_decoder(
     context: int,
     block_size: int | None,
     *,
+    effort: str,
     compare: bool,
     progress: Progress,
     say: Callable[[str], None],
-) -> Written:
-    """Write tensors, graphs and tokenizer of `checkpoint`, and check them against Torch where `compare` is true.
+) -> tuple[Manifest, Golden]:
+    """Write tensors, graphs and tokenizer of `checkpoint`, and check them against the model in float32 where
+    `compare` is true. Returns the manifest and golden answers.
 
     weights: the encoder's and the decoder's.
     """
     inputs = _Inputs(checkpoint, context)
     recorded = None
-    if compare:
+    if compare and effort == "quick" and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
+        recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
+    elif compare:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
     options = Options(block_size, None, progress)
     watched = Watched(quantize_encoder_decoder(checkpoint, *weights, options), progress, "writing weights")
@@ -88,11 +93,12 @@ def write_encoder_decoder(
     writer.flush()
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
-        progress(0, 0, "checking against Torch")
+        progress(0, 0, "checking against the model in float32")
         found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))
         check.refuse_if_broken(found, manifest)
         manifest = dataclasses.replace(manifest, quality=check.quality(found))
-    return Written(manifest, engine, inputs.golden)
+    progress(0, 0, "recording golden answers")
+    return manifest, record(engine, inputs.golden, GOLDEN_TOKENS)
 
 
 class _Inputs:

@@ -1,14 +1,15 @@
 """A decoder like Llama in numpy, float32: what a bundle is compared with where PyTorch is not needed, and what
 smoothing measures. It reads one matrix at a time.
 
-A sequence at once, without a KV cache: for the few hundred tokens of a check. W is the number of texts, S their length
-in tokens, H the hidden size.
+A few texts at once, without a KV cache: for the few hundred tokens of a check. T is the number of tokens of all texts
+together, S that of one, H the hidden size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,8 +24,8 @@ from edge.export.quantize.base import EMBEDDING, HEAD, Progress
 from edge.runtime.check.perplexity import pieces
 
 Floats = NDArray[np.float32]
-Watch = Callable[[str, Floats, Floats], None]  # told each matrix by its name, what it reads [W, S, K], and it [N, K]
-ROWS = 8192  # of the embedding that are read at a time
+Tokens = NDArray[np.int64]
+ROWS = 2048  # of the embedding that are read at a time
 
 
 def _silu(x: Floats) -> Floats:
@@ -48,6 +49,16 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": lambda x: np.maximum(x, 0),
 }
+
+
+class Watch:
+    """What may be told while texts run; slices of rows [T] are those of each text."""
+
+    def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
+        """A matrix [N, K] by its name, and what it reads [T, K]."""
+
+    def attention(self, layer: int, key: Floats, value: Floats, texts: Sequence[slice]) -> None:
+        """A layer's keys, rotated, and values, each [heads, T, D]."""
 
 
 class Reference:
@@ -78,23 +89,31 @@ class Reference:
         self._rope = {name: cos_sin(config, parameters, max_context) for name, parameters in tables.items()}
         self.vocab_size = int(config.vocab_size)
 
-    def logits(self, tokens: NDArray[np.int64]) -> Iterator[Floats]:
+    def logits(self, tokens: Tokens) -> Iterator[Floats]:
         """The logits [piece, V] of `tokens` [S], piece by piece."""
-        stream = self.hidden(tokens[None])[0] * np.float32(self._like.head_scale)
-        head = EMBEDDING if self._config.tie_word_embeddings else HEAD
-        logits = np.empty((len(tokens), self.vocab_size), np.float32)
-        for start in range(0, self.vocab_size, ROWS):
-            rows = slice(start, min(start + ROWS, self.vocab_size))
-            logits[:, rows] = stream @ self._checkpoint.read(head, rows).T
-        if (cap := self._like.softcap) is not None:
-            logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
-        for piece in pieces(np.arange(len(tokens))):
-            yield logits[piece]
+        return self.predictions(self.hidden([tokens])[0])
 
-    def hidden(self, tokens: NDArray[np.int64], watch: Watch | None = None) -> Floats:
-        """What the output head reads [W, S, H] of `tokens` [W, S]."""
+    def predictions(self, hidden: Floats) -> Iterator[Floats]:
+        """The logits [piece, V] of what `hidden` made of a text, piece by piece."""
+        stream = hidden * np.float32(self._like.head_scale)
+        head = EMBEDDING if self._config.tie_word_embeddings else HEAD
+        for piece in pieces(np.arange(len(stream))):
+            logits = with_rows(stream[piece], self._checkpoint, head, self.vocab_size)
+            if (cap := self._like.softcap) is not None:
+                logits = np.float32(cap) * np.tanh(logits / np.float32(cap))
+            yield logits
+
+    def rotated(self, layer: int) -> int:
+        """How many channels of a head are rotated by position, in pairs of one from each half of them."""
+        table = self._like.rope(layer)
+        return 0 if table is None else 2 * self._rope[table][0].shape[1]
+
+    def hidden(self, texts: Sequence[Tokens], watch: Watch | None = None) -> list[Floats]:
+        """What the output head reads [S, H] of each text [S]. All run together, so that each matrix is read once."""
         config, like, norms = self._config, self._like, self._norms
-        x = self._embedded(tokens) * np.float32(like.embedding_scale or 1)
+        places = places_of(texts)
+        x = read_rows(np.concatenate(texts), self._checkpoint, EMBEDDING, self.vocab_size)
+        x = x * np.float32(like.embedding_scale or 1)
         for i in range(config.num_hidden_layers):
             if self._progress is not None:
                 self._progress(i, config.num_hidden_layers, "running the reference")
@@ -102,58 +121,52 @@ class Reference:
             for block, before, after in zip(
                 (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
             ):
-                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), watch)
+                made = block(i, x if before is None else self._norm(f"{name}.{before}", x), places, watch)
                 if after is not None:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale)
-        return self._norm("model.norm", x)
+        x = self._norm("model.norm", x)
+        return [x[place] for place in places]
 
-    def _embedded(self, tokens: NDArray[np.int64]) -> Floats:
-        """The embedding's rows, of which only those are kept that occur."""
-        used, places = np.unique(tokens, return_inverse=True)
-        found = np.empty((len(used), self._config.hidden_size), np.float32)
-        for start in range(0, self.vocab_size, ROWS):
-            here = (used >= start) & (used < start + ROWS)
-            if here.any():
-                rows = self._checkpoint.read(EMBEDDING, slice(start, min(start + ROWS, self.vocab_size)))
-                found[here] = rows[used[here] - start]
-        return found[places.reshape(tokens.shape)]
-
-    def _attention(self, layer: int, x: Floats, watch: Watch | None) -> Floats:
+    def _attention(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         name, heads = f"model.layers.{layer}.self_attn", self._heads
         *inputs, output = self._like.attention
         rows = (heads.query, heads.key_value, heads.key_value)
-        made = np.concatenate([self._product(f"{name}.{member}", x, watch) for member in inputs], -1)
+        made = np.concatenate([self._product(f"{name}.{member}", x, texts, watch) for member in inputs], -1)
         parts = np.split(made, np.cumsum(rows)[:-1] * heads.dim, axis=-1)
         if self._like.qk_norm is not None:
             parts[:2] = [self._qk_norm(f"{name}.{n}_norm", part) for n, part in zip("qk", parts, strict=False)]
         query, key, value = (
-            part.reshape(*x.shape[:2], n, heads.dim).swapaxes(1, 2) for part, n in zip(parts, rows, strict=True)
-        )  # [W, heads, S, D]
+            part.reshape(len(x), n, heads.dim).swapaxes(0, 1) for part, n in zip(parts, rows, strict=True)
+        )  # [heads, T, D]
         if (table := self._like.rope(layer)) is not None:
-            query, key = (_turned(part, *self._rope[table]) for part in (query, key))
+            at = np.concatenate([np.arange(text.stop - text.start) for text in texts])
+            cos, sin = (each[at] for each in self._rope[table])
+            query, key = (_turned(part, cos, sin) for part in (query, key))
+        if watch is not None:
+            watch.attention(layer, key, value, texts)
         window = window_of(self._config, layer) if self._like.windowed else None
-        scale = heads.dim**-0.5 if self._like.scale is None else self._like.scale
-        y = _attended(query * np.float32(scale), key, value, window)
-        return self._product(f"{name}.{output}", y.swapaxes(1, 2).reshape(*x.shape[:2], -1), watch)
+        query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
+        y = [_attended(query[:, text], key[:, text], value[:, text], window) for text in texts]
+        return self._product(f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, watch)
 
-    def _feed_forward(self, layer: int, x: Floats, watch: Watch | None) -> Floats:
+    def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         name = f"model.layers.{layer}.mlp"
-        made = np.concatenate([self._product(f"{name}.{member}", x, watch) for member in self._like.gates], -1)
+        made = np.concatenate([self._product(f"{name}.{member}", x, texts, watch) for member in self._like.gates], -1)
         gate, up = np.split(made, 2, axis=-1)
-        return self._product(f"{name}.down_proj", self._activation(gate) * up, watch)
+        return self._product(f"{name}.down_proj", self._activation(gate) * up, texts, watch)
 
-    def _product(self, name: str, x: Floats, watch: Watch | None) -> Floats:
+    def _product(self, name: str, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight")
         if watch is not None:
-            watch(f"{name}.weight", x, weight)
+            watch.product(f"{name}.weight", x, weight, texts)
         y = x @ weight.T
         return y + self._checkpoint.read(f"{name}.bias") if f"{name}.bias" in self._have else y
 
     def _qk_norm(self, name: str, x: Floats) -> Floats:
         if self._like.qk_norm == "all":
             return self._norm(name, x)
-        return self._norm(name, x.reshape(*x.shape[:2], -1, self._heads.dim)).reshape(x.shape)
+        return self._norm(name, x.reshape(len(x), -1, self._heads.dim)).reshape(x.shape)
 
     def _norm(self, name: str, x: Floats) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight") + np.float32(self._norms.offset)
@@ -161,24 +174,49 @@ class Reference:
         return x / np.sqrt(mean + np.float32(self._config.rms_norm_eps)) * weight
 
 
+def places_of(texts: Sequence[Tokens]) -> list[slice]:
+    """Where each text stands among the rows of all."""
+    return [slice(*pair) for pair in pairwise(accumulate(map(len, texts), initial=0))]
+
+
+def read_rows(tokens: Tokens, checkpoint: Checkpoint, embedding: str, vocab: int) -> Floats:
+    """The rows [T, H] of an embedding, of which only those are kept that occur."""
+    used, places = np.unique(tokens, return_inverse=True)
+    found = np.empty((len(used), checkpoint.shape(embedding)[1]), np.float32)
+    for start in range(0, vocab, ROWS):
+        here = (used >= start) & (used < start + ROWS)
+        if here.any():
+            rows = checkpoint.read(embedding, slice(start, min(start + ROWS, vocab)))
+            found[here] = rows[used[here] - start]
+    return found[places]
+
+
+def with_rows(x: Floats, checkpoint: Checkpoint, head: str, vocab: int) -> Floats:
+    """The logits [T, V] of rows x [T, H]."""
+    logits = np.empty((len(x), vocab), np.float32)
+    for start in range(0, vocab, ROWS):
+        rows = slice(start, min(start + ROWS, vocab))
+        logits[:, rows] = x @ checkpoint.read(head, rows).T
+    return logits
+
+
 def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """x [..., S, D] with pairs of channels, one of each half of those that are rotated, turned by their position."""
+    """x [..., T, D] with pairs of channels, one of each half of those that are rotated, turned by their position."""
     half = cos.shape[1]
-    cos, sin = cos[: x.shape[-2]], sin[: x.shape[-2]]
     a, b = x[..., :half], x[..., half : 2 * half]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 
 
 def _attended(query: Floats, key: Floats, value: Floats, window: int | None) -> Floats:
-    """Causal attention of [W, heads, S, D], with as many heads of keys as divide those of queries."""
-    group = query.shape[1] // key.shape[1]
-    at = np.arange(query.shape[2])
+    """Causal attention of [heads, S, D], with as many heads of keys as divide those of queries."""
+    group = len(query) // len(key)
+    at = np.arange(query.shape[1])
     back = at[:, None] - at
     hidden = (back < 0) | (back >= (window or len(at)))
     y = np.empty_like(query)
-    for head in range(query.shape[1]):
-        scores = query[:, head] @ key[:, head // group].swapaxes(1, 2)
-        scores[:, hidden] = -np.inf
+    for head, each in enumerate(query):
+        scores = each @ key[head // group].T
+        scores[hidden] = -np.inf
         scores = np.exp(scores - scores.max(-1, keepdims=True))
-        y[:, head] = scores / scores.sum(-1, keepdims=True) @ value[:, head // group]
+        y[head] = scores / scores.sum(-1, keepdims=True) @ value[head // group]
     return y

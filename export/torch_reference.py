@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,27 +114,42 @@ class TorchLogits:
 
 
 class RecordedLogits:
-    """Logits of texts, taken once and kept in a temporary file, so that the model they came from can be freed, and they
+    """Logits of texts, taken once and kept in a file, so that the model they came from can be freed, and they
     (200 kB a token with a large vocabulary) take no memory while the bundle is made.
+
+    path: of the file; another process may then take what was recorded over, by pickle. None: a temporary one.
 
     Raises:
         OSError: there is no room for the file.
     """
 
-    def __init__(self, source: LogitsSource, texts: list[NDArray[np.int64]]) -> None:
+    def __init__(self, source: LogitsSource, texts: list[NDArray[np.int64]], path: Path | None = None) -> None:
         self.texts = texts
         self.vocab_size = source.vocab_size
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this does)
+        self._path = path
+        self._file: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("w+b")  # noqa: SIM115
         self._starts: dict[bytes, int] = {}
         for tokens in texts:
             self._starts[tokens.tobytes()] = self._file.tell()
             for piece in source.logits(tokens):
                 self._file.write(np.ascontiguousarray(piece, np.float32).data)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more is read; a file with a path may be removed."""
+        self._file.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self._path is not None
+        return {name: value for name, value in self.__dict__.items() if name != "_file"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._file = state["_path"].open("rb")
 
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         at = self._starts[tokens.tobytes()]
-        for piece in pieces(tokens):
-            self._file.seek(at)
-            kept = np.frombuffer(self._file.read(4 * len(piece) * self.vocab_size), np.float32)
-            yield kept.reshape(len(piece), self.vocab_size)
-            at += kept.nbytes
+        for piece in pieces(tokens):  # mapped, so that they take no memory of this process
+            shape = len(piece), self.vocab_size
+            yield np.memmap(self._file, np.float32, "r", at, shape)
+            at += 4 * len(piece) * self.vocab_size

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edge import __version__
-from edge.export.checkpoint.base import Checkpoint
-from edge.export.graph.step import Built
+from edge.bundle import GOLDEN, BundleWriter
 from edge.export.quantize.base import FLOATS, Progress, QTensor, RowsTensor, Weight
 from edge.manifest import FORMAT_VERSION, Manifest, Source
-from edge.runtime.check.golden import GoldenInput
+from edge.runtime.check.golden import Golden, GoldenInput, record_form, record_golden
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.variant import PREFILL
 
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+    from edge.export.graph.step import Built
+
+GOLDEN_TOKENS = 24
 KEPT = {"gguf", "Q4_0", "Q8_0", "float"}  # methods after which a tensor has the values that it was stored with
-
-
-@dataclass(frozen=True)
-class Written:
-    """A bundle but for its golden answers and its files' sha256s."""
-
-    manifest: Manifest
-    engine: Engine
-    golden: list[GoldenInput]
 
 
 def manifest_of(
@@ -75,3 +72,17 @@ class Watched(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+
+def record(engine: Engine, inputs: Sequence[GoldenInput], tokens: int) -> Golden:
+    """Golden answers, cut to what the engine's context holds, and what its int8 prefill graph says along them."""
+    tokens = min(tokens, engine.context // 2)
+    room = engine.context - tokens - 1
+    golden = record_golden(engine, [dataclasses.replace(i, prompt_ids=i.prompt_ids[:room]) for i in inputs], tokens)
+    if engine.prefill is None:
+        return golden
+    return dataclasses.replace(golden, forms=[record_form(engine, golden, PREFILL)])
+
+
+def write_golden(writer: BundleWriter, golden: Golden) -> None:
+    writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden), indent=1) + "\n")

@@ -16,6 +16,7 @@ from edge.cli.progress import bar
 from edge.cli.tables import console, print_json, table
 from edge.errors import CatalogError, InputError
 
+UNMEASURED = "?"
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
 NAME = "models"
@@ -93,7 +94,7 @@ def summary(entry: Entry) -> dict[str, Any]:
         "sources": [source.where for source in entry.sources],
         "pinned": [source.pinned for source in entry.sources],
         "export": dict(entry.export),
-        "quality": dict(entry.quality),
+        "quality": dict(entry.quality) if entry.measured else None,
         "path": str(here) if here else None,
     }
 
@@ -102,20 +103,28 @@ def _show(entries: list[Entry]) -> None:
     text = "Name", "Family", "Licence", "Sources", "Here"
     rows = table("", "Name", "Size", "Family", "Licence", "Sources", "PPL", "Here", text=text, compact=True)
     for entry in entries:
-        perplexity = entry.quality.get("perplexity")
         rows.add_row(
             entry.name,
             _count(entry.parameters),
             entry.family,
             entry.licence + ("" if catalog.accepted(entry) else "**"),
             ", ".join(_KINDS[type(source)] + ("*" if source.pinned else "") for source in entry.sources),
-            f"{perplexity:.2f}" if perplexity is not None else "-",
+            _quality(entry),
             "yes" if catalog.local(entry) else "no",
         )
     out = console()
     out.print(rows)
     out.print("* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license")
-    out.print("PPL: perplexity of the float weights on WikiText-2, first 10,240 tokens, windows of 512")
+    out.print("PPL: perplexity of the float weights → of the bundle that edge export makes by default, on WikiText-2")
+    out.print(f"(first 10,240 tokens, windows of 512)   {UNMEASURED} nobody has measured it")
+
+
+def _quality(entry: Entry) -> str:
+    """The float weights' perplexity and the default export's, as far as they were measured."""
+    if not entry.measured:
+        return UNMEASURED
+    made = entry.quality.get(f"perplexity_{entry.export['weights']}")
+    return f"{entry.quality['perplexity']:.1f} → {UNMEASURED if made is None else f'{made:.1f}'}"
 
 
 def _count(parameters: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.checkpoint import gguf_config, gguf_tokenizer, model_config
+from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.gguf_header import open_gguf
 from edge.export.quantize.base import QTensor
@@ -41,16 +42,19 @@ class GGUFCheckpoint:
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self._header = open_gguf(path)
         _, family, self._gguf = gguf_config.family_of(self._header)
-        assert family.layers is not None and family.norms is not None
-        self._norm_offset = family.norms.offset
+        self._norm_offset = 0.0 if family.norms is None else family.norms.offset
         self.name = name or name_of(path)
         self.kind = kind
         self.licence = licence or self._header.value("general.license", str)
         self.config: dict[str, Any] = gguf_config.config_of(self._header, self._vector)
         self.generation: dict[str, Any] = {}
-        self._sources = self._named_tensors()
         config = SimpleNamespace(**self.config)
-        expected = family.layers(config).shapes(config, family.norms)
+        if family.layers is None or family.norms is None:
+            self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
+            expected = gguf_t5.shapes(self.config)
+        else:
+            self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))
+            expected = family.layers(config).shapes(config, family.norms)
         model_config.check_tensors(expected, {n: self.shape(n) for n in self._sources}, str(path))
         model_config.refuse_leftovers([name for name in self._sources if name not in expected], str(path))
 
@@ -86,11 +90,11 @@ class GGUFCheckpoint:
         finite(blocks.scales, source, self._header.path)
         return blocks
 
-    def _named_tensors(self) -> dict[str, str]:
-        """transformers' name -> the name in the file."""
+    def _named_tensors(self, named: Callable[[str], str | None]) -> dict[str, str]:
+        """transformers' name -> the name in the file. named: from that to the other."""
         sources = {}
         for source, info in self._header.tensors.items():
-            name = gguf_config.transformers_name(source, self._gguf)
+            name = named(source)
             if name is None:
                 continue
             if info.type.name not in _READABLE:

@@ -19,6 +19,7 @@ from edge.export.checkpoint.gguf_header import GGUFHeader
 from edge.export.checkpoint.model_config import MOST_POSITIONS
 from edge.export.graph.families import FAMILIES
 from edge.export.graph.families.base import GGUF, Family
+from edge.registry import Entry
 
 ReadVector = Callable[[str], NDArray[np.float32]]
 T = TypeVar("T", int, float, str)
@@ -58,12 +59,20 @@ class Metadata:
     def get(self, key: str, kind: type[T]) -> T | None:
         return self._header.value(f"{self._prefix}.{key}", kind)
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def has(self, tensor: str) -> bool:
+        return tensor in self._header.tensors
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A number of things, of which there is at least one."""
         value = self._known(key, self.get(key, int), default)
-        if value < 1:
-            raise self.wrong(key, value, "no model has less than 1")
+        if value < least:
+            raise self.wrong(key, value, f"no model has less than {least}")
         return value
+
+    def epsilon(self, key: str) -> float:
+        """A small number that was written in float32: 1e-5 comes back as 9.999999747e-06, which is not what the model
+        was trained with."""
+        return float(f"{self.number(key):.6g}")
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above zero."""
@@ -138,7 +147,10 @@ def family_of(header: GGUFHeader) -> tuple[str, Family, GGUF]:
         CheckpointError: an architecture that is not known here, or a mixture of experts.
     """
     name = header.value("general.architecture", str)
-    known = {entry.traits["gguf"]: entry for entry in FAMILIES.values() if "gguf" in entry.traits}
+    known: dict[str, Entry] = {}
+    for entry in FAMILIES.values():
+        if "gguf" in entry.traits:
+            known.setdefault(entry.traits["gguf"], entry)  # of a file's several names the first is the model's own
     if name not in known:
         raise CheckpointError(
             f"{header.path} holds the architecture {name!r}; known in GGUF files are: {', '.join(sorted(known))}."
@@ -158,40 +170,46 @@ def config_of(header: GGUFHeader, read: ReadVector) -> dict[str, Any]:
     Raises:
         CheckpointError: a size is missing, or the file's tensors or other sizes contradict it.
     """
-    model_type, _, kind = family_of(header)
+    model_type, family, kind = family_of(header)
     m = Metadata(header, read)
     if "token_embd.weight" not in header.tensors:
         raise CheckpointError(f"{header.path} holds no token embedding (token_embd.weight); it is not a whole model.")
-    layers, there = m.size("block_count"), len({n[1] for name in header.tensors if (n := _LAYER.fullmatch(name))})
-    if layers > there:
-        raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
     rows, tokens = header.tensors["token_embd.weight"].shape[0], len(header.values("tokenizer.ggml.tokens", str))
     if tokens not in (0, rows):
         raise CheckpointError(
             f"{header.path} names {tokens} tokens, and its embedding (token_embd.weight) has {rows} rows; fetch it "
             "again."
         )
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "vocab_size": rows,
+        **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
+        "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),
+    }
+    return config | (kind.config(m) if family.layers is None else _decoder_config(header, m, kind))
+
+
+def _decoder_config(header: GGUFHeader, m: Metadata, kind: GGUF) -> dict[str, Any]:
+    """The configuration of a decoder like Llama."""
+    layers, there = m.size("block_count"), len({n[1] for name in header.tensors if (n := _LAYER.fullmatch(name))})
+    if layers > there:
+        raise m.wrong("block_count", layers, f"the file holds tensors of {there} layers")
     heads, positions = m.size("attention.head_count"), m.size("context_length")
     if positions > MOST_POSITIONS:
         raise m.wrong("context_length", positions, f"no model has more than {MOST_POSITIONS:,}")
     config: dict[str, Any] = {
-        "model_type": model_type,
         "hidden_size": m.size("embedding_length"),
         "intermediate_size": m.size("feed_forward_length"),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": m.size("attention.head_count_kv", heads),
         "max_position_embeddings": positions,
-        # float32 in the file: 1e-5 comes back as 9.999999747e-06, which is not what the model was trained with
-        "rms_norm_eps": float(f"{m.number('attention.layer_norm_rms_epsilon'):.6g}"),
-        "vocab_size": rows,
+        "rms_norm_eps": m.epsilon("attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "sliding_window": None,
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        **{f"{key}_token_id": header.value(f"tokenizer.ggml.{key}_token_id", int) for key in ("bos", "eos")},
-        "pad_token_id": header.value("tokenizer.ggml.padding_token_id", int),
     }
     config |= kind.config(m)
     rotated = round(m.head_dim * config["rope_parameters"].get("partial_rotary_factor", 1))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.base import TokenizerFiles
@@ -42,9 +43,11 @@ def tokenizer_of(header: GGUFHeader) -> TokenizerFiles:
     """
     vocabulary = _Vocabulary(header)
     kind = vocabulary.field("model", str)
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind or "")
+    kinds = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+    build = kinds.get(kind or "")
     if kind is None or build is None:
-        raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: gpt2, llama.")
+        known = ", ".join(kinds)
+        raise CheckpointError(f"{header.path} has a tokenizer of kind {kind!r}; known in GGUF files are: {known}.")
     try:
         tokenizer = build(vocabulary)
         tokenizer.add_special_tokens(vocabulary.added(_CONTROL))
@@ -206,12 +209,39 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
     return tokenizer
 
 
+def _unigram(vocabulary: _Vocabulary) -> Tokenizer:
+    """SentencePiece's Unigram: T5."""
+    scores, unknown = vocabulary.scores, vocabulary.token_id("unknown")
+    if not scores:
+        raise _lacks_scores(vocabulary)
+    scored = list(zip(vocabulary.tokens, scores, strict=True))
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown, byte_fallback=False))
+    steps: list[normalizers.Normalizer] = []
+    if charsmap := vocabulary.fields("precompiled_charsmap", int):
+        steps.append(normalizers.Precompiled(np.array(charsmap).astype(np.uint8).tobytes()))
+    if vocabulary.field("remove_extra_whitespaces", bool) is not False:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    prefix = "never" if vocabulary.field("add_space_prefix", bool) is False else "always"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=prefix)
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=prefix)
+    end = vocabulary.token_id("eos")
+    if end is not None and vocabulary.field("add_eos_token", bool) is not False:
+        token = vocabulary.tokens[end]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {token}", special_tokens=[(token, end)])
+    return tokenizer
+
+
+def _lacks_scores(vocabulary: _Vocabulary) -> CheckpointError:
+    path = vocabulary.header.path
+    return CheckpointError(f"{path} lacks tokenizer.ggml.scores in its metadata; convert it again.")
+
+
 def _implied_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best score first: what SentencePiece's merging does with scores."""
     tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.scores
     if not scores:
-        path = vocabulary.header.path
-        raise CheckpointError(f"{path} lacks tokenizer.ggml.scores in its metadata; convert it again.")
+        raise _lacks_scores(vocabulary)
     merges = [
         (-score, ids[token[:cut]], ids[token[cut:]])
         for token, score in zip(tokens, scores, strict=True)

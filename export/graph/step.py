@@ -61,8 +61,9 @@ class ScoresBias(Protocol):
 
 
 def configuration(raw: dict[str, Any]) -> Any:
-    """The configuration as families read it: of a decoder like Llama its own fields, else transformers' object."""
-    if find_family(str(raw.get("model_type")))[1].layers is not None:
+    """The configuration as families read it: its own fields where that takes no transformers, else its object."""
+    family = find_family(str(raw.get("model_type")))[1]
+    if family.layers is not None or family.gguf is not None:
         return SimpleNamespace(**raw)
     from transformers import AutoConfig
 

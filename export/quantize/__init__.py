@@ -12,6 +12,7 @@ from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.smooth import Moments
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
@@ -28,12 +29,13 @@ def quantize(
     bits: float | None = None,
     perplexity: float | None = None,
     left_out: frozenset[str] = frozenset(),
+    moments: Moments | None = None,
 ) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
-    `calibration` is a text to measure activations on, for methods that do. symmetric: without zero points. left_out:
-    see `Options`. Matrices that a graph packs together (query, key and value; gate and up) share their bits and block
-    size.
+    `calibration` is a text to measure activations on, for methods that do; `moments`, what smoothing would measure.
+    symmetric: without zero points. left_out: see `Options`. Matrices that a graph packs together (query, key and value;
+    gate and up) share their bits and block size.
 
     Raises:
         InputError: an unknown format.
@@ -48,7 +50,7 @@ def quantize(
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
-    options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity, left_out)
+    options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity, left_out, moments)
     return method(checkpoint, options)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.smooth import Moments
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
@@ -106,6 +107,7 @@ class Options:
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
     left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.memory`
+    moments: Moments | None = None  # what smoothing would measure, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:

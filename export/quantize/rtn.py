@@ -16,7 +16,6 @@ from edge.export.quantize.base import (
     Weight,
     matrices,
     packed_with,
-    stack_rows,
 )
 from edge.export.quantize.smooth import Smoothing
 
@@ -27,7 +26,7 @@ NAME = "int8"
 HELP = "8 bits, smoothed on text"
 TRAITS = {"bits": 8, "max_kl": 0.1}
 
-ROWS = 4096  # of a matrix that are rounded at a time: bounds memory
+CACHED = 2**16  # weights that are rounded at a time
 INT8_BLOCK = 64  # as good as 32 on the models measured, and faster: docs/lab/quantization.md
 
 
@@ -35,34 +34,48 @@ def round_to_nearest(
     w: NDArray[np.float32], bits: int, block_size: int, *, symmetric: bool = True, method: str = "rtn"
 ) -> QTensor:
     """Quantize a weight [N, K] in blocks along K, each with the scale that covers its own range."""
-    parts = (w[start : start + ROWS] for start in range(0, len(w), ROWS))
-    whole = stack_rows([_rounded(part, bits, block_size, symmetric, method) for part in parts])
-    assert isinstance(whole, QTensor)
-    return whole
+    parts = [_rounded(to_blocks(rows, block_size), bits, symmetric) for rows in _cached(w)]
+    q, scales, zero_points = (np.concatenate(each) for each in zip(*parts, strict=True))
+    q = np.ascontiguousarray(q.reshape(len(w), -1)[:, : w.shape[1]])
+    return QTensor(bits, block_size, q, scales, None if symmetric else zero_points, method)
 
 
-def _rounded(w: NDArray[np.float32], bits: int, block_size: int, symmetric: bool, method: str) -> QTensor:
-    blocks = to_blocks(w, block_size)  # [N, B, block]
-    top = 2**bits - 1
-    if symmetric:
-        half = 2 ** (bits - 1)
-        # The range is -half..half-1: the extreme value takes the longer side, whichever sign it has.
-        index = np.abs(blocks).argmax(-1)[..., None]
-        extreme = np.take_along_axis(blocks, index, -1)[..., 0]
-        scales = -extreme / half
-        if bits == 8:  # half a step of the extreme is nothing here, and a positive scale keeps -128 unused
-            scales = np.abs(extreme) / (half - 1)
-        q = np.rint(_divide(blocks, scales[..., None])) + half
-        zero_points = None
-    else:
+def _cached(w: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """A matrix in parts of rows that fit into a core's cache with all that is made of them."""
+    return np.array_split(w, max(1, min(len(w), w.size // CACHED)), axis=0)
+
+
+def _rounded(
+    blocks: NDArray[np.float32], bits: int, symmetric: bool
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Integers of blocks [N, B, block], their scales and their zero points."""
+    top, half = 2**bits - 1, 2 ** (bits - 1)
+    if not symmetric:
         low = np.minimum(blocks.min(-1), 0)
-        high = np.maximum(blocks.max(-1), 0)
-        scales = (high - low) / top
+        scales = (np.maximum(blocks.max(-1), 0) - low) / top
         zeros = np.clip(np.rint(_divide(-low, scales)), 0, top)
-        q = np.rint(_divide(blocks, scales[..., None])) + zeros[..., None]
-        zero_points = zeros.astype(np.uint8)
-    q = np.clip(q, 0, top).astype(np.uint8).reshape(len(w), -1)[:, : w.shape[1]]
-    return QTensor(bits, block_size, np.ascontiguousarray(q), scales.astype(np.float32), zero_points, method)
+    else:
+        if bits == 8:  # half a step of the extreme is nothing here, and a positive scale keeps -128 unused
+            scales = _largest(blocks) / (half - 1)
+        else:  # the range is -half..half-1: the extreme value takes the longer side, whichever sign it has
+            index = np.abs(blocks).argmax(-1)[..., None]
+            scales = -np.take_along_axis(blocks, index, -1)[..., 0] / half
+        zeros = np.full_like(scales, half)
+    q = _divide(blocks, scales[..., None])
+    np.rint(q, out=q)
+    q += zeros[..., None]
+    np.clip(q, 0, top, out=q)
+    return q.astype(np.uint8), scales.astype(np.float32), zeros.astype(np.uint8)
+
+
+def _largest(blocks: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The largest absolute value of each block [N, B], half against half: numpy's own maximum takes three times as
+    long over so short an axis."""
+    found: NDArray[Any] = np.abs(blocks)
+    while (width := found.shape[-1]) % 2 == 0:
+        found = np.maximum(found[..., : width // 2], found[..., width // 2 :])
+    largest: NDArray[np.float32] = found.max(-1)
+    return largest
 
 
 def to_blocks(w: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
@@ -75,8 +88,9 @@ def to_blocks(w: NDArray[np.float32], block_size: int) -> NDArray[np.float32]:
 
 
 def _divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """a / b, and 0 where b is 0 (a block of zeros)."""
-    return np.divide(a, b, out=np.zeros(np.broadcast_shapes(a.shape, b.shape), a.dtype), where=b != 0)
+    """a / b; where b is 0 (a block of zeros) so is a, and the result."""
+    quotients: NDArray[Any] = a / np.where(b == 0, b.dtype.type(1), b)
+    return quotients
 
 
 def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

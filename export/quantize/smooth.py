@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from edge.errors import ExportError
 from edge.export.graph.families import norms_of
 from edge.export.graph.families.base import Norms
 from edge.export.quantize.base import Options
+from edge.export.quantize.calibration import calibration_windows
+from edge.export.reference import Reference, Watch
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -146,23 +148,30 @@ def layer_norms(checkpoint: Checkpoint) -> Norms:
     return norms_of(str(checkpoint.config.get("model_type")), "Smoothing for 8 bits")
 
 
+class Moments(Watch):
+    """Of each matrix, by its name: mean squares [K] of what it reads in the last of several texts, and the sums of its
+    columns' squares."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, NDArray[np.float64]] = {}
+        self.columns: dict[str, NDArray[np.float64]] = {}
+
+    def product(self, name: str, x: NDArray[np.float32], weight: NDArray[np.float32], texts: Sequence[slice]) -> None:
+        self.inputs[name] = np.square(x[texts[-1]]).mean(0, dtype=np.float64)
+        self.columns[name] = np.einsum("nk,nk->k", weight, weight).astype(np.float64)
+
+
 def _mean_squares(
     checkpoint: Checkpoint, sites: Iterable[_Site], options: Options
 ) -> dict[_Site, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Mean squares [K] of each site's inputs on the calibration text, and of its readers' columns."""
-    from edge.export.quantize.calibration import calibration_windows
-    from edge.export.reference import Reference
-
-    windows = calibration_windows(checkpoint, options.calibration)[:1, :TOKENS]
-    site_of = {name: site for site in sites for name in site.readers}
-    inputs: dict[_Site, NDArray[np.float64]] = {}
-    columns: dict[_Site, Any] = defaultdict(float)
-
-    def watch(name: str, x: NDArray[np.float32], weight: NDArray[np.float32]) -> None:
-        if (site := site_of.get(name)) is not None:
-            inputs[site] = np.square(x).mean((0, 1), dtype=np.float64)
-            rows = sum(checkpoint.shape(reader)[0] for reader in site.readers)
-            columns[site] += np.square(weight).sum(0, dtype=np.float64) / rows
-
-    Reference(checkpoint, windows.shape[1], options.progress).hidden(windows, watch)
-    return {site: (inputs[site], columns[site]) for site in inputs}
+    moments = options.moments
+    if moments is None:
+        text, moments = calibration_windows(checkpoint, options.calibration)[0, :TOKENS], Moments()
+        Reference(checkpoint, len(text), options.progress).hidden([text], moments)
+    found = {}
+    for site in sites:
+        rows = sum(checkpoint.shape(reader)[0] for reader in site.readers)
+        columns = np.sum([moments.columns[reader] for reader in site.readers], axis=0) / rows
+        found[site] = moments.inputs[site.readers[0]], columns
+    return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from edge.errors import InputError
 from edge.manifest import Tokens
 from edge.runtime.engine.engine import Engine
 
+ROWS = 4  # of logits that are judged at a time, which takes six times their memory; pieces have a multiple of them
 CHUNK = 64  # rows of logits at a time: 13 MB of float32 at a vocabulary of 49,152
 
+N = TypeVar("N", np.int64, np.float32)
 Progress = Callable[[int, int], None]  # windows done, windows in all
 
 
@@ -50,15 +53,12 @@ class EngineLogits:
     def logits(self, tokens: NDArray[np.int64]) -> Iterator[NDArray[np.float32]]:
         self._cache.reset()
         for piece in pieces(tokens):
-            if self._chunk >= CHUNK:
-                yield self._step(self._cache, piece, np.arange(len(piece)))
-                continue
-            steps = pieces(piece, self._chunk)
-            yield np.concatenate([self._step(self._cache, step, np.arange(len(step))).copy() for step in steps])
+            for step in pieces(piece, self._chunk):
+                yield self._step(self._cache, step, np.arange(len(step)))
 
 
-def pieces(tokens: NDArray[np.int64], size: int = CHUNK) -> Iterator[NDArray[np.int64]]:
-    """`tokens` [S] in consecutive pieces of `size`."""
+def pieces(tokens: NDArray[N], size: int = CHUNK) -> Iterator[NDArray[N]]:
+    """`tokens` [S], or rows, in consecutive pieces of `size`."""
     for start in range(0, len(tokens), size):
         yield tokens[start : start + size]
 
@@ -185,9 +185,9 @@ def _told(texts: Sequence[NDArray[np.int64]], progress: Progress | None) -> Iter
 def _predictions(
     source: LogitsSource, tokens: NDArray[np.int64], given: int = 1
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-    """Pieces of logits [R, V] and the R tokens that follow, from token `given` on."""
+    """A few rows of logits [R, V] at a time and the R tokens that follow, from token `given` on."""
     start = 1
-    for logits in source.logits(tokens):
+    for logits in chain.from_iterable(pieces(piece, ROWS) for piece in source.logits(tokens)):
         targets = tokens[start : start + len(logits)]  # the window's last token predicts nothing
         left_out = max(0, given - start)
         start += len(logits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,17 @@ def write(target: Path, manifest: Manifest, *, force: bool = False, golden: str 
             writer.write_file(name, "x")
         writer.write_file("golden.json", golden)
         return writer.commit(manifest)
+
+
+def test_another_process_can_write_in_place_of_the_one_that_commits(tmp_path: Path, manifest: Manifest) -> None:
+    with BundleWriter(tmp_path / "x.edge") as writer:
+        other = pickle.loads(pickle.dumps(writer))
+        span = other.add_tensor("a", np.arange(10, dtype=np.float32))
+        other.write_file("golden.json", "{}")
+        other.flush()
+        bundle = writer.commit(manifest)
+    assert {file.path: file.size for file in bundle.manifest.files} == {"golden.json": 2, WEIGHTS: span.length}
+    assert names(tmp_path) == ["x.edge"]
 
 
 def names(folder: Path) -> list[str]:

@@ -248,7 +248,7 @@ def test_an_export_that_ends_early_removes_the_folders_it_made(
         made.append((tmp_path / "new" / "dir").is_dir())
         raise error
 
-    monkeypatch.setattr("edge.export.decoder.write_decoder", fail)
+    monkeypatch.setattr("edge.export.decoder.stage_decoder", fail)
     (tmp_path / "old").mkdir()
     for folder in ("new/dir", "old"):
         assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / folder / "x.edge"), "--no-check"]) == 2
@@ -264,7 +264,7 @@ def test_a_new_folder_in_which_something_else_appears_stays(
         (tmp_path / "new" / "other.txt").write_text("another program's")
         raise ExportError("It broke.")
 
-    monkeypatch.setattr("edge.export.decoder.write_decoder", fail)
+    monkeypatch.setattr("edge.export.decoder.stage_decoder", fail)
     with pytest.raises(ExportError, match="It broke"):
         edge.export(tiny_checkpoint, tmp_path / "new" / "dir" / "x.edge", check=False)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["other.txt"]
@@ -274,7 +274,7 @@ def test_the_catalogs_defaults_are_taken_unless_others_are_given(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = catalog.parse(
-        'title = "T"\nfamily = "llama"\nparameters = 1\nlicence = "MIT"\n'
+        'title = "T"\nfamily = "llama"\nparameters = 1\nlicence = "MIT"\nmeasured = false\n'
         '[[sources]]\nkind = "hub"\nid = "org/tiny"\n[export]\nweights = "int8"\nblock_size = 32\nmax_context = 64\n',
         "tiny.toml",
     )

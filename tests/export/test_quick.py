@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_files import tiny_model, write_gguf
+from gguf_t5 import tiny_t5, write_t5
 
 import edge
-from edge.bundle import open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.families import FAMILIES
@@ -67,9 +70,10 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     types = {"ffn_down": Type.Q4_1, "ffn_gate": Type.Q8_0, "ffn_up": Type.Q8_0, "attn": Type.Q4_0}
     paths = list[str]()
     for kind, settings in MODELS.items():
-        stored = {} if kind == "phi3" else types  # whose gate and up are one matrix
+        stored = {"ffn": Type.Q8_0, "attn": Type.Q4_0} if kind == "phi3" else types  # whose gate and up are one matrix
         path = write_gguf(folder / f"{kind}.gguf", tiny_model(kind, **settings), types=stored)
         paths += [str(path), str(path.with_suffix(".edge"))]
+    paths += [str(write_t5(folder / "t5.gguf", tiny_t5(), Type.Q8_0)), str(folder / "t5.edge")]
     done = subprocess.run([sys.executable, "-c", ALONE, *paths], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert any("Q4_1 are dequantized" in sentence for sentence in json.loads(done.stdout))
@@ -77,7 +81,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_architecture_that_gguf_files_have_is_tried() -> None:
-    assert set(MODELS) == {name for name, entry in FAMILIES.items() if "gguf" in entry.traits} | {"mistral"}
+    known = {name for name, entry in FAMILIES.items() if "gguf" in entry.traits}
+    assert {*MODELS, "t5", "mt5"} == known | {"mistral"}  # whose files have the architectures llama and t5
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -94,16 +99,65 @@ def test_what_was_made_without_pytorch_answers_as_pytorch_does(exports: Path, ki
     assert found.reference == pytest.approx(found.candidate, rel=0.05)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_its_graph_and_weights_are_those_of_the_road_with_pytorch(exports: Path, tmp_path: Path, kind: str) -> None:
+    made, source = open_bundle(exports / f"{kind}.edge"), exports / f"{kind}.gguf"
+    again = edge.export(
+        source, tmp_path / "x.edge", weights="keep", max_context=64, candidates=False, draft_text=0
+    )  # checked against PyTorch
+    for name in ("graphs/decoder.onnx", "weights.bin", "tokenizer.json"):
+        assert made.path(name).read_bytes() == again.path(name).read_bytes()
+    torch_model = load_torch(open_checkpoint(str(source)))
+    tables = rope_tables(made)
+    assert tables
+    for (layer_type, part), table in tables.items():
+        told = {"layer_type": layer_type} if layer_type else {}
+        cos, sin = torch_model.model.rotary_emb(torch.zeros(1), torch.arange(64)[None], **told)
+        expected = (cos if part == "cos" else sin)[0, :, : table.shape[1]].numpy()
+        assert np.abs(table - expected).max() <= 1e-6
+
+
+def rope_tables(bundle: Bundle) -> dict[tuple[str, str], np.ndarray]:
+    """Cosines and sines [64, D / 2] of a decoder's graph, by the type of layers where types have their own."""
+    found = {}
+    for value in ir.load(bundle.path("graphs/decoder.onnx")).graph.initializers.values():
+        tensor = value.const_value
+        if match := re.fullmatch(r"(\w+)_rope\.(cos|sin)", value.name or ""):
+            offset, shape = tensor.offset, tensor.shape.numpy()
+            with bundle.path("weights.bin").open("rb") as f:
+                values = np.fromfile(f, np.float32, int(np.prod(shape)), offset=offset)
+            found["" if match[1] == "rope" else match[1], match[2]] = values.reshape(shape)
+    return found
+
+
+def test_t5_was_made_without_pytorch_too_and_writes_as_pytorch_does(exports: Path, tmp_path: Path) -> None:
+    bundle, source = open_bundle(exports / "t5.edge"), exports / "t5.gguf"
+    assert bundle.manifest.quality["check_tokens"] > 60
+    assert replay_golden(open_engine(bundle), read_golden(bundle)).ok
+    edge.export(source, tmp_path / "x.edge", effort="quick", weights="fp32", max_context=64)
+    model, text = load_torch(open_checkpoint(str(source))), "Ein Mann fährt Fahrrad."
+    with edge.load(tmp_path / "x.edge", kind=edge.Text2Text) as made:
+        ids = torch.tensor([[*made.text.encode(text), 1]])
+        expected = model.generate(ids, max_new_tokens=12, use_cache=False)[0, 1:].tolist()
+        assert made.generate(text, max_tokens=12).token_ids == expected
+
+
 def test_a_broken_graph_is_refused_without_pytorch_too(
     exports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def another(self: Reference, tokens: np.ndarray) -> Iterator[np.ndarray]:
-        yield np.outer(np.ones(len(tokens)), 9.0 * np.arange(272)).astype(np.float32)
+    def another(self: Reference, hidden: np.ndarray) -> Iterator[np.ndarray]:
+        yield np.outer(np.ones(len(hidden)), 9.0 * np.arange(272)).astype(np.float32)
 
-    monkeypatch.setattr(Reference, "logits", another)
+    monkeypatch.setattr(Reference, "predictions", another)
     with pytest.raises(edge.ExportError, match="does not answer as the model in float32 does"):
         edge.export(exports / "llama.gguf", tmp_path / "x.edge", effort="quick")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_checks_a_quick_export_loads_nothing_that_writes_graphs() -> None:
+    script = "import sys, edge.export.quick; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"onnx", "onnx_ir", "onnxscript", "gguf", "rich", "torch"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("package", ["gguf", "onnxscript"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ from transformers.activations import ACT2FN
 
 from edge.errors import ExportError
 from edge.export.graph.blocks import ACTIVATIONS as IN_GRAPHS
-from edge.export.reference import ACTIVATIONS, Reference
+from edge.export.graph.families.base import heads_of
+from edge.export.reference import ACTIVATIONS, Reference, Watch
 
 
 def reference(**changes: Any) -> Reference:
@@ -28,21 +31,34 @@ def test_it_has_the_activations_that_graphs_have(name: str) -> None:
     assert np.allclose(ACTIVATIONS[name](x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_it_tells_what_every_matrix_reads() -> None:
-    checkpoint, seen = checkpoint_of(), dict[str, Any]()
+class Seen(Watch):
+    def __init__(self) -> None:
+        self.shapes = dict[str, Any]()
+        self.keys = list[tuple[int, ...]]()
 
-    def watch(name: str, x: np.ndarray, weight: np.ndarray) -> None:
-        seen[name] = x.shape, weight.shape
+    def product(self, name: str, x: np.ndarray, weight: np.ndarray, texts: Sequence[slice]) -> None:
+        self.shapes[name] = x.shape, weight.shape, texts
 
-    Reference(checkpoint, 64).hidden(np.zeros((2, 5), np.int64), watch)
+    def attention(self, layer: int, key: np.ndarray, value: np.ndarray, texts: Sequence[slice]) -> None:
+        assert layer == len(self.keys) and key.shape == value.shape
+        self.keys.append(key.shape)
+
+
+def test_it_tells_what_every_matrix_reads_and_every_layers_keys() -> None:
+    checkpoint, seen = checkpoint_of(), Seen()
+    Reference(checkpoint, 64).hidden([np.zeros(5, np.int64), np.zeros(3, np.int64)], seen)
     matrices = {n: checkpoint.shape(n) for n in checkpoint.names() if ".layers." in n and len(checkpoint.shape(n)) == 2}
-    assert seen == {name: ((2, 5, shape[1]), shape) for name, shape in matrices.items()}
+    texts = [slice(0, 5), slice(5, 8)]
+    assert seen.shapes == {name: ((8, shape[1]), shape, texts) for name, shape in matrices.items()}
+    heads = heads_of(SimpleNamespace(**checkpoint.config))
+    assert seen.keys == [(heads.key_value, 8, heads.dim)] * checkpoint.config["num_hidden_layers"]
 
 
 def test_a_text_says_the_same_alone_and_among_others() -> None:
-    texts = np.random.default_rng(0).integers(0, BASE["vocab_size"], (3, 9))
-    together, alone = reference().hidden(texts), reference().hidden(texts[1:2])
-    assert np.allclose(together[1], alone[0], atol=1e-5)
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, BASE["vocab_size"], size) for size in (9, 20, 4)]
+    together, (alone,) = reference().hidden(texts), reference().hidden(texts[1:2])
+    assert np.allclose(together[1], alone, atol=1e-5)
 
 
 def test_another_activation_is_refused() -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from edge import __version__
-from edge.bundle import MANIFEST, Bundle, open_bundle
+from edge.bundle import MANIFEST, Bundle, BundleWriter, open_bundle
 from edge.errors import BundleError, ExportError
 from edge.gguf_parts import parts_of
 from edge.home import cache_dir
+from edge.manifest import Manifest
+
+T = TypeVar("T")
 
 
 def open_source(given: Path) -> Bundle:
@@ -76,14 +81,26 @@ def _make(given: Path, target: Path) -> Bundle:
 
 
 def _export_apart(given: Path, target: Path) -> None:
-    """Export in a process of its own: what an export leaves in memory would count against --memory."""
+    """Export in processes of their own, one after the other: what an export leaves in memory would count against
+    --memory."""
+    with BundleWriter(target, force=True) as writer:
+        _apart(given, _stage, given, writer)
+        writer.commit(_apart(given, _finish, writer))
+
+
+def _apart(given: Path, work: Callable[..., T], *arguments: Any) -> T:
+    """What `work` returns in another process."""
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         try:
-            other.submit(_export, given, target).result()
+            return other.submit(work, *arguments).result()
+        except KeyboardInterrupt:
+            for child in active_children():  # of its own accord it would go on to the end where it was not asked too
+                child.terminate()
+            raise ExportError(f"The making of a bundle of {given} was interrupted; nothing was left.") from None
         except BrokenProcessPool:
             raise ExportError(
                 f"The system ended the export of {given}, as it does where memory runs out; close other programs, or "
@@ -91,12 +108,20 @@ def _export_apart(given: Path, target: Path) -> None:
             ) from None
 
 
-def _export(given: Path, target: Path) -> None:
+def _stage(given: Path, writer: BundleWriter) -> None:
     from edge.cli.export import stages
-    from edge.export import QUICK, export
+    from edge.export.quick import stage
 
     with stages() as (progress, say):
-        export(str(given), target, effort=QUICK, force=True, progress=progress, say=say)
+        stage(writer, str(given), progress, say)
+
+
+def _finish(writer: BundleWriter) -> Manifest:
+    from edge.cli.export import stages
+    from edge.export.quick import finish
+
+    with stages() as (progress, say):
+        return finish(writer, progress, say)
 
 
 def _say(sentence: str) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from onnxscript import nn
-from transformers import T5Config
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from edge.export.graph.blocks import MLP, Attention, GatedMLP, ResidualNorm, Step
 from edge.export.graph.cross import ENCODER, CrossAttention, CrossKeysValues, EncoderAttention
-from edge.export.graph.families.base import Family, Heads
+from edge.export.graph.families.base import GGUF, Family, Heads
 from edge.export.graph.linear import Embedding
 from edge.export.graph.stacks import (
     Decoder,
@@ -27,17 +24,22 @@ from edge.export.graph.stacks import (
     arange,
 )
 from edge.export.graph.step import ScoresBias
+from edge.export.graph.t5_distances import buckets
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value
 from edge.manifest import Dims, EncoderDims
 
+if TYPE_CHECKING:
+    from edge.export.checkpoint.gguf_config import Metadata
+
 NAMES = ("t5", "mt5")
+TRAITS = {"gguf": "t5"}
 PROJ = ("q", "k", "v", "o")
 CROSS = r"\.EncDecAttention\.[kv]\."  # makes keys and values of the encoder's output
 SCALE = 1.0  # T5 folds the scale of its scores into its weights
 
 
-def encoder_decoder(config: T5Config, weights: Weights, max_context: int) -> EncoderDecoder:
+def encoder_decoder(config: Any, weights: Weights, max_context: int) -> EncoderDecoder:
     return stacks(
         config,
         weights,
@@ -133,7 +135,7 @@ def mlp(config: Any, weights: Weights, name: str, group: str) -> nn.Module:
 class EncoderBias(nn.Module):
     """The scores' bias [1, H, T, T] by how far the key is from the query."""
 
-    def __init__(self, config: T5Config, weights: Weights):
+    def __init__(self, config: Any, weights: Weights):
         super().__init__()
         self.reach = config.relative_attention_max_distance
         self.table = weights.table("encoder.relative_bias", encoder_values(config, weights, 0))
@@ -145,7 +147,7 @@ class EncoderBias(nn.Module):
 def encoder_values(config: Any, weights: Weights, layer: int) -> NDArray[np.float32]:
     """A layer's bias [H, 2 reach + 1] at the distances, key minus query, from -reach to reach."""
     reach = config.relative_attention_max_distance
-    return bias_values(config, weights, "encoder", torch.arange(-reach, reach + 1), layer, bidirectional=True)
+    return bias_values(config, weights, "encoder", np.arange(-reach, reach + 1), layer, bidirectional=True)
 
 
 def distance_index(op: Lowering, ids: Value, reach: int) -> Value:
@@ -163,7 +165,7 @@ class DecoderBias(nn.Module):
     one, which reads from the table's end; no token attends there.
     """
 
-    def __init__(self, config: T5Config, weights: Weights, max_context: int):
+    def __init__(self, config: Any, weights: Weights, max_context: int):
         super().__init__()
         self.table = weights.table("decoder.relative_bias", decoder_values(config, weights, max_context, 0))
 
@@ -174,21 +176,39 @@ class DecoderBias(nn.Module):
 
 def decoder_values(config: Any, weights: Weights, max_context: int, layer: int) -> NDArray[np.float32]:
     """A layer's bias [H, max_context] at the distances 0 to max_context - 1, query minus key."""
-    return bias_values(config, weights, "decoder", -torch.arange(max_context), layer, bidirectional=False)
+    return bias_values(config, weights, "decoder", -np.arange(max_context), layer, bidirectional=False)
 
 
 def bias_values(
-    config: Any, weights: Weights, stack: str, distances: torch.Tensor, layer: int, *, bidirectional: bool
+    config: Any, weights: Weights, stack: str, distances: NDArray[np.int64], layer: int, *, bidirectional: bool
 ) -> NDArray[np.float32]:
-    """The learned bias [H, distances] of each distance, key minus query, in a layer: buckets widen with it."""
-    buckets = T5Attention._relative_position_bucket(
-        distances,
-        bidirectional=bidirectional,
-        num_buckets=config.relative_attention_num_buckets,
-        max_distance=config.relative_attention_max_distance,
-    ).numpy()
+    """The learned bias [H, distances] of each distance, key minus query, in a layer."""
     learned = weights.read(f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight")
-    return np.ascontiguousarray(learned[buckets].T)
+    return np.ascontiguousarray(learned[buckets(config, distances, bidirectional=bidirectional)].T)
 
 
-FAMILY = Family(encoder_decoder, cross=CROSS)
+def gguf_config(m: Metadata) -> dict[str, Any]:
+    """What llama.cpp's graph of T5 computes: the reach of distances and the activations are not in the file."""
+    gated, tied = m.has("enc.blk.0.ffn_gate.weight"), not m.has("output.weight")
+    layers, heads = m.size("block_count"), m.size("attention.head_count")
+    return {
+        "d_model": m.size("embedding_length"),
+        "d_ff": m.size("feed_forward_length"),
+        "d_kv": m.size("attention.key_length", m.size("embedding_length") // heads),
+        "num_layers": layers,
+        "num_decoder_layers": m.size("decoder_block_count", layers),
+        "num_heads": heads,
+        "relative_attention_num_buckets": m.size("attention.relative_buckets_count"),
+        "relative_attention_max_distance": 128,
+        "layer_norm_epsilon": m.epsilon("attention.layer_norm_rms_epsilon"),
+        "is_gated_act": gated,
+        "dense_act_fn": "gelu_new" if gated else "relu",
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": tied,
+        "scale_decoder_outputs": tied,  # as T5 1.0 is, the only one that is tied
+        "decoder_start_token_id": m.size("decoder_start_token_id", 0, least=0),
+        "is_encoder_decoder": True,
+    }
+
+
+FAMILY = Family(encoder_decoder, cross=CROSS, gguf=GGUF(gguf_config))

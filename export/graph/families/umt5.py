@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnxscript import nn
-from transformers import UMT5Config
 
 from edge.export.graph.blocks import Step
 from edge.export.graph.families import t5
@@ -16,7 +17,7 @@ from edge.export.lower.base import Lowering, Value
 NAME = "umt5"
 
 
-def encoder_decoder(config: UMT5Config, weights: Weights, max_context: int) -> EncoderDecoder:
+def encoder_decoder(config: Any, weights: Weights, max_context: int) -> EncoderDecoder:
     return t5.stacks(
         config,
         weights,
@@ -32,7 +33,7 @@ def encoder_decoder(config: UMT5Config, weights: Weights, max_context: int) -> E
 class Distances(nn.Module):
     """Which column [T, T] of a layer's table holds the bias of each key for each query."""
 
-    def __init__(self, config: UMT5Config):
+    def __init__(self, config: Any):
         super().__init__()
         self.reach = config.relative_attention_max_distance
 
@@ -43,7 +44,7 @@ class Distances(nn.Module):
 class BiasedAttention(t5.SelfAttention):
     """T5's, with a table [H, distances] of its own."""
 
-    def __init__(self, config: UMT5Config, weights: Weights, i: int):
+    def __init__(self, config: Any, weights: Weights, i: int):
         super().__init__(config, weights, i)
         self.table = weights.table(f"encoder.{i}.relative_bias", t5.encoder_values(config, weights, i))
 
@@ -54,7 +55,7 @@ class BiasedAttention(t5.SelfAttention):
 class DecoderBiases(nn.Module):
     """Each layer's bias [1, H, S, T], plus the host's; see `t5.DecoderBias`. All are read from one table."""
 
-    def __init__(self, config: UMT5Config, weights: Weights, max_context: int):
+    def __init__(self, config: Any, weights: Weights, max_context: int):
         super().__init__()
         values = [t5.decoder_values(config, weights, max_context, i) for i in range(config.num_decoder_layers)]
         self.table = weights.table("decoder.relative_biases", np.concatenate(values))  # [layers H, distances]

@@ -31,23 +31,24 @@ MARGIN = 1.2  # of the largest values that the calibration text had: others may 
 QUIET = 0.01  # of a layer's largest value, that no channel's is taken for less
 PAST, COSINES, SCALES = 3, 7, 12  # inputs of GroupQueryAttention: key and value; the rotary table; their scales
 
-Largest = tuple[NDArray[np.float32], NDArray[np.float32]]  # of a layer's keys and values, each [heads, head_dim]
+# The largest absolute keys and values of a layer, by head and channel [heads, head_dim]; of channels that are rotated,
+# the length of the longest pair.
+Largest = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def write_kv8(writer: BundleWriter, engine: Engine, windows: Iterable[NDArray[np.int64]]) -> Graph:
-    """Write the graph next to the decoder's, which was written before.
-
-    engine: over the decoder's graph. windows: texts [S] that its keys and values are measured on.
-    """
+def write_kv8(writer: BundleWriter, largest: Sequence[Largest]) -> Graph:
+    """Write the graph next to the decoder's, which was written before. largest: of each layer, on a text."""
     graph = ir.load(writer.staging / DECODER).graph
     for_one_sequence(graph)  # it counts tokens, and writes them after one number of rows
-    nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
-    largest = _largest(engine, windows, [_rotated(node) for node in nodes])
     shared = _Shared(graph)
-    for layer, (node, found) in enumerate(zip(nodes, largest, strict=True)):
+    for layer, (node, found) in enumerate(zip(_attentions(graph), largest, strict=True)):
         _replace(graph, node, layer, found, shared)
     graph.opset_imports[""] = OPSET
     return write_graph(writer, KV8, PATH, graph, ir_version=IR_VERSION)
+
+
+def _attentions(graph: ir.Graph) -> list[ir.Node]:
+    return [node for node in graph if node.op_type == "GroupQueryAttention"]
 
 
 def _rotated(node: ir.Node) -> int:
@@ -60,23 +61,33 @@ def _rotated(node: ir.Node) -> int:
     return 2 * half
 
 
-def _largest(engine: Engine, windows: Iterable[NDArray[np.int64]], rotated: Sequence[int]) -> list[Largest]:
-    """The largest absolute keys and values of each layer, head and channel; of channels that are turned, the length of
-    the longest pair."""
-    layers = engine.bundle.manifest.kv.layers
-    found = [(np.zeros((n.heads, n.head_dim), np.float32), np.zeros((n.heads, n.head_dim), np.float32)) for n in layers]
+def largest_of(engine: Engine, windows: Iterable[NDArray[np.int64]]) -> list[Largest]:
+    """What `write_kv8` is given, from texts [S] that run through the decoder's graph."""
+    found = [no_rows(layer.heads, layer.head_dim) for layer in engine.bundle.manifest.kv.layers]
+    rotated = [_rotated(node) for node in _attentions(ir.load(engine.bundle.path(DECODER)).graph)]
     cache = engine.new_cache()
     for tokens in windows:
         cache.reset()
         for piece in pieces(tokens[: cache.room]):
             engine.step(cache, piece)
         for (key, value), largest, turned in zip(cache.buffers, found, rotated, strict=True):
-            rows = np.abs(key[0, :, : cache.length])
-            pairs = np.hypot(rows[..., : turned // 2], rows[..., turned // 2 : turned])
-            rows[..., :turned] = np.concatenate([pairs, pairs], -1)
-            np.maximum(largest[0], rows.max(1), out=largest[0])
-            np.maximum(largest[1], np.abs(value[0, :, : cache.length]).max(1), out=largest[1])
+            take_largest(largest, key[0, :, : cache.length], value[0, :, : cache.length], turned)
     return found
+
+
+def no_rows(heads: int, dim: int) -> Largest:
+    """The largest of no keys and values."""
+    return np.zeros((heads, dim), np.float32), np.zeros((heads, dim), np.float32)
+
+
+def take_largest(found: Largest, key: NDArray[np.float32], value: NDArray[np.float32], turned: int) -> None:
+    """Take the rows of keys and values [heads, S, D] into what was found of others, of which `turned` channels of a
+    key are rotated."""
+    rows = np.abs(key)
+    pairs = np.hypot(rows[..., : turned // 2], rows[..., turned // 2 : turned])
+    rows[..., :turned] = np.concatenate([pairs, pairs], -1)
+    np.maximum(found[0], rows.max(1), out=found[0])
+    np.maximum(found[1], np.abs(value).max(1), out=found[1])
 
 
 class _Shared:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 from gguf_files import tiny_model, write_gguf
 
+import edge
 from edge import fetch
-from edge.bundle import Bundle, open_bundle
+from edge.bundle import Bundle, BundleWriter, open_bundle
 from edge.cli.main import main
 from edge.cli.run import source
 from edge.errors import ExportError
@@ -45,6 +47,11 @@ def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> li
     return made
 
 
+def here(given: Path, work: Callable[..., Any], *arguments: Any) -> Any:
+    """In place of another process."""
+    return work(*arguments)
+
+
 def kept(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "home/bundles").glob("*.edge"))
 
@@ -60,6 +67,9 @@ def test_a_models_bundle_is_made_once_and_not_in_the_runs_memory(
     assert f"Making a bundle of {model}, once; edge export makes a smaller" in first.stderr
     (made,) = kept(tmp_path)
     assert open_bundle(made).manifest.weights == "int8" and str(made) in first.stderr
+    whole = edge.export(model, tmp_path / "x.edge", effort="quick")
+    assert {path.name for path in made.iterdir()} == {path.name for path in whole.root.iterdir()}
+    assert whole.manifest.files == open_bundle(made).manifest.files
     monkeypatch.setattr(source, "_make", lambda *_: pytest.fail("it was made again"))
     assert main(["run", str(model), *ASKED]) == 0
     again = capsys.readouterr()
@@ -119,7 +129,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_a_gguf_file_that_cannot_be_read_is_refused_in_a_sentence(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    monkeypatch.setattr(source, "_export_apart", source._export)
+    monkeypatch.setattr(source, "_apart", here)
     path, (harm, sentence) = write_gguf(tmp_path / "m.gguf", tiny_model("llama")), BAD[fault]
     path.write_bytes(harm(path.read_bytes()))
     assert sentence in refused(path, tmp_path, capsys)
@@ -130,7 +140,7 @@ def test_a_gguf_file_that_cannot_be_read_is_refused_in_a_sentence(
 def test_any_part_of_a_model_is_that_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(source, "_export_apart", source._export)
+    monkeypatch.setattr(source, "_apart", here)
     tiny, answers = tiny_model("llama"), []
     write_gguf(tmp_path / "whole.gguf", tiny)
     write_gguf(tmp_path / "m.gguf", tiny, split_max_tensors=20)
@@ -161,20 +171,21 @@ def test_a_disk_that_fills_up_leaves_nothing(
         return opened(Path("/dev/full") if inside else path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", full)
-    monkeypatch.setattr(source, "_export_apart", source._export)
+    monkeypatch.setattr(source, "_apart", here)
     sentence = refused(model, tmp_path, capsys)
     assert sentence.endswith(".edge could not be written: No space left on device; nothing was left there.")
+
+
+def fill(given: Path, writer: BundleWriter) -> None:
+    shutil.copyfile(given, "/dev/full")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_error_of_the_system_comes_back_from_the_process_that_exports(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(source, "_export", shutil.copyfile)
+    monkeypatch.setattr(source, "_stage", fill)
     path = write_gguf(tmp_path / "m.gguf", tiny_model("llama"))
-    target = tmp_path / "home/bundles" / f"{source._name(path)}.edge"
-    target.parent.mkdir(parents=True)
-    target.symlink_to("/dev/full")
     assert main(["run", str(path), *ASKED]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(" could not be written: No space left on device.")
 
@@ -242,9 +253,25 @@ def test_an_export_that_the_system_ends_is_said(
 ) -> None:
     context = multiprocessing.get_context("fork")  # in which the function that is patched is there
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
-    monkeypatch.setattr(source, "_export", die)
+    monkeypatch.setattr(source, "_stage", die)
     assert main(["run", str(model), *ASKED]) == 2
     assert f"The system ended the export of {model}, as it does where memory runs out" in capsys.readouterr().err
+
+
+def interrupt(given: Path, writer: BundleWriter) -> None:
+    (writer.staging / "weights.bin").write_bytes(b"some")
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+
+
+def test_ctrl_c_ends_the_export_at_once_and_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context, start = multiprocessing.get_context("fork"), time.monotonic()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(source, "_stage", interrupt)
+    assert f"of {model} was interrupted; nothing was left." in refused(model, tmp_path, capsys)
+    assert time.monotonic() - start < 30
 
 
 def test_a_lock_is_given_back_after_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,103 @@
+"""What an export takes where it is not told otherwise, and what a checkpoint allows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge import catalog
+from edge.bundle import PAGE
+from edge.errors import CheckpointError, InputError
+from edge.export.graph.families import find_family
+from edge.export.quantize.base import FLOATS, matrices
+from edge.export.tokenizer import compact
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+
+LEAST_CONTEXT = 16
+MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
+
+OTHER_FILES = 5_000_000  # bytes, at most, of graphs, recorded answers and what drafts begin with
+
+
+@dataclass(frozen=True)
+class Choices:
+    """As `edge.export` has them."""
+
+    weights: str
+    block_size: int | None
+    context: int
+
+
+def choose(
+    checkpoint: Checkpoint, weights: str | None, block_size: int | None, max_context: int | None, *, quick: bool
+) -> Choices:
+    """What is asked for, else the catalog's, else the method's and the model's. quick: a GGUF keeps its own precision,
+    and other decoders get int8.
+
+    Raises:
+        CheckpointError: the model's context is too small to be one.
+        InputError: the context is out of range.
+    """
+    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
+    defaults = {} if entry is None else entry.export
+    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    if quick and weights is None and not both:
+        weights = "keep" if {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS else "int8"
+    if block_size is None and weights in (None, defaults.get("weights")):
+        block_size = defaults.get("block_size")
+    weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
+    return Choices(
+        weights, block_size, _context(checkpoint, defaults.get("max_context") if max_context is None else max_context)
+    )
+
+
+def described(checkpoint: Checkpoint, weights: str) -> str:
+    """A sentence about what is exported; ExportError where its family is unknown."""
+    family, _ = find_family(str(checkpoint.config.get("model_type")))
+    licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
+    return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}."
+
+
+def count_weights(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+
+
+def bits_within(size: int, checkpoint: Checkpoint) -> float:
+    """Bits a weight with which a bundle takes `size` bytes at most.
+
+    Raises:
+        InputError: what else it holds takes more.
+    """
+    names = matrices(checkpoint)
+    count = sum(math.prod(checkpoint.shape(name)) for name in names)
+    vectors = 4 * (count_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
+    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES
+    if size <= rest:
+        raise InputError(
+            f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
+        )
+    return 8 * (size - rest) / count
+
+
+def _context(checkpoint: Checkpoint, asked: int | None) -> int:
+    """The bundle's context: what is asked for, within the model's; default: the model's, up to MOST_CONTEXT."""
+    stated = (checkpoint.config.get(name) for name in ("max_position_embeddings", "max_target_positions"))
+    most = int(next((s for s in stated if s), MOST_CONTEXT))
+    if most < LEAST_CONTEXT:
+        raise CheckpointError(
+            f"The configuration of {checkpoint.name} gives it a context of {most} tokens, and no model has less than "
+            f"{LEAST_CONTEXT}; fetch it again."
+        )
+    if asked is None:
+        return min(most, MOST_CONTEXT)
+    if asked < LEAST_CONTEXT:
+        raise InputError(f"A context of {asked} tokens is too small; choose --max-context {LEAST_CONTEXT} or more.")
+    if asked > most:
+        raise InputError(
+            f"A context of {asked} tokens is more than the {most} that {checkpoint.name} was made for; choose "
+            f"--max-context {most} or less."
+        )
+    return asked
