@@ -50,7 +50,7 @@ def export(
     symmetric: bool = False,
     bits: float | None = None,
     max_context: int | None = None,
-    calibration: str | None = None,
+    calibration: str | Path | None = None,
     encoder_weights: str | None = None,
     decoder_weights: str | None = None,
     prefill_weights: str | None = None,
@@ -76,7 +76,8 @@ def export(
         symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
         bits: a weight, on average, up to which int4 gives 8 bits to the matrices that gain most by them.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
-        calibration: a text that calibrated methods run the model on; default: a built-in one.
+        calibration: a text that calibrated methods run the model on, or the file of one, whose lines an
+            encoder-decoder reads one by one; for a speech model the file of a recording. Default: what is built in.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
@@ -112,6 +113,8 @@ def export(
         raise InputError(f"There are no prefill weights {prefill_weights!r}; choose one of {kinds}.")
     if effort not in EFFORTS:
         raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
+    if isinstance(calibration, Path) and not calibration.is_file():
+        raise ExportError(f"The calibration file {calibration} cannot be read: there is no such file.")
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
@@ -147,8 +150,6 @@ def export(
                     f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; leave out "
                     "--prefill-weights."
                 )
-            if calibration is not None:
-                raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
             if symmetric or bits is not None:
                 option = "--symmetric" if symmetric else "--bits"
                 raise InputError(f"{name} is an encoder-decoder; {option} is for decoders alone.")
@@ -156,14 +157,16 @@ def export(
                 raise InputError(f"{name} is an encoder-decoder; --draft-text is for decoders alone.")
             pair = halves(weights, encoder_weights, decoder_weights)
             written = write_encoder_decoder(
-                checkpoint, writer, name, pair, context, block_size, compare=check, progress=advance, say=tell
-            )
+                checkpoint, writer, name, pair, context, block_size, calibration,
+                compare=check, progress=advance, say=tell,
+            )  # fmt: skip
         else:
             if encoder_weights or decoder_weights:
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import write_decoder
 
-            options = Options(block_size, calibration, progress, effort, symmetric, bits)
+            text = methods.read_calibration(calibration) if isinstance(calibration, Path) else calibration
+            options = Options(block_size, text, progress, effort, symmetric, bits)
             prefill = prefill_weights == "int8"
             written = write_decoder(
                 checkpoint, writer, name, weights, context, options,

@@ -50,7 +50,8 @@ def add_arguments(parser: Parser) -> None:
     add("--block-size N", "weights that share one scale (default: the method's)", int)
     add("--bits N", "bits a weight, on average, up to which int4 gives some matrices 8 (5.2, say)", float)
     add("--symmetric", "int4 without zero points, in blocks of 32: for the fast paths of NPUs and GPUs")
-    add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
+    calibration = "text, or a speech model's recording, that int4 is calibrated on (default: what is built in)"
+    add("--calibration FILE", calibration, Path)
     add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")
     add("--decoder-weights KIND", "of an encoder-decoder's decoder: fp32, int8 or int4")
     add("--prefill-weights KIND", "a decoder's second graph, for long prompts: int8, or none (default)")
@@ -72,13 +73,12 @@ def command(args: argparse.Namespace) -> None:
     try:
         with stages() as (progress, say):
             from edge.export import export
-            from edge.export.quantize import read_calibration
 
             bundle = export(
                 args.source,
                 args.out,
                 **{name: getattr(args, name) for name in OPTIONS},
-                calibration=None if args.calibration is None else read_calibration(args.calibration),
+                calibration=args.calibration,
                 segments=int(segments) if segments is not None and segments.isdecimal() else segments,
                 check=not args.no_check,
                 progress=progress,
