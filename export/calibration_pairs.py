@@ -177,10 +177,11 @@ class Sounds:
         """All windows' transcripts without timestamps, then with them."""
         rows: list[torch.Tensor] = []
         for timed in (False, True):
-            for i, each in enumerate(encoded):
-                report(i + timed * len(encoded), 2 * len(encoded), "writing answers to calibrate on")
-                start = torch.tensor([self._start(model, each, timed)])
-                rows += write(model, each, None, start, self.most - start.shape[1], self.eos)
+            for at in range(0, len(encoded), TOGETHER):
+                report(len(rows), 2 * len(encoded), "writing answers to calibrate on")
+                batch = encoded[at : at + TOGETHER]
+                start = torch.tensor([self._start(model, each, timed) for each in batch])
+                rows += write(model, torch.cat(batch), None, start, self.most - start.shape[1], self.eos)
         return torch.nn.utils.rnn.pad_sequence(rows, True, NOTHING)
 
     def _start(self, model: Any, encoded: torch.Tensor, timed: bool) -> list[int]:

@@ -3,6 +3,7 @@ it while they read the model's answers to some inputs."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edge.export.kept import Kept, keeping
+from edge.export.quantize.allocate import bits_of
+from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits, some
 from edge.export.quantize.base import Progress, QTensor
 from edge.export.quantize.encoder_decoder import INT4_BLOCK, of_layers
 from edge.export.quantize.pairs import Material, Pair, PairDecoder, Report
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 BITS = 4
 METHOD = "gptq"
+EXTRA = 0.5  # bits a weight more, for which some matrices get 8 of them
+SHRINKAGE = 0.1  # of the moments towards uncorrelated inputs: there are hardly more tokens than inputs
 
 
 @torch.no_grad()
@@ -36,22 +41,37 @@ def quantize_layers(
     with keeping(checkpoint, {"decoder": BITS, "block_size": size, "pairs": material.key}) as kept:
         model = load_torch(checkpoint, progress=progress)
         pairs = material.pairs(model, progress, kept)
-        return solve_layers(model, pairs, of_layers(checkpoint), size, progress, kept)
+        measured = some(pairs)
+        wanted = answers(model, measured)
+        solved, groups = solve_layers(model, pairs, of_layers(checkpoint), size, progress, kept)
+        found = most_sensitive_in_8_bits(
+            model, measured, wanted, solved, groups, bits_of(solved) + EXTRA, checkpoint.read, progress
+        )
+    del model, pairs, measured, wanted
+    gc.collect()  # a model's modules point at each other
+    release_freed()
+    return found
 
 
 def solve_layers(
-    model: Any, pairs: Sequence[Pair], names: Collection[str], block_size: int, report: Report, kept: Kept
-) -> dict[str, QTensor]:
-    """Those matrices of a decoder's layers that are among `names`. The model's own become what the kernels compute
-    with."""
+    model: Any,
+    pairs: Sequence[Pair],
+    names: Collection[str],
+    block_size: int,
+    report: Report,
+    kept: Kept,
+) -> tuple[dict[str, QTensor], list[tuple[str, ...]]]:
+    """Those matrices of a decoder's layers that are among `names`, and groups of them that read the same input. The
+    model's own become what the kernels compute with."""
     decoder = PairDecoder(model, pairs)
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    paths = {id(parameter): name for name, parameter in parameters.items()}
     done: dict[str, QTensor] = {}
+    groups: list[tuple[str, ...]] = []
 
-    def solved(layer: int) -> dict[str, QTensor]:
+    def solved(layer: int, readers: Sequence[Sequence[str]]) -> dict[str, QTensor]:
         found = {}
-        for members, moment in _moments(decoder, layer, names, paths).items():
+        for members, moment in zip(readers, _moments(decoder, layer, readers), strict=True):
+            moment.lerp_(torch.diag(moment.diagonal()), SHRINKAGE)
             for name in members:
                 found[name] = solve(parameters[name].data, moment, BITS, block_size).pack(METHOD)
                 release_freed()
@@ -59,27 +79,25 @@ def solve_layers(
 
     for layer in range(len(decoder.layers)):
         report(layer, len(decoder.layers), "quantizing to 4 bits")
-        found = kept.weights(f"layer.{layer}", partial(solved, layer))
+        readers = decoder.readers(layer, names)
+        found = kept.weights(f"layer.{layer}", partial(solved, layer, readers))
         for name, weight in found.items():
             parameters[name].copy_(torch.from_numpy(weight.dequantize()))
         decoder.advance(layer)
         done |= found
-    return done
+        groups += readers
+    return done, groups
 
 
-def _moments(
-    decoder: PairDecoder, layer: int, names: Collection[str], paths: dict[int, str]
-) -> dict[tuple[str, ...], torch.Tensor]:
-    """Second moments [K, K] of what a layer's matrices read, by the names of those that read the same."""
-    moments: dict[tuple[str, ...], torch.Tensor] = {}
-    module = decoder.layers[layer]
+def _moments(decoder: PairDecoder, layer: int, readers: Sequence[Sequence[str]]) -> list[torch.Tensor]:
+    """The second moments [K, K] of what each group of a layer's matrices reads."""
+    moments: list[torch.Tensor] = []
     with decoder.watch(layer) as inputs:
-        for _ in decoder.run(layer):
-            readers: dict[int, tuple[torch.Tensor, list[str]]] = {}
-            for path, read in inputs.items():
-                if (name := paths[id(module.get_parameter(f"{path}.weight"))]) in names:
-                    readers.setdefault(id(read), (read[0], []))[1].append(name)
-            for x, members in readers.values():  # [S, K]
-                same = tuple(members)
-                moments[same] = moments[same].addmm_(x.T, x) if same in moments else x.T @ x
+        for i, _ in enumerate(decoder.run(layer)):
+            for place, members in enumerate(readers):
+                x = inputs[members[0]][0]  # [S, K]
+                if i == 0:
+                    moments.append(x.T @ x)
+                else:
+                    moments[place].addmm_(x.T, x)
     return moments

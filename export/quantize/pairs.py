@@ -3,7 +3,7 @@ and an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,7 @@ class PairDecoder:
 
     def __init__(self, model: Any, pairs: Sequence[Pair]) -> None:
         stack = model.get_decoder()
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.layers: list[nn.Module] = list(stack.layers if hasattr(stack, "layers") else stack.block)
         self.hidden: list[torch.Tensor] = []  # [1, S, hidden] of each pair, what the next layer reads
         self.finals: list[torch.Tensor] = []  # [S, hidden] of each pair, what the head read
@@ -84,19 +85,29 @@ class PairDecoder:
 
     @contextmanager
     def watch(self, layer: int) -> Iterator[dict[str, torch.Tensor]]:
-        """The inputs [1, S, K] of a layer's linears by name, of its latest run in the block."""
+        """The inputs [1, S, K] of a layer's linears by their weights' names, of its latest run in the block."""
         inputs: dict[str, torch.Tensor] = {}
 
         def keep(name: str, linear: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             inputs[name] = args[0]
 
-        linears = [(name, m) for name, m in self.layers[layer].named_modules() if isinstance(m, nn.Linear)]
-        handles = [linear.register_forward_pre_hook(partial(keep, name)) for name, linear in linears]
+        linears = [module for module in self.layers[layer].modules() if isinstance(module, nn.Linear)]
+        handles = [m.register_forward_pre_hook(partial(keep, self._names[id(m.weight)])) for m in linears]
         try:
             yield inputs
         finally:
             for handle in handles:
                 handle.remove()
+
+    def readers(self, layer: int, names: Collection[str]) -> list[tuple[str, ...]]:
+        """A layer's matrices among `names`, those together that read the same input."""
+        with self.watch(layer) as inputs:
+            next(self.run(layer))
+        groups: dict[int, list[str]] = {}
+        for name, read in inputs.items():
+            if name in names:
+                groups.setdefault(id(read), []).append(name)
+        return [tuple(group) for group in groups.values()]
 
     def _record(self, calls: list[Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden, *others = args or (kwargs["hidden_states"],)

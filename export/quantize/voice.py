@@ -22,7 +22,7 @@ WIDTHS = (70.0, 100.0, 150.0, 220.0, 300.0)  # of the formants, Hz
 PAUSES = {",": 180, ".": 420}  # ms
 BREATH, HISS, RASP = 0.02, 0.05, 0.0015  # how loud noise is next to the voice
 LOUDEST = 0.25  # sample
-EACH, STRIDE = 6, 4  # sentences that a speaker reads; after how many of them the next one begins
+EACH = 7  # sentences that a speaker reads
 
 Formants = tuple[float, float, float]
 
@@ -64,6 +64,10 @@ SPEAKERS = [
     Speaker(100, 1.1, 0.97),
     Speaker(210, 1.05, 1.18),
     Speaker(125, 0.95, 1.0),
+    Speaker(175, 1.0, 1.1),
+    Speaker(105, 0.9, 1.02),
+    Speaker(200, 0.9, 1.12),
+    Speaker(130, 1.1, 0.98),
 ]
 
 # By their names in ARPAbet.
@@ -113,13 +117,10 @@ AFFRICATES = {"CH": 0.0, "JH": 0.15}
 
 
 def passages() -> list[tuple[str, Speaker]]:
-    """Half a minute's sentences for each speaker; some are read by two."""
+    """Half a minute's sentences for each speaker, which others read in another order."""
     sentences = (files(__package__) / "voice.txt").read_text(encoding="utf-8").splitlines()
-    starts = range(0, STRIDE * len(SPEAKERS), STRIDE)
-    return [
-        (" ".join(sentences[(start + i) % len(sentences)] for i in range(EACH)), speaker)
-        for start, speaker in zip(starts, SPEAKERS, strict=True)
-    ]
+    random = np.random.default_rng(0)
+    return [(" ".join(random.permutation(sentences)[:EACH]), speaker) for speaker in SPEAKERS]
 
 
 def read(sentences: str, speaker: Speaker, seed: int = 0) -> NDArray[np.float32]:

@@ -107,7 +107,9 @@ def test_a_text_that_is_too_short_is_refused(tokenizer: str) -> None:
 
 
 def speech_checkpoint() -> Any:
-    return SimpleNamespace(config={"num_mel_bins": 80}, tokenizer=SimpleNamespace(tokens=Tokens(END, [END], END, False)))
+    return SimpleNamespace(
+        config={"num_mel_bins": 80}, tokenizer=SimpleNamespace(tokens=Tokens(END, [END], END, False))
+    )
 
 
 def test_a_recording_is_heard_window_by_window_and_not_forever(tmp_path: Path) -> None:

@@ -254,10 +254,48 @@ def test_an_encoder_decoder_has_no_prefill_graph(tiny_t5: Path, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_encoder_decoder_is_not_calibrated(tiny_t5: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is an encoder-decoder, whose weights need no text; leave out --calibration"):
-        edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False)
+@pytest.mark.parametrize("options", [{}, {"decoder_weights": "fp32"}])
+def test_only_a_decoder_in_int4_is_calibrated(tiny_t5: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    kind = options.get("decoder_weights", "int8")
+    with pytest.raises(ExportError, match=f"decoder in {kind} is not calibrated; leave out --calibration, or choose"):
+        edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_decoder_in_int4_is_calibrated_on_the_lines_of_a_file(tiny_t5: Path, tmp_path: Path) -> None:
+    """The same file gives the same weights, another one others; the manifest says by which method."""
+    text, other = tmp_path / "lines.txt", tmp_path / "other.txt"
+    text.write_text("\n".join(SENTENCES * 10))
+    other.write_text("\n".join(sentence[::-1] for sentence in SENTENCES * 10))
+    stages: set[str] = set()
+    made = [
+        edge.export(tiny_t5, tmp_path / f"{i}.edge", weights="int4", calibration=file, check=False, progress=progress)
+        for i, file in enumerate((text, text, other))
+        for progress in [lambda done, total, stage: stages.add(stage)]
+    ]
+    stored = [(bundle.root / "weights.bin").read_bytes() for bundle in made]
+    assert stored[0] == stored[1] != stored[2]
+    groups = {group.name: (group.method, group.bits, group.block_size) for group in made[0].manifest.groups}
+    assert {groups[name] for name in ("attention", "cross_attention", "feed_forward")} == {("gptq", 4, 32)}
+    assert groups["embedding"][:2] == ("rtn", 8)
+    assert {"writing answers to calibrate on", "quantizing to 4 bits"} <= stages
+    assert replay_golden(open_engine(made[0]), read_golden(made[0])).ok
+
+
+def test_a_speech_model_is_calibrated_on_a_recording_and_not_on_a_text(tmp_path: Path) -> None:
+    from sounds import tone, write_wave
+    from whisper_files import tiny_whisper, write_ctranslate2
+
+    checkpoint = write_ctranslate2(tmp_path / "whisper", tiny_whisper(max_source_positions=1500))
+    wave = write_wave(tmp_path / "a.wav", tone(2.0))
+    made = edge.export(checkpoint, tmp_path / "a.edge", weights="int4", calibration=wave, check=False)
+    default = edge.export(checkpoint, tmp_path / "b.edge", weights="int4", check=False)
+    methods = {group.name: group.method for group in made.manifest.groups}
+    assert methods["feed_forward"] == methods["attention"] == "gptq"
+    assert (made.root / "weights.bin").read_bytes() != (default.root / "weights.bin").read_bytes()
+    with pytest.raises(ExportError, match="hears sound, and a text cannot calibrate it; give the path of a recording"):
+        edge.export(checkpoint, tmp_path / "c.edge", weights="int4", calibration="some text", check=False)
+    assert not (tmp_path / "c.edge").exists()
 
 
 def test_a_decoder_has_no_halves(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -86,10 +86,12 @@ def test_every_matrix_of_the_layers_is_solved_and_answers_better_than_rounded(fa
     checkpoint = checkpoint_of(model)
     pairs, other = pairs_of(model, 0, count=24), pairs_of(model, 1)
     wanted = [pair.run(model) for pair in other]
-    found = solve_layers(model, pairs, of_layers(checkpoint), BLOCK, silent, Kept())
+    found, groups = solve_layers(model, pairs, of_layers(checkpoint), BLOCK, silent, Kept())
     linears = {name for name, m in model.get_decoder().named_modules() if isinstance(m, torch.nn.Linear)}
     own = {name for name in linears if not re.search(r"(encoder_attn|EncDecAttention|cross_attn)\.[kv]", name)}
     assert {name.partition("decoder.")[2] for name in found} == {f"{name}.weight" for name in own}
+    assert sorted(name for group in groups for name in group) == sorted(found)
+    assert {len(group) for group in groups} >= {1, 3}, "query, key and value read the same"
     assert {(weight.bits, weight.method) for weight in found.values()} == {(4, "gptq")}
     parameters = dict(rounded.named_parameters())
     for name in found:
