@@ -52,7 +52,7 @@ class Lines:
 
     @property
     def key(self) -> object:
-        return self.inputs
+        return self.most, self.inputs
 
     def pairs(self, model: Any, report: Report, kept: Kept) -> list[Pair]:
         answers = kept.tensor("answers", partial(self._answers, model, report))
@@ -148,7 +148,8 @@ def write(
 
 @dataclass(frozen=True)
 class Sounds:
-    """Sound, window by window, that a speech model transcribes: with timestamps, and without them."""
+    """Sound, window by window, that a speech model transcribes: without timestamps, and with them, led by what was said
+    in the window before."""
 
     windows: list[NDArray[np.float32]]  # [N] each
     speech: Speech
@@ -158,7 +159,7 @@ class Sounds:
 
     @property
     def key(self) -> object:
-        return [zlib.crc32(window.tobytes()) for window in self.windows]
+        return self.most, [zlib.crc32(window.tobytes()) for window in self.windows]
 
     def pairs(self, model: Any, report: Report, kept: Kept) -> list[Pair]:
         extract = WhisperFeatureExtractor(feature_size=self.mels)
@@ -168,10 +169,10 @@ class Sounds:
             given = extract(window, sampling_rate=self.speech.sample_rate, return_tensors="pt")
             encoded.append(model.get_encoder()(given.input_features).last_hidden_state)
         answers = kept.tensor("answers", partial(self._answers, model, encoded, report))
-        return [
-            Pair(BaseModelOutput(encoded[i % len(encoded)]), answer[answer >= 0][None])
-            for i, answer in enumerate(answers)
-        ]
+        plain, timed = ([row[row >= 0] for row in rows] for rows in answers.chunk(2))
+        led = [timed[0], *map(self._after, plain, timed[1:])]
+        heard = zip(encoded * 2, plain + led, strict=True)
+        return [Pair(BaseModelOutput(each), answer[None]) for each, answer in heard]
 
     def _answers(self, model: Any, encoded: list[torch.Tensor], report: Report) -> torch.Tensor:
         """All windows' transcripts without timestamps, then with them."""
@@ -183,6 +184,13 @@ class Sounds:
                 start = torch.tensor([self._start(model, each, timed) for each in batch])
                 rows += write(model, torch.cat(batch), None, start, self.most - start.shape[1], self.eos)
         return torch.nn.utils.rnn.pad_sequence(rows, True, NOTHING)
+
+    def _after(self, before: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """A transcript as a host has it written: after the text of the window before."""
+        if self.speech.previous is None:
+            return answer
+        text = before[before < self.speech.start][-self.most :]
+        return torch.cat([torch.tensor([self.speech.previous]), text, answer])
 
     def _start(self, model: Any, encoded: torch.Tensor, timed: bool) -> list[int]:
         """What a transcript begins with: the language is the likeliest one."""
@@ -206,7 +214,7 @@ def sounds(checkpoint: Checkpoint, speech: Speech, context: int, recording: Path
         samples = np.concatenate(list(itertools.islice(open_audio(recording, rate).blocks, WINDOWS * size // rate)))
         heard = [samples[at : at + size] for at in range(0, len(samples), size)]
     mels = int(checkpoint.config["num_mel_bins"])
-    return Sounds(heard, speech, mels, min(context, TRANSCRIPT), checkpoint.tokenizer.tokens.eos)
+    return Sounds(heard, speech, mels, min(context // 2 - 1, TRANSCRIPT), checkpoint.tokenizer.tokens.eos)
 
 
 def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:

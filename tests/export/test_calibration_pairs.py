@@ -32,6 +32,7 @@ SPEECH = Speech(
     timestamp_begin=IDS["<|0.00|>"],
     languages={token.strip("<|>"): IDS[token] for token in LANGUAGES},
     tasks={"transcribe": IDS["<|transcribe|>"]},
+    previous=IDS["<|startofprev|>"],
 )
 
 
@@ -123,13 +124,16 @@ def test_a_recording_is_heard_window_by_window_and_not_forever(tmp_path: Path) -
 
 
 @torch.no_grad()
-def test_each_window_is_transcribed_in_its_language_with_timestamps_and_without() -> None:
+def test_each_window_is_transcribed_in_its_language_without_timestamps_and_with_them() -> None:
     model = tiny_whisper(max_source_positions=1500)
     windows = [tone(1.0), tone(1.0, hertz=90)]
     material = Sounds(windows, SPEECH, 80, most=20, eos=[END])
     pairs = material.pairs(model, silent, Kept())
     assert len(pairs) == 4
-    plain, timed = [pair.answer[0].tolist() for pair in pairs[:2]], [pair.answer[0].tolist() for pair in pairs[2:]]
+    plain, (first, led) = [pair.answer[0].tolist() for pair in pairs[:2]], [p.answer[0].tolist() for p in pairs[2:]]
+    said = [token for token in plain[0] if token < SPEECH.start]
+    assert led[: len(said) + 1] == [SPEECH.previous, *said], "it follows the text of the window before"
+    timed = [first, led[len(said) + 1 :]]
     for answer in plain + timed:
         assert answer[0] == SPEECH.start and answer[1] in SPEECH.languages.values() and len(answer) <= 20
         assert answer[2] == IDS["<|transcribe|>"] and END not in answer
