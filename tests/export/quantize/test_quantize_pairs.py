@@ -17,6 +17,8 @@ from whisper_files import tiny_whisper
 
 from edge.export.kept import Kept
 from edge.export.quantize import gptq_pairs
+from edge.export.quantize.allocate import bits_of
+from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits
 from edge.export.quantize.encoder_decoder import of_layers
 from edge.export.quantize.gptq_pairs import solve_layers
 from edge.export.quantize.pairs import Pair, PairDecoder
@@ -153,3 +155,26 @@ def test_an_interrupted_calibration_goes_on_and_ends_as_one_that_was_not(monkeyp
     assert 0 < first < len(solved) == len(whole), "no layer is solved twice"
     assert again.keys() == whole.keys()
     assert all((again[name].dequantize() == whole[name].dequantize()).all() for name in whole)
+
+
+@torch.no_grad()
+def test_groups_in_8_bits_stay_whole_and_within_the_budget_and_bring_the_answers_closer() -> None:
+    model, checkpoint = MODELS["bart"](), checkpoint_of(MODELS["bart"]())
+    pairs = pairs_of(model, 0)
+    wanted = answers(model, pairs)
+    weights, groups = solve_layers(model, pairs, of_layers(checkpoint), BLOCK, silent, Kept())
+    plain = divergence(model, pairs, wanted)
+    budget = bits_of(weights) + 0.8
+    found = most_sensitive_in_8_bits(model, pairs, wanted, weights, groups, budget, checkpoint.read, silent)
+    assert bits_of(weights) < bits_of(found) <= budget and found.keys() == weights.keys()
+    assert all(len({found[name].bits for name in group}) == 1 for group in groups)
+    assert divergence(model, pairs, wanted) == pytest.approx(plain), "measuring leaves the model as it was"
+    parameters = dict(model.named_parameters())
+    for name, weight in found.items():
+        parameters[name].copy_(torch.from_numpy(weight.dequantize()))
+    assert divergence(model, pairs, wanted) < 0.9 * plain
+
+
+def divergence(model: Any, pairs: list[Pair], wanted: list[torch.Tensor]) -> float:
+    found = answers(model, pairs)
+    return sum(float((p.exp() * (p - q)).sum()) for p, q in zip(wanted, found, strict=True))
