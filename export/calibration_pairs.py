@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from edge.manifest import Speech, TextFormat
 
 LINES = 256  # of a text, at most: bounds the time of an export
-TOGETHER = 16  # inputs that are answered in one batch
+TOGETHER = 16  # texts that are answered in one batch
+HEARD_TOGETHER = 2  # windows of sound: the decoder's keys and values of each take 37 MB of Whisper base
 ANSWER = 64  # tokens of an answer, at most
 MIN_TOKENS = 128  # of all answers: with fewer the second moments say nothing
 WINDOWS = 12  # of a recording, at most
@@ -178,9 +179,9 @@ class Sounds:
         """All windows' transcripts without timestamps, then with them."""
         rows: list[torch.Tensor] = []
         for timed in (False, True):
-            for at in range(0, len(encoded), TOGETHER):
+            for at in range(0, len(encoded), HEARD_TOGETHER):
                 report(len(rows), 2 * len(encoded), "writing answers to calibrate on")
-                batch = encoded[at : at + TOGETHER]
+                batch = encoded[at : at + HEARD_TOGETHER]
                 start = torch.tensor([self._start(model, each, timed) for each in batch])
                 rows += write(model, torch.cat(batch), None, start, self.most - start.shape[1], self.eos)
         return torch.nn.utils.rnn.pad_sequence(rows, True, NOTHING)

@@ -227,7 +227,8 @@ def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
     made = edge.export(tiny_t5, tmp_path / "x.edge", encoder_weights="fp32", decoder_weights="int4", check=False)
     bits = {group.name: group.bits for group in made.manifest.groups}
     assert made.manifest.weights == "fp32+int4"
-    assert (bits["encoder.feed_forward"], bits["feed_forward"], bits["embedding"]) == (32, 4, 8)
+    assert (bits["encoder.feed_forward"], bits["embedding"]) == (32, 8)
+    assert 4 <= min(bits["attention"], bits["cross_attention"], bits["feed_forward"]) < 5
 
 
 @pytest.mark.parametrize(
@@ -275,9 +276,11 @@ def test_a_decoder_in_int4_is_calibrated_on_the_lines_of_a_file(tiny_t5: Path, t
     ]
     stored = [(bundle.root / "weights.bin").read_bytes() for bundle in made]
     assert stored[0] == stored[1] != stored[2]
-    groups = {group.name: (group.method, group.bits, group.block_size) for group in made[0].manifest.groups}
-    assert {groups[name] for name in ("attention", "cross_attention", "feed_forward")} == {("gptq", 4, 32)}
-    assert groups["embedding"][:2] == ("rtn", 8)
+    layers = [g for g in made[0].manifest.groups if g.name in ("attention", "cross_attention", "feed_forward")]
+    assert "gptq" in {group.method for group in layers}
+    assert sum(g.bits * g.parameters for g in layers) < 5 * sum(g.parameters for g in layers)
+    embedding = next(group for group in made[0].manifest.groups if group.name == "embedding")
+    assert (embedding.method, embedding.bits) == ("rtn", 8)
     assert {"writing answers to calibrate on", "quantizing to 4 bits"} <= stages
     assert replay_golden(open_engine(made[0]), read_golden(made[0])).ok
 
@@ -291,7 +294,7 @@ def test_a_speech_model_is_calibrated_on_a_recording_and_not_on_a_text(tmp_path:
     made = edge.export(checkpoint, tmp_path / "a.edge", weights="int4", calibration=wave, check=False)
     default = edge.export(checkpoint, tmp_path / "b.edge", weights="int4", check=False)
     methods = {group.name: group.method for group in made.manifest.groups}
-    assert methods["feed_forward"] == methods["attention"] == "gptq"
+    assert "gptq" in (methods["feed_forward"], methods["attention"])
     assert (made.root / "weights.bin").read_bytes() != (default.root / "weights.bin").read_bytes()
     with pytest.raises(ExportError, match="hears sound, and a text cannot calibrate it; give the path of a recording"):
         edge.export(checkpoint, tmp_path / "c.edge", weights="int4", calibration="some text", check=False)
