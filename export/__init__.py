@@ -41,7 +41,7 @@ def export(
     size: int | None = None,
     perplexity: float | None = None,
     max_context: int | None = None,
-    calibration: str | None = None,
+    calibration: str | Path | None = None,
     encoder_weights: str | None = None,
     decoder_weights: str | None = None,
     prefill_weights: str | None = None,
@@ -72,7 +72,8 @@ def export(
         perplexity: relative to the float model's (1.05, say), for which int4 takes as few bits as it can, instead of
             `bits`. It is estimated on the calibration text; `check` measures it on another.
         max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
-        calibration: a text that calibrated methods run the model on; default: a built-in one.
+        calibration: a text that calibrated methods run the model on, or the file of one, whose lines an
+            encoder-decoder reads one by one; for a speech model the file of a recording. Default: what is built in.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
@@ -117,6 +118,8 @@ def export(
             f"--perplexity {perplexity:g} is no share of the float model's; name more than 1, such as 1.05."
         )
     limit = read_limit(memory)
+    if isinstance(calibration, Path) and not calibration.is_file():
+        raise ExportError(f"The calibration file {calibration} cannot be read: there is no such file.")
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
 
@@ -148,8 +151,6 @@ def export(
                     f"{name} is an encoder-decoder, whose encoder takes int8 with --encoder-weights; leave out "
                     "--prefill-weights."
                 )
-            if calibration is not None:
-                raise InputError(f"{name} is an encoder-decoder, whose weights need no text; leave out --calibration.")
             if symmetric or (bits, size, perplexity) != (None, None, None):
                 option = "--symmetric" if symmetric else "a limit by --bits, --size or --perplexity"
                 raise InputError(f"{name} is an encoder-decoder; {option} is for decoders alone.")
@@ -159,7 +160,7 @@ def export(
             kinds = "+".join(dict.fromkeys(pair))
             leave_out(checkpoint, Request(kinds, Options(chosen.block_size), context), limit, tell)
             manifest, golden = write_encoder_decoder(
-                checkpoint, writer, name, pair, context, chosen.block_size,
+                checkpoint, writer, name, pair, context, chosen.block_size, calibration,
                 effort=effort, compare=check, progress=advance, say=tell,
             )  # fmt: skip
         else:
@@ -169,9 +170,11 @@ def export(
             from edge.export.finish import finish_decoder
             from edge.export.successors import default_tokens
 
+            text = methods.read_calibration(calibration) if isinstance(calibration, Path) else calibration
+
             if size is not None:
                 bits = bits_within(size, checkpoint)
-            options = Options(chosen.block_size, calibration, progress, effort, symmetric, bits, perplexity)
+            options = Options(chosen.block_size, text, progress, effort, symmetric, bits, perplexity)
             prefill, required = prefill_weights == "int8", bool(draft_text)
             if draft_text is None:
                 draft_text = default_tokens(count_weights(checkpoint))

@@ -20,6 +20,7 @@ from edge.export.torch_reference import RecordedLogits, load_torch
 from edge.runtime.check.perplexity import Agreement, compare, pieces
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -83,6 +84,7 @@ def reference(
     recorded = RecordedLogits(_TorchPairs(model, sources, features), answers)
     del model
     gc.collect()  # a model's modules point at each other
+    release_freed()
     return RecordedPairs(sources, recorded)
 
 

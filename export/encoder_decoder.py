@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from edge.export import check, check_pairs
 from edge.export.check_pairs import SENTENCES, Input
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.families import find_family
-from edge.export.quantize.base import Options, Progress
-from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
+from edge.export.quantize import read_calibration
+from edge.export.quantize.base import Progress
+from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
 from edge.export.speech_format import speech
 from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
@@ -29,6 +31,8 @@ from edge.runtime.load import open_engine
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.quantize.base import QTensor
+    from edge.export.quantize.pairs import Material
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
@@ -59,6 +63,7 @@ def write_encoder_decoder(
     weights: tuple[str, str],
     context: int,
     block_size: int | None,
+    calibration: str | Path | None,
     *,
     effort: str,
     compare: bool,
@@ -68,16 +73,32 @@ def write_encoder_decoder(
     """Write tensors, graphs and tokenizer of `checkpoint`, and check them against the model in float32 where
     `compare` is true. Returns the manifest and golden answers.
 
-    weights: the encoder's and the decoder's.
+    weights: the encoder's and the decoder's. calibration: what int4 is calibrated on, a text, or the file of a text or
+    of a recording; default: what is built in.
+
+    Raises:
+        ExportError: weights that a half cannot have, or a calibration that cannot be used.
     """
+    check_weights(*weights, block_size)
+    if calibration is not None and weights[1] != "int4":
+        raise ExportError(
+            f"{name}'s decoder in {weights[1]} is not calibrated; leave out --calibration, or choose --decoder-weights "
+            "int4."
+        )
     inputs = _Inputs(checkpoint, context)
+    material = inputs.material(calibration) if weights[1] == "int4" else None
     recorded = None
     if compare and effort == "quick" and find_family(str(checkpoint.config["model_type"]))[1].gguf is not None:
         recorded = check_pairs.reference_in_numpy(checkpoint, inputs.examples, inputs.start, progress)
     elif compare:
         recorded = check_pairs.reference(checkpoint, inputs.examples, inputs.torch, inputs.start, progress)
-    options = Options(block_size, None, progress)
-    watched = Watched(quantize_encoder_decoder(checkpoint, *weights, options), progress, "writing weights")
+    calibrated: dict[str, QTensor] | None = None
+    if material is not None:
+        from edge.export.quantize.gptq_pairs import quantize_layers  # with PyTorch, which others may lack
+
+        calibrated = quantize_layers(checkpoint, material, block_size, progress)
+    quantized = quantize_encoder_decoder(checkpoint, *weights, block_size, calibrated)
+    watched = Watched(quantized, progress, "writing weights")
     built = build_encoder_decoder(checkpoint, watched, writer, context)
     say_what_changed(checkpoint, watched.methods, say)
     if inputs.text is not None and (names := left_out(checkpoint)):
@@ -107,7 +128,7 @@ class _Inputs:
     def __init__(self, checkpoint: Checkpoint, context: int) -> None:
         self.text: TextFormat | None = None
         self.speech: Speech | None = None
-        self._config = checkpoint.config
+        self._checkpoint, self._context, self._config = checkpoint, context, checkpoint.config
         self.examples: list[Input]
         if "num_mel_bins" in checkpoint.config:
             self.speech = speech(checkpoint)
@@ -128,6 +149,24 @@ class _Inputs:
         ids = [[*text.prefix, *sentence, *text.suffix] for sentence in sentences]
         self.examples = [np.array(i, np.int64) for i in ids]
         self.golden = [GoldenInput(self.start, source_ids=i) for i in ids[:GOLDEN_SOURCES]]
+
+    def material(self, calibration: str | Path | None) -> Material:
+        """What the decoder is calibrated on.
+
+        Raises:
+            EdgeError: it cannot be read, is too short, or is not what this model takes.
+        """
+        from edge.export.calibration_pairs import lines, sounds
+
+        if self.speech is None:
+            assert self.text is not None
+            text = read_calibration(calibration) if isinstance(calibration, Path) else calibration
+            return lines(self._checkpoint, self.text, self._context, text)
+        if isinstance(calibration, str):
+            raise ExportError(
+                f"{self._checkpoint.name} hears sound, and a text cannot calibrate it; give the path of a recording."
+            )
+        return sounds(self._checkpoint, self.speech, self._context, calibration)
 
     def torch(self, given: Input) -> dict[str, Any]:
         """The Torch model's arguments for an input."""

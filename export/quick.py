@@ -41,7 +41,7 @@ def stage(writer: BundleWriter, source: str, progress: Progress, say: Callable[[
 
         pair = halves(chosen.weights, None, None)
         staged, golden = write_encoder_decoder(
-            checkpoint, writer, name, pair, chosen.context, chosen.block_size,
+            checkpoint, writer, name, pair, chosen.context, chosen.block_size, None,
             effort="quick", compare=True, progress=progress, say=say,
         )  # fmt: skip
         write_golden(writer, golden)

@@ -54,7 +54,8 @@ def add_arguments(parser: Parser) -> None:
     add("--size SIZE", "the same, for a bundle of at most SIZE (100MB, say)")
     add("--perplexity R", "the same, for at most R times the float model's perplexity (1.05, say), estimated", float)
     add("--symmetric", "int4 without zero points, in blocks of 32: for the fast paths of NPUs and GPUs")
-    add("--calibration FILE", "text that a decoder's weights are calibrated on (default: a built-in one)", Path)
+    calibration = "text, or a speech model's recording, that int4 is calibrated on (default: what is built in)"
+    add("--calibration FILE", calibration, Path)
     add("--encoder-weights KIND", "of an encoder-decoder's encoder: fp32 or int8")
     add("--decoder-weights KIND", "of an encoder-decoder's decoder: fp32, int8 or int4")
     add("--prefill-weights KIND", "a decoder's second graph, for long prompts: int8, or none (default)")
@@ -78,7 +79,6 @@ def command(args: argparse.Namespace) -> None:
     try:
         with watching(), stages() as (progress, say):
             from edge.export import export
-            from edge.export.quantize import read_calibration
             from edge.runtime.memory.plan import parse_size
 
             bundle = export(
@@ -86,7 +86,7 @@ def command(args: argparse.Namespace) -> None:
                 args.out,
                 **{name: getattr(args, name) for name in OPTIONS},
                 size=None if args.size is None else parse_size(args.size),
-                calibration=None if args.calibration is None else read_calibration(args.calibration),
+                calibration=args.calibration,
                 segments=int(segments) if segments is not None and segments.isdecimal() else segments,
                 check=not args.no_check,
                 progress=progress,

@@ -10,7 +10,7 @@ from edge.errors import ExportError
 from edge.export.graph.families import find_family
 from edge.export.graph.families.base import Family
 from edge.export.quantize import check_block_size
-from edge.export.quantize.base import FloatTensor, LazyWeights, Options, Weight, matrices
+from edge.export.quantize.base import FloatTensor, LazyWeights, QTensor, Weight, matrices
 from edge.export.quantize.rows import rows_to_nearest
 from edge.export.quantize.rtn import INT8_BLOCK, round_to_nearest
 
@@ -25,23 +25,31 @@ _ENCODER = re.compile(r"(^|\.)encoder\.")
 _VOCABULARY = re.compile(r"(^|\.)(shared|embed_tokens|lm_head|proj_out)\.weight$")
 
 
-def quantize_encoder_decoder(
-    checkpoint: Checkpoint, encoder: str, decoder: str, options: Options
-) -> Mapping[str, Weight]:
-    """All matrices by name: the encoder's in `encoder` weights, one of ENCODER_WEIGHTS; the others in `decoder`
-    weights, one of DECODER_WEIGHTS. Embedding and head are in 8 bits where the decoder is quantized.
-
-    Raises:
-        ExportError: unknown weights, or a block size that the decoder's cannot have.
-    """
+def check_weights(encoder: str, decoder: str, block_size: int | None) -> None:
+    """ExportError where a half cannot have these weights, or the decoder's no blocks of this size."""
     for value, known, flag in (
         (encoder, ENCODER_WEIGHTS, "--encoder-weights"),
         (decoder, DECODER_WEIGHTS, "--decoder-weights"),
     ):
         if value not in known:
             raise ExportError(f"{flag} {value} is unknown; choose one of {', '.join(known)}.")
-    check_block_size(options.block_size, decoder)
+    check_block_size(block_size, decoder)
+
+
+def quantize_encoder_decoder(
+    checkpoint: Checkpoint,
+    encoder: str,
+    decoder: str,
+    block_size: int | None = None,
+    calibrated: Mapping[str, QTensor] | None = None,
+) -> Mapping[str, Weight]:
+    """All matrices by name: the encoder's in `encoder` weights, one of ENCODER_WEIGHTS; the others in `decoder`
+    weights, one of DECODER_WEIGHTS. Embedding and head are in 8 bits where the decoder is quantized.
+
+    calibrated: the matrices of the decoder's layers in 4 bits; those that it lacks are rounded to nearest.
+    """
     _, family = find_family(str(checkpoint.config.get("model_type")))
+    solved = calibrated or {}
 
     def make(name: str) -> Weight:
         w = checkpoint.read(name)
@@ -52,8 +60,8 @@ def quantize_encoder_decoder(
         if decoder == "fp32":
             return FloatTensor(w)
         if decoder == "int8" or _VOCABULARY.search(name):
-            return round_to_nearest(w, 8, INT8_BLOCK if options.block_size is None else options.block_size)
-        return round_to_nearest(w, 4, options.block_size or INT4_BLOCK)
+            return round_to_nearest(w, 8, block_size or INT8_BLOCK)
+        return solved[name] if name in solved else round_to_nearest(w, 4, block_size or INT4_BLOCK)
 
     return LazyWeights(matrices(checkpoint), make)
 
@@ -62,3 +70,9 @@ def is_encoders(name: str, family: Family) -> bool:
     """Whether the tensor `name` belongs to the encoder's graph, which projects the decoder's keys and values too, once
     for every input."""
     return bool(_ENCODER.search(name) or re.search(family.cross, name)) and not _VOCABULARY.search(name)
+
+
+def of_layers(checkpoint: Checkpoint) -> list[str]:
+    """The matrices of the decoder's layers."""
+    _, family = find_family(str(checkpoint.config.get("model_type")))
+    return [name for name in matrices(checkpoint) if not (is_encoders(name, family) or _VOCABULARY.search(name))]

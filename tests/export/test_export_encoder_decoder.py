@@ -227,7 +227,8 @@ def test_halves_are_chosen_one_by_one(tiny_t5: Path, tmp_path: Path) -> None:
     made = edge.export(tiny_t5, tmp_path / "x.edge", encoder_weights="fp32", decoder_weights="int4", check=False)
     bits = {group.name: group.bits for group in made.manifest.groups}
     assert made.manifest.weights == "fp32+int4"
-    assert (bits["encoder.feed_forward"], bits["feed_forward"], bits["embedding"]) == (32, 4, 8)
+    assert (bits["encoder.feed_forward"], bits["embedding"]) == (32, 8)
+    assert 4 <= min(bits["attention"], bits["cross_attention"], bits["feed_forward"]) < 5
 
 
 @pytest.mark.parametrize(
@@ -262,10 +263,50 @@ def test_an_encoder_decoder_that_the_memory_has_no_room_for_is_refused(tiny_t5: 
     assert edge.export(tiny_t5, tmp_path / "x.edge", check=False, memory="100GB").manifest.weights == "int8"
 
 
-def test_an_encoder_decoder_is_not_calibrated(tiny_t5: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is an encoder-decoder, whose weights need no text; leave out --calibration"):
-        edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False)
+@pytest.mark.parametrize("options", [{}, {"decoder_weights": "fp32"}])
+def test_only_a_decoder_in_int4_is_calibrated(tiny_t5: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    kind = options.get("decoder_weights", "int8")
+    with pytest.raises(ExportError, match=f"decoder in {kind} is not calibrated; leave out --calibration, or choose"):
+        edge.export(tiny_t5, tmp_path / "x.edge", calibration=" ".join(SENTENCES), check=False, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_decoder_in_int4_is_calibrated_on_the_lines_of_a_file(tiny_t5: Path, tmp_path: Path) -> None:
+    """The same file gives the same weights, another one others; the manifest says by which method."""
+    text, other = tmp_path / "lines.txt", tmp_path / "other.txt"
+    text.write_text("\n".join(SENTENCES * 10))
+    other.write_text("\n".join(sentence[::-1] for sentence in SENTENCES * 10))
+    stages: set[str] = set()
+    made = [
+        edge.export(tiny_t5, tmp_path / f"{i}.edge", weights="int4", calibration=file, check=False, progress=progress)
+        for i, file in enumerate((text, text, other))
+        for progress in [lambda done, total, stage: stages.add(stage)]
+    ]
+    stored = [(bundle.root / "weights.bin").read_bytes() for bundle in made]
+    assert stored[0] == stored[1] != stored[2]
+    layers = [g for g in made[0].manifest.groups if g.name in ("attention", "cross_attention", "feed_forward")]
+    assert "gptq" in {group.method for group in layers}
+    assert sum(g.bits * g.parameters for g in layers) < 5 * sum(g.parameters for g in layers)
+    embedding = next(group for group in made[0].manifest.groups if group.name == "embedding")
+    assert (embedding.method, embedding.bits) == ("rtn", 8)
+    assert {"writing answers to calibrate on", "quantizing to 4 bits"} <= stages
+    assert replay_golden(open_engine(made[0]), read_golden(made[0])).ok
+
+
+def test_a_speech_model_is_calibrated_on_a_recording_and_not_on_a_text(tmp_path: Path) -> None:
+    from sounds import tone, write_wave
+    from whisper_files import tiny_whisper, write_ctranslate2
+
+    checkpoint = write_ctranslate2(tmp_path / "whisper", tiny_whisper(max_source_positions=1500))
+    wave = write_wave(tmp_path / "a.wav", tone(2.0))
+    made = edge.export(checkpoint, tmp_path / "a.edge", weights="int4", calibration=wave, check=False)
+    default = edge.export(checkpoint, tmp_path / "b.edge", weights="int4", check=False)
+    methods = {group.name: group.method for group in made.manifest.groups}
+    assert "gptq" in (methods["feed_forward"], methods["attention"])
+    assert (made.root / "weights.bin").read_bytes() != (default.root / "weights.bin").read_bytes()
+    with pytest.raises(ExportError, match="hears sound, and a text cannot calibrate it; give the path of a recording"):
+        edge.export(checkpoint, tmp_path / "c.edge", weights="int4", calibration="some text", check=False)
+    assert not (tmp_path / "c.edge").exists()
 
 
 def test_a_decoder_has_no_halves(tiny_checkpoint: Path, tmp_path: Path) -> None:

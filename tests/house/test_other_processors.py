@@ -28,7 +28,6 @@ import edge
 from edge.bundle import GOLDEN, Bundle, BundleWriter, open_bundle
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.frontend import build_frontend
-from edge.export.quantize.base import Options
 from edge.export.quantize.encoder_decoder import quantize_encoder_decoder
 from edge.manifest import Speech, Tokens
 from edge.runtime.check.golden import GoldenInput, read_golden, record_golden
@@ -121,7 +120,7 @@ def export_whisper(folder: Path) -> None:
     loud(model, "encoder.layers")
     checkpoint = TinyCheckpoint(model)
     with BundleWriter(folder / "whisper.edge") as writer:
-        weights = quantize_encoder_decoder(checkpoint, "int8", "int8", Options())  # type: ignore[arg-type]
+        weights = quantize_encoder_decoder(checkpoint, "int8", "int8")  # type: ignore[arg-type]
         built = build_encoder_decoder(checkpoint, weights, writer, 60)
         graphs = [*built.graphs, build_frontend(checkpoint.config, writer)]
         writer.flush()
