@@ -14,10 +14,9 @@ from places import DOCS
 
 import edge
 from edge.bundle import Bundle
-from edge.cli import profile
+from edge.cli import profile, profile_drafts
 from edge.cli.arguments import Parser
 from edge.cli.main import main
-from edge.runtime import load as loading
 from edge.runtime.decode.draft import Draft
 from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
@@ -69,7 +68,7 @@ def test_those_that_branch_draft_trees_and_plain_decoding_is_that_without(
 ) -> None:
     took: dict[str, list[bool]] = {}
     opened: list[weakref.ref[Engine]] = []
-    init, opens = Model.__init__, loading.open_engine
+    init, opens = Model.__init__, profile_drafts.open_engine
 
     def made(self: Model, bundle: Bundle, engine: Engine, *args: Any, speculate: str) -> None:
         took.setdefault(speculate, []).append(engine.takes_trees)
@@ -82,7 +81,7 @@ def test_those_that_branch_draft_trees_and_plain_decoding_is_that_without(
         return engine
 
     monkeypatch.setattr(Model, "__init__", made)
-    monkeypatch.setattr(loading, "open_engine", alone)
+    monkeypatch.setattr(profile_drafts, "open_engine", alone)
     assert measured(with_trees, capsys, "recycle", "lookup", "cascade") == ["off", "recycle", "lookup", "cascade"]
     assert took == {"off": [False, True], "lookup": [False], "recycle": [True], "cascade": [True]}
     took.clear()
@@ -114,7 +113,7 @@ def test_a_tree_is_right_at_a_position_where_any_of_its_branches_is() -> None:
 def test_a_drafter_that_the_bundle_cannot_have_is_refused_before_anything_is_loaded(
     name: str, sentence: str, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delattr(loading, "open_engine")
+    monkeypatch.delattr(profile_drafts, "open_engine")
     assert main(["profile", str(tiny_bundle.root), "--speculate", *named("lookup", name)]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and sentence in captured.err and captured.err.count("\n") == 1
