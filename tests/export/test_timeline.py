@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from edge.export.timeline import Timeline
+import edge
+from edge.cli.export import LEFT
+from edge.export.timeline import OF_INT4, Timeline
 
 STAGES = [("reading", 10.0), ("solving", 60.0), ("reading", 10.0), ("writing", 20.0)]
 
@@ -58,3 +62,17 @@ def test_a_total_that_is_not_known_counts_as_nothing_done(done: int) -> None:
     run = Run()
     run.at(0, 0, 10, "reading")
     assert run.at(30, done, 0, "solving") == "solving · about 4 min left"
+
+
+@pytest.mark.parametrize("effort", OF_INT4)
+def test_an_export_goes_through_the_stages_that_its_remaining_time_is_told_by(
+    effort: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def progress(done: int, total: int, text: str) -> None:
+        told.append(text.partition(LEFT)[0])
+
+    edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="int4", effort=effort, draft_text=0, progress=progress)
+    later = iter(told)
+    assert all(name in later for name, _ in OF_INT4[effort]), told
