@@ -228,9 +228,10 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     asked = (options.bits, options.perplexity) != (None, None)
     if asked or effort.bits is not None:
         block_size = options.block_size or min(form.block_size for form in OTHERS)
-        of_layer = 3 * sizes.layer * FLOAT + WINDOWS * (2 * running + (sizes.layers + STATES) * sizes.states(WINDOW))
+        of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
         sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
-        yield Stage(FORMATS, hidden + sketch + 4 * sizes.embedding * FLOAT + teacher + of_layer, optional=not asked)
+        measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the head's error first, then layers
+        yield Stage(FORMATS, hidden + sketch + teacher + measured, optional=not asked)
     if effort.passes:
         blocks = sizes.total // block_size * SCALED * FLOAT
         of_head = 3 * sizes.embedding * FLOAT  # itself, its gradient, and rows of it

@@ -17,16 +17,19 @@ Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each
 _CHECK, _BEFORE = "running Torch on the check's text", "running the calibration text"
 _SOLVING, _CHOOSING, _TUNING = "quantizing to 4 bits", "measuring what bits bring", "tuning scales"
 _OWN, _CANDIDATES = "writing text to calibrate on", "collecting candidates for drafts"
-# Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX.
+# Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX (model 167).
 OF_INT4: dict[str, Stages] = {
     "quick": [("running the reference", 3), (_BEFORE, 2), (_SOLVING, 12), ("recording golden answers", 2)],
-    "normal": [(_CHECK, 3), (_OWN, 40), (_BEFORE, 6), (_SOLVING, 80), (_TUNING, 60), (_CANDIDATES, 4)],
+    "normal": [
+        *((_CHECK, 2), (_OWN, 25), (_BEFORE, 22), (_SOLVING, 34), (_CHOOSING, 29)),
+        *((_SOLVING, 94), (_CANDIDATES, 17)),
+    ],
     "best": [
-        *((_CHECK, 3), (_OWN, 80), (_BEFORE, 9), (_SOLVING, 12), (_CHOOSING, 15)),
-        *((_SOLVING, 120), (_TUNING, 180), (_CANDIDATES, 4)),
+        *((_CHECK, 2), (_OWN, 70), (_BEFORE, 40), (_SOLVING, 34), (_CHOOSING, 29)),
+        *((_SOLVING, 180), (_TUNING, 360), (_CANDIDATES, 17)),
     ],
 }
-DRAFTS = ("writing text to draft from", 60)
+DRAFTS = ("writing text to draft from", 75)
 
 
 class Timeline:
@@ -61,4 +64,3 @@ class Timeline:
         if seconds < 90:
             return f" · about {max(10, round(seconds, -1)):.0f} s left"
         return f" · about {round(seconds / 60)} min left"
-

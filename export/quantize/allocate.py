@@ -161,27 +161,31 @@ def _shares(
         states = [torch.cat([decoder.embed(window) for window in windows])]  # what each layer reads, [W, S, hidden]
         for layer, matrices in enumerate(linears):
             put(*matrices.values())
-            states.append(decoder.run(layer, states[-1]))
+            states.append(torch.cat([decoder.run(layer, state[None]) for state in states[-1]]))
             decoder.forget(layer)
     last = states.pop().requires_grad_()
-    final = torch.stack([decoder.finish(last[i : i + 1]) for i in range(len(windows))])
+    final = torch.stack([decoder.finish(state[None]) for state in last])
     embedding, head = names[id(decoder.embedding)], names[id(decoder.head)]
     by_final, share = _of_head(final.detach(), decoder.head, torch.from_numpy(read(head)), teacher)
     shares, variances = {head: share}, {head: final.detach().square().mean((0, 1))}
     (gradient,) = torch.autograd.grad(final, last, by_final)
     for layer in reversed(range(len(decoder.layers))):
         report(len(decoder.layers) - layer, total, "measuring what bits bring")
-        state = states.pop().requires_grad_()
-        matrices = linears[layer]
+        matrices, inputs = linears[layer], states.pop()
         put(*matrices.values())
         decoder.layers[layer].requires_grad_(True)
-        with decoder.watch(layer) as seen:
-            output = decoder.run(layer, state)
-        gradient, *by_matrix = torch.autograd.grad(output, [state, *matrices.values()], gradient)
-        for (local, matrix), by in zip(matrices.items(), by_matrix, strict=True):
-            name = names[id(matrix)]
-            shares[name] = float((by * (matrix.detach() - torch.from_numpy(read(name)))).sum()) / 2
-            variances[name] = seen.inputs[local].detach().square().mean((0, 1))
+        errors = {n: matrix.detach() - torch.from_numpy(read(names[id(matrix)])) for n, matrix in matrices.items()}
+        for i, window in enumerate(inputs):
+            state = window[None].requires_grad_()
+            with decoder.watch(layer) as seen:
+                output = decoder.run(layer, state)
+            by_state, *by_matrix = torch.autograd.grad(output, [state, *matrices.values()], gradient[i : i + 1])
+            gradient[i] = by_state[0]
+            for (local, matrix), by in zip(matrices.items(), by_matrix, strict=True):
+                name = names[id(matrix)]
+                shares[name] = shares.get(name, 0.0) + float(by.mul_(errors[local]).sum()) / 2
+                square = seen.inputs[local].detach().square().mean((0, 1)) / len(windows)
+                variances[name] = variances[name] + square if name in variances else square
         decoder.layers[layer].requires_grad_(False)
         decoder.forget(layer)
     rounded = torch.cat([decoder.embed(window) for window in windows])

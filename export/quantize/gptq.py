@@ -56,6 +56,16 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What matrices may take. bits: a weight, on average, as asked for; by_default: where nothing is, and at least what
+    one format for all takes; enough: divergence, in nats a token, for which fewer bits will do."""
+
+    bits: float | None = None
+    by_default: float | None = None
+    enough: float = 0.0
+
+
+@dataclass(frozen=True)
 class Way:
     """How matrices are solved. rounds: of descent. formats: of those that have another one."""
 
@@ -66,7 +76,7 @@ class Way:
 
 EFFORTS = {
     "quick": Effort(windows=6, own=0, rounds=0, passes=0),
-    "normal": Effort(windows=24, own=1, rounds=2, passes=1),
+    "normal": Effort(windows=16, own=1, rounds=2, passes=0, bits=4.8),
     "best": Effort(windows=24, own=2, rounds=2, passes=2, bits=5.2),
 }
 
@@ -81,21 +91,21 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
     way = Way(Format(BITS, size, options.symmetric), effort.rounds)
-    enough = 0.0 if options.perplexity is None else math.log(options.perplexity)  # nats a token
-    bits = options.bits or (math.inf if enough else effort.bits)
-    budget = {"bits": bits, "enough": enough}
-    with keeping(checkpoint, {"effort": effort, "way": way, **budget, "text": windows.tolist()}) as kept:
+    fixed = options.block_size is not None or options.symmetric
+    budget = Budget(options.bits, None if fixed else effort.bits)
+    if options.perplexity is not None:
+        budget = Budget(math.inf, enough=math.log(options.perplexity))
+    key = {"effort": effort, "way": way, "budget": budget, "text": windows.tolist()}
+    with keeping(checkpoint, key) as kept:
         windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
         decoder = Decoder(StreamedModel(checkpoint, copy=True), windows[0])
         head = EMBEDDING if decoder.head is decoder.embedding else HEAD
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
         teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
-        if bits is not None:
-            forms = [way.format, *OTHERS]
-            if options.block_size is not None or options.symmetric:
-                forms = [way.format, way.format._replace(bits=8)]
-            sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, bits, enough, options.report)
+        if budget != Budget():
+            forms = [way.format, way.format._replace(bits=8)] if fixed else [way.format, *OTHERS]
+            sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, budget, options.report)
             found = zip(matrices(checkpoint), kept.tensor("formats", sketch).tolist(), strict=True)
             way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})
         with torch.no_grad():
@@ -143,15 +153,13 @@ def _formats(
     windows: torch.Tensor,
     teacher: Teacher,
     forms: Sequence[Format],
-    bits: float,
-    enough: float,
+    budget: Budget,
     report: Callable[[int, int, str], None],
 ) -> torch.Tensor:
-    """Which of the formats each matrix gets for `bits` a weight on average, or for a divergence of `enough`, by a quick
-    solution in the first of them.
+    """Which of the formats each matrix gets, by a quick solution in the first of them.
 
     Raises:
-        ExportError: none takes so few bits.
+        ExportError: they take more bits than were asked for.
     """
     names, quick = matrices(checkpoint), EFFORTS["quick"]
     text, way = windows[: quick.windows], Way(forms[0], quick.rounds)
@@ -159,7 +167,9 @@ def _formats(
         weights = quantize_decoder(decoder, text, teacher.finals[: quick.windows], way, report)
     units = measure(decoder, weights, text, teacher, forms, checkpoint.read, report)
     count = sum(weight.q.size for weight in weights.values())
-    chosen = choose(units, bits * count, enough)
+    usual = sum(unit.costs[forms[0]] for unit in units) / count
+    bits = budget.bits or max(budget.by_default or 0, usual)
+    chosen = choose(units, bits * count, budget.enough)
     if chosen is None:
         least = sum(min(unit.costs.values()) for unit in units) / count
         raise ExportError(

@@ -81,7 +81,7 @@ def test_without_a_limit_nothing_is_left_out() -> None:
     assert leave_out(smollm2(), Request("int4", NORMAL, 2048, drafts=1000), None, pytest.fail) == frozenset()
 
 
-def test_a_large_model_is_calibrated_and_tuned_in_8_gb_without_text_of_its_own() -> None:
+def test_a_large_model_is_calibrated_in_8_gb_without_text_of_its_own() -> None:
     left, said = kept_under(8, Request("int4", NORMAL, 2048, drafts=1000))
     assert left == {OWN_TEXT}
     (sentence,) = said
@@ -108,7 +108,7 @@ def test_less_and_less_is_done_until_the_smallest_limit_and_that_one_is_named() 
 
 def test_what_was_asked_for_is_refused_and_not_left_out() -> None:
     optional = {stage.name: stage for stage in stages_of(smollm2(), Request("int4", NORMAL, 2048, drafts=1000))}
-    assert optional[DRAFTS].optional and FORMATS not in optional
+    assert optional[DRAFTS].optional and optional[FORMATS].optional
     asked = Request("int4", dataclasses.replace(NORMAL, bits=5.2), 2048, drafts=1000, required=True)
     found = {stage.name: stage for stage in stages_of(smollm2(), asked)}
     assert not found[DRAFTS].optional and not found[FORMATS].optional
@@ -121,7 +121,11 @@ def test_only_what_runs_is_counted() -> None:
     assert [stage.name for stage in quick] == ["the reference", "writing the weights", "the written graph"]
     unchecked = stages_of(smollm2(), Request("int8", NORMAL, 2048, compare=False))
     assert [stage.name for stage in unchecked] == ["writing the weights", "the written graph"]
-    assert {OWN_TEXT, TUNING} <= {stage.name for stage in stages_of(smollm2(), Request("int4", NORMAL, 2048))}
+    normal, best = (
+        stages_of(smollm2(), Request("int4", options, 2048)) for options in (NORMAL, Options(effort="best"))
+    )
+    assert {stage.name for stage in best} - {stage.name for stage in normal} == {TUNING}
+    assert {OWN_TEXT, FORMATS} <= {stage.name for stage in normal}
 
 
 def test_what_is_left_out_is_not_done(tiny_checkpoint: Path) -> None:
@@ -131,11 +135,12 @@ def test_what_is_left_out_is_not_done(tiny_checkpoint: Path) -> None:
         checkpoint,
         "int4",
         calibration=text,
-        left_out=frozenset({OWN_TEXT, TUNING}),
+        effort="best",
+        left_out=frozenset({OWN_TEXT, TUNING, FORMATS}),
         progress=lambda *done: told.add(done[2]),
     )
     assert "quantizing to 4 bits" in told
-    assert told.isdisjoint({"writing text to calibrate on", "tuning scales", "loading the Torch model"})
+    assert told.isdisjoint({"writing text to calibrate on", "tuning scales", "measuring what bits bring"})
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +185,7 @@ def test_an_export_takes_no_more_than_was_predicted(
 def test_the_command_refuses_before_anything_is_loaded(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge.export.decoder.write_decoder", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("edge.export.decoder.stage_decoder", lambda *_, **__: pytest.fail("it was loaded"))
     for weights in ("int4", "int8"):
         command = ["export", str(tiny_checkpoint), "--weights", weights, "-o", str(tmp_path / "x.edge"), "--memory"]
         assert main([*command, "20MB"]) == 2
