@@ -67,8 +67,8 @@ def export(
         block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
         symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
         bits: a weight, on average, scales included, for which int4 gives each matrix the blocks and the 4 or 8 bits
-            that bring most; default: 4.8, or 5.2 with the effort ``best``; ``quick``, a `block_size` and `symmetric` give
-            all the same.
+            that bring most; default: 4.8, or 5.2 with the effort ``best``; ``quick``, a `block_size` and `symmetric`
+            give all the same.
         size: bytes that the bundle may take, instead of `bits`.
         perplexity: relative to the float model's (1.05, say), for which int4 takes as few bits as it can, instead of
             `bits`. It is estimated on the calibration text; `check` measures it on another.

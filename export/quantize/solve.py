@@ -71,7 +71,7 @@ def solve(
     back = torch.argsort(order)
     h.diagonal().add_(DAMPING * mean)
     h = h[order][:, order].contiguous()
-    upper = _factor_of_inverse(h.double()).float()
+    upper = _factor_of_inverse(h)
 
     variances = upper.diagonal()[back] ** -2  # of each input, given those that are rounded after it
     scales, zeros = search(w, variances, bits, block_size, symmetric=symmetric)
@@ -89,10 +89,11 @@ def solve(
 
 
 def _factor_of_inverse(h: torch.Tensor) -> torch.Tensor:
-    """The upper triangular U with ``U^T U = h^-1``. Of h = R R^T, R upper triangular, it is R^-1: a third of the work
-    of inverting h first."""
-    upper = torch.linalg.cholesky(h.flip(0, 1)).flip(0, 1)
-    return torch.linalg.solve_triangular(upper, torch.eye(len(h), dtype=h.dtype), upper=True)
+    """The upper triangular U with ``U^T U = h^-1``, in float32 by way of float64. Of h = R R^T, R upper triangular, it
+    is R^-1; backwards, rows and columns, R is the usual lower factor. A third of the work of inverting h first."""
+    lower = torch.linalg.cholesky(h.flip(0, 1).double())
+    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(h), dtype=lower.dtype), upper=False)
+    return inverse.float().flip(0, 1)
 
 
 def spread(per_block: torch.Tensor, block_size: int, columns: int) -> torch.Tensor:

@@ -420,7 +420,7 @@ def test_an_interrupted_export(checkpoint: Path, target: Path, number: int) -> N
         text=True,
     )
     deadline = time.monotonic() + 60
-    while not list(target.parent.glob(".*.part")) and time.monotonic() < deadline:
+    while not list(target.parent.glob(".*.part/weights.bin")) and time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
     process.send_signal(number)
