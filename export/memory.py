@@ -202,7 +202,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     """Of weights in 4 bits: see `edge.export.quantize.gptq`."""
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
-    from edge.export.quantize.gptq import BLOCK, EFFORTS, HEAD_ROWS, OTHERS
+    from edge.export.quantize.gptq import BLOCK, EFFORTS, HEAD_ROWS, OTHERS, budget_of
     from edge.export.quantize.sampled import PIECE, TOGETHER
 
     effort = EFFORTS[options.effort]
@@ -225,8 +225,8 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         hidden + max(READING * vocabulary, vocabulary + max(head, layer + max(solving, running))),
     )
     teacher = 2 * sizes.embedding * FLOAT  # its head, as it is read and as products take it
-    asked = (options.bits, options.perplexity) != (None, None)
-    if asked or effort.bits is not None:
+    if budget_of(options, effort) is not None:
+        asked = (options.bits, options.perplexity) != (None, None)
         block_size = options.block_size or min(form.block_size for form in OTHERS)
         of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
         sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)

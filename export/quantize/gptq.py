@@ -65,6 +65,19 @@ class Budget:
     enough: float = 0.0
 
 
+def one_format(options: Options) -> bool:
+    """Whether blocks are asked for that all matrices have alike."""
+    return options.block_size is not None or options.symmetric
+
+
+def budget_of(options: Options, effort: Effort) -> Budget | None:
+    """What matrices may take; None where all get the same format."""
+    if options.perplexity is not None:
+        return Budget(math.inf, enough=math.log(options.perplexity))
+    by_default = None if one_format(options) else effort.bits
+    return None if options.bits is None and by_default is None else Budget(options.bits, by_default)
+
+
 @dataclass(frozen=True)
 class Way:
     """How matrices are solved. rounds: of descent. formats: of those that have another one."""
@@ -91,10 +104,7 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     windows = torch.from_numpy(calibration_windows(checkpoint, options.calibration)[: effort.windows])
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
     way = Way(Format(BITS, size, options.symmetric), effort.rounds)
-    fixed = options.block_size is not None or options.symmetric
-    budget = Budget(options.bits, None if fixed else effort.bits)
-    if options.perplexity is not None:
-        budget = Budget(math.inf, enough=math.log(options.perplexity))
+    budget = budget_of(options, effort)
     key = {"effort": effort, "way": way, "budget": budget, "text": windows.tolist()}
     with keeping(checkpoint, key) as kept:
         windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
@@ -103,8 +113,9 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
         teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
-        if budget != Budget():
-            forms = [way.format, way.format._replace(bits=8)] if fixed else [way.format, *OTHERS]
+        if budget is not None:
+            others = [way.format._replace(bits=8)] if one_format(options) else OTHERS
+            forms = [way.format, *others]
             sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, budget, options.report)
             found = zip(matrices(checkpoint), kept.tensor("formats", sketch).tolist(), strict=True)
             way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})

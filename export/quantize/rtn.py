@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.export.quantize.base import (
-    FloatTensor,
-    LazyWeights,
-    Options,
-    QTensor,
-    Weight,
-    matrices,
-    packed_with,
-)
+from edge.export.quantize.base import FloatTensor, LazyWeights, Options, QTensor, Weight, matrices, packed_with
 from edge.export.quantize.smooth import Smoothing
 
 if TYPE_CHECKING:
