@@ -142,9 +142,7 @@ def int4_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path)
     torch.set_num_threads(1)  # more wait for each other on a busy machine
     try:
         out = tmp_path_factory.mktemp("int4") / "tiny.edge"
-        return edge.export(
-            tiny_checkpoint, out, weights="int4", block_size=64, calibration=" ".join(SENTENCES), check=False
-        )
+        return edge.export(tiny_checkpoint, out, weights="int4", calibration=" ".join(SENTENCES), check=False)
     finally:
         torch.set_num_threads(threads)
 

@@ -20,6 +20,7 @@ import torch
 from emulators import CPUS, Emulator, Unavailable, emulators
 from graph_harness import TinyCheckpoint, tiny_manifest
 from onnx import TensorProto, helper, numpy_helper
+from texts import SENTENCES
 from transformers import T5Config, T5ForConditionalGeneration
 from unigram_tokenizers import save_tokenizer
 from whisper_files import IDS, tiny_whisper
@@ -59,13 +60,14 @@ def others() -> dict[str, Emulator]:
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, pristine_tiny_bundle: Bundle, int4_bundle: Bundle
-) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, pristine_tiny_bundle: Bundle) -> Path:
     """Products and bundles, made here."""
     folder = tmp_path_factory.mktemp("asked")
     write_products(folder)
-    shutil.copytree(int4_bundle.root, folder / "int4.edge")
+    # In these blocks this random model has 1 near-tie of 96 for Arm; in blocks of 64 it has 5, and 11 with formats by
+    # matrix, where processors are hardly further apart (0.025, 0.033 and 0.029 of the logits' spread).
+    text = " ".join(SENTENCES)
+    edge.export(tiny_checkpoint, folder / "int4.edge", weights="int4", block_size=32, calibration=text, check=False)
     shutil.copytree(pristine_tiny_bundle.root, folder / "int8.edge")
     edge.export(tiny_checkpoint, folder / "prefill.edge", weights="int8", prefill_weights="int8", max_context=256)
     export_t5(folder)
