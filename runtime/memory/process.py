@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 MIB = 2**20
@@ -71,21 +71,26 @@ def _linux() -> Held | None:
 
 
 @contextmanager
-def watching(every: float = 0.02) -> Iterator[None]:
-    """Look at the private bytes of this process every so many seconds, so that `held` knows a peak between calls."""
+def repeated(look: Callable[[], object], every: float) -> Iterator[None]:
+    """Call `look` every so many seconds, in a thread of its own, as long as the block runs."""
     ended = threading.Event()
 
-    def look() -> None:
+    def run() -> None:
         while not ended.wait(every):
-            held()
+            look()
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+def watching(every: float = 0.02) -> AbstractContextManager[None]:
+    """Look at the private bytes of this process every so many seconds, so that `held` knows a peak between calls."""
+    return repeated(held, every)
 
 
 def private_bytes() -> int:

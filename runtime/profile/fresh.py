@@ -11,13 +11,12 @@ import json
 import mmap
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge.runtime.memory.process import held, private_bytes
+from edge.runtime.memory.process import held, private_bytes, repeated
 
 if TYPE_CHECKING:
     from edge.runtime.profile.record import Memory
@@ -141,19 +140,10 @@ class _Watch:
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Takes samples in a thread of its own, and one more at the end."""
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(INTERVAL_S):
-                self.sample(phase)
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
         try:
-            yield
+            with repeated(lambda: self.sample(phase), INTERVAL_S):
+                yield
         finally:
-            done.set()
-            thread.join()
             self.sample(phase)
 
     def median(self, phase: str, *of: str) -> int | None:
