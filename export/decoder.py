@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -59,19 +60,7 @@ def stage_decoder(
     else:
         recorded = check.reference(checkpoint, context, options.progress) if compare else None
     eights = prefill_weights(checkpoint, options) if prefill else None
-    quantized = methods.quantize(
-        checkpoint,
-        weights,
-        block_size=options.block_size,
-        calibration=options.calibration,
-        progress=options.progress,
-        effort=options.effort,
-        symmetric=options.symmetric,
-        bits=options.bits,
-        perplexity=options.perplexity,
-        left_out=options.left_out,
-        moments=survey,
-    )
+    quantized = methods.quantize(checkpoint, weights, dataclasses.replace(options, moments=survey))
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")

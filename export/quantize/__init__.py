@@ -7,50 +7,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import ExportError
-from edge.export.quantize.base import Method, Options, Progress, Weight
+from edge.export.quantize.base import Method, Options, Weight
 from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.smooth import Moments
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
 
-def quantize(
-    checkpoint: Checkpoint,
-    weights: str,
-    *,
-    block_size: int | None = None,
-    calibration: str | None = None,
-    progress: Progress | None = None,
-    effort: str = "normal",
-    symmetric: bool = False,
-    bits: float | None = None,
-    perplexity: float | None = None,
-    left_out: frozenset[str] = frozenset(),
-    moments: Moments | None = None,
-) -> Mapping[str, Weight]:
+def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = None) -> Mapping[str, Weight]:
     """All matrices of a checkpoint in the format `weights`; norms and biases are not among them.
 
-    `calibration` is a text to measure activations on, for methods that do; `moments`, what smoothing would measure.
-    symmetric: without zero points. left_out: see `Options`. Matrices that a graph packs together (query, key and value;
-    gate and up) share their bits and block size.
+    Matrices that a graph packs together (query, key and value; gate and up) share their bits and block size.
 
     Raises:
         InputError: an unknown format.
         ExportError: an option that cannot be used.
     """
-    check_block_size(block_size, weights)
+    options = options or Options()
+    check_block_size(options.block_size, weights)
     entry = METHODS.find(weights)
-    if symmetric and not entry.traits.get("symmetric"):
+    if options.symmetric and not entry.traits.get("symmetric"):
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("symmetric"))
         raise ExportError(f"--symmetric does not apply to {weights} weights; omit it, or choose {can}.")
-    if (bits, perplexity) != (None, None) and not entry.traits.get("budget"):
+    if (options.bits, options.perplexity) != (None, None) and not entry.traits.get("budget"):
         can = ", ".join(method.name for method in METHODS.values() if method.traits.get("budget"))
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
-    options = Options(block_size, calibration, progress, effort, symmetric, bits, perplexity, left_out, moments)
     return method(checkpoint, options)
 
 

@@ -100,7 +100,7 @@ class Options:
     """What a user may choose about a method. None: the method's own default."""
 
     block_size: int | None = None
-    calibration: str | None = None  # text
+    calibration: str | None = None  # a text to measure activations on, for methods that do
     progress: Progress | None = None
     effort: str = "normal"  # quick, normal or best
     symmetric: bool = False  # without zero points

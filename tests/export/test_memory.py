@@ -134,10 +134,12 @@ def test_what_is_left_out_is_not_done(tiny_checkpoint: Path) -> None:
     quantize(
         checkpoint,
         "int4",
-        calibration=text,
-        effort="best",
-        left_out=frozenset({OWN_TEXT, TUNING, FORMATS}),
-        progress=lambda *done: told.add(done[2]),
+        Options(
+            calibration=text,
+            effort="best",
+            left_out=frozenset({OWN_TEXT, TUNING, FORMATS}),
+            progress=lambda *done: told.add(done[2]),
+        ),
     )
     assert "quantizing to 4 bits" in told
     assert told.isdisjoint({"writing text to calibrate on", "tuning scales", "measuring what bits bring"})

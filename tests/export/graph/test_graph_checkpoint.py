@@ -50,7 +50,7 @@ def test_logits_of_a_saved_model_are_those_of_its_stored_weights(
     tmp_path: Path, directory: Path, weights: str, tolerance: float
 ) -> None:
     checkpoint = open_checkpoint(str(directory))
-    matrices = quantize(checkpoint, weights, block_size=None)
+    matrices = quantize(checkpoint, weights)
     with BundleWriter(tmp_path / "x.edge") as writer:
         built = build_decoder(checkpoint, matrices, writer, 64)
         writer.flush()

@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import ExportError, InputError
 from edge.export.quantize import quantize, read_calibration
-from edge.export.quantize.base import FloatTensor, QTensor
+from edge.export.quantize.base import FloatTensor, Options, QTensor
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")
@@ -108,7 +108,7 @@ def test_int8_takes_a_files_own_8_bit_blocks() -> None:
     assert isinstance(own, QTensor) and isinstance(anew, QTensor)
     assert (own.block_size, anew.block_size) == (32, 64)
     assert np.array_equal(own.dequantize(), checkpoint.read(EMBEDDING))
-    wide = quantize(checkpoint, "int8", block_size=128)[EMBEDDING]
+    wide = quantize(checkpoint, "int8", Options(block_size=128))[EMBEDDING]
     assert isinstance(wide, QTensor) and wide.block_size == 128
 
 
@@ -152,19 +152,19 @@ def test_keep_needs_a_gguf() -> None:
 
 def test_keep_takes_no_block_size() -> None:
     with pytest.raises(ExportError, match="--block-size 64"):
-        quantize(Stored({OUT: "Q4_0"}), "keep", block_size=64)
+        quantize(Stored({OUT: "Q4_0"}), "keep", Options(block_size=64))
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 def test_floats_take_no_block_size(weights: str) -> None:
     with pytest.raises(ExportError, match=f"--block-size 32 does not apply to {weights} weights"):
-        quantize(Stored({OUT: "F32"}), weights, block_size=32)
+        quantize(Stored({OUT: "F32"}), weights, Options(block_size=32))
 
 
 @pytest.mark.parametrize("size", [0, 8, 48, -32, 33])
 def test_a_block_size_is_a_power_of_two_from_16(size: int) -> None:
     with pytest.raises(ExportError, match=f"--block-size {size} must be a power of two"):
-        quantize(Stored({OUT: "F32"}), "int8", block_size=size)
+        quantize(Stored({OUT: "F32"}), "int8", Options(block_size=size))
 
 
 def test_an_unknown_format_is_named_with_the_known_ones() -> None:

@@ -18,7 +18,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 from edge.errors import ExportError
 from edge.export.quantize import gptq, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Format, Unit, bits_of, choose, measure
-from edge.export.quantize.base import QTensor, matrices
+from edge.export.quantize.base import Options, QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.gptq import Way, _moments, quantize_decoder
@@ -252,7 +252,9 @@ class TinyCheckpoint:
 def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     told: list[tuple[int, int, str]] = []
-    result = quantize(checkpoint, "int4", calibration="Fish and chips. " * 40, progress=lambda *done: told.append(done))
+    result = quantize(
+        checkpoint, "int4", Options(calibration="Fish and chips. " * 40, progress=lambda *done: told.append(done))
+    )
     assert list(result) == matrices(checkpoint)
     for weight in result.values():
         assert isinstance(weight, QTensor) and weight.bits == 4
@@ -263,13 +265,13 @@ def test_int4_quantizes_every_matrix_of_a_checkpoint_and_reports_its_progress() 
 @pytest.mark.parametrize("options", [{"block_size": 16}, {"symmetric": True}])
 def test_a_format_for_all_is_not_held_to_the_bits_of_an_effort(options: dict[str, Any]) -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
-    result = quantize(checkpoint, "int4", calibration="Fish and chips. " * 40, **options)
+    result = quantize(checkpoint, "int4", Options(calibration="Fish and chips. " * 40, **options))
     assert {w.bits for w in result.values() if isinstance(w, QTensor)} == {4}
 
 
 def test_int4_takes_a_block_size() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
-    result = quantize(checkpoint, "int4", block_size=16, calibration="Fish and chips. " * 10)
+    result = quantize(checkpoint, "int4", Options(block_size=16, calibration="Fish and chips. " * 10))
     assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == {16}
 
 
@@ -288,7 +290,9 @@ OPTIONAL = {"quantizing to 4 bits", "writing text to calibrate on", "tuning scal
 def test_an_effort_says_what_is_done(effort: str, sizes: set[int], stages: set[str]) -> None:
     checkpoint, told = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), dict[str, int]()
     result = quantize(
-        checkpoint, "int4", calibration=FISH, effort=effort, progress=lambda _, total, text: told.update({text: total})
+        checkpoint,
+        "int4",
+        Options(calibration=FISH, effort=effort, progress=lambda _, total, text: told.update({text: total})),
     )
     assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == sizes
     assert told.keys() & OPTIONAL == stages
@@ -309,7 +313,7 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
 
     def run() -> dict[str, Any]:
         told.clear()
-        return dict(quantize(checkpoint, "int4", calibration=FISH, progress=lambda *done: told.add(done[2])))
+        return dict(quantize(checkpoint, "int4", Options(calibration=FISH, progress=lambda *done: told.add(done[2]))))
 
     monkeypatch.setattr(gptq, "_solve", solve_until)
     with pytest.raises(KeyboardInterrupt):
@@ -329,13 +333,13 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
 
 def test_int4_without_zero_points_is_in_the_blocks_that_npus_take() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
-    result = quantize(checkpoint, "int4", symmetric=True, calibration=FISH)
+    result = quantize(checkpoint, "int4", Options(symmetric=True, calibration=FISH))
     for weight in result.values():
         assert isinstance(weight, QTensor)
         assert (weight.block_size, weight.zero_points) == (32, None)
         assert np.array_equal(weight.scales, weight.scales.astype(np.float16).astype(np.float32))
     with pytest.raises(ExportError, match="--symmetric does not apply to int8 weights; omit it, or choose int4"):
-        quantize(checkpoint, "int8", symmetric=True)
+        quantize(checkpoint, "int8", Options(symmetric=True))
 
 
 FORMATS = [Format(4, 32), Format(4, 64), Format(8, 32)]
@@ -392,7 +396,9 @@ def test_bits_are_taken_until_the_harm_is_small_enough() -> None:
 
 def test_matrices_get_the_bits_that_are_named() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
-    at = {bits: quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=bits) for bits in (7.0, 9.0)}
+    at = {
+        bits: quantize(checkpoint, "int4", Options(calibration=FISH, effort="quick", bits=bits)) for bits in (7.0, 9.0)
+    }
     sizes = {bits: {w.bits for w in result.values() if isinstance(w, QTensor)} for bits, result in at.items()}
     assert sizes[7.0] == {4, 8} and 8 in sizes[9.0]
     assert bits_of(at[7.0]) <= 7 < bits_of(at[9.0]) <= 9
@@ -402,9 +408,9 @@ def test_matrices_get_the_bits_that_are_named() -> None:
     with pytest.raises(
         ExportError, match=r"int4 takes 4\.\d\d bits a weight or more here; name more than 4\.1 with --bits"
     ):
-        quantize(checkpoint, "int4", calibration=FISH, effort="quick", bits=4.1)
+        quantize(checkpoint, "int4", Options(calibration=FISH, effort="quick", bits=4.1))
     with pytest.raises(ExportError, match="--bits, --size and --perplexity do not apply to int8 weights; choose int4"):
-        quantize(checkpoint, "int8", bits=5)
+        quantize(checkpoint, "int8", Options(bits=5))
 
 
 class Counter:
@@ -463,7 +469,7 @@ def test_text_is_drawn_from_the_models_own_distribution() -> None:
 def test_a_calibration_text_that_is_too_short_is_refused() -> None:
     checkpoint = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]()))
     with pytest.raises(ExportError, match="holds 5 tokens, fewer than the 128"):
-        quantize(checkpoint, "int4", calibration="short")
+        quantize(checkpoint, "int4", Options(calibration="short"))
 
 
 def test_the_built_in_text_gives_whole_windows_within_the_models_context() -> None:
