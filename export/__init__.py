@@ -115,9 +115,7 @@ def export(
     if sum(limit is not None for limit in (bits, size, perplexity)) > 1:
         raise InputError("--bits, --size and --perplexity say the same in different ways; choose one of them.")
     if perplexity is not None and not 1 < perplexity < math.inf:
-        raise InputError(
-            f"--perplexity {perplexity:g} is no share of the float model's; name more than 1, such as 1.05."
-        )
+        raise InputError(f"--perplexity {perplexity:g} is relative to the float model's; name more than 1, such as 1.05.")
     limit = read_limit(memory)
     if isinstance(calibration, Path) and not calibration.is_file():
         raise ExportError(f"The calibration file {calibration} cannot be read: there is no such file.")

@@ -94,7 +94,7 @@ def test_the_check_sees_what_quantization_costs(pristine_tiny_bundle: Bundle) ->
 def test_weights_in_the_wrong_place_fail_the_check_and_leave_nothing(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mixed_up(checkpoint: Any, weights: str, **options: Any) -> dict[str, FloatTensor]:
+    def mixed_up(checkpoint: Any, *_: Any) -> dict[str, FloatTensor]:
         matrices = {n: FloatTensor(checkpoint.read(n)) for n in checkpoint.names() if len(checkpoint.shape(n)) == 2}
         a, b = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight"
         matrices[a], matrices[b] = matrices[b], matrices[a]
