@@ -82,8 +82,8 @@ def export(
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with the model in float32, and write the figures into the manifest.
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
-            get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights in smaller blocks,
-            calibrated on more text and tuned longer.
+            get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights with more
+            bits, calibrated on more text and tuned.
         candidates: collect what the drafter recycle begins with, over the calibration text.
         draft_text: tokens of a decoder's own answers from which a table for drafts is counted
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
@@ -115,7 +115,7 @@ def export(
     if sum(limit is not None for limit in (bits, size, perplexity)) > 1:
         raise InputError("--bits, --size and --perplexity say the same in different ways; choose one of them.")
     if perplexity is not None and not 1 < perplexity < math.inf:
-        raise InputError(f"--perplexity {perplexity:g} is relative to the float model's; name more than 1, such as 1.05.")
+        raise InputError(f"--perplexity {perplexity:g} is relative to the float model's: name more than 1, like 1.05.")
     limit = read_limit(memory)
     if isinstance(calibration, Path) and not calibration.is_file():
         raise ExportError(f"The calibration file {calibration} cannot be read: there is no such file.")
