@@ -40,8 +40,8 @@ def add_arguments(parser: Parser) -> None:
     add("--max-context N", "maximum tokens of prompt and answer (default: the model's, up to 8192)", int)
     add("--no-check", "do not compare the bundle with the model in float32")
     efforts = (
-        "quick: seconds, 8 bits, nothing for drafts; normal (default): minutes, 4 bits, drafts; best: longer, smaller "
-        "blocks, more text"
+        "quick: seconds, 8 bits, nothing for drafts; normal (default): minutes, 4 bits, drafts; best: longer, more "
+        "bits where they count, more text"
     )
     add("--effort EFFORT", efforts, default="normal")
     add("--memory SIZE", "maximum private memory, as in 8GB; what does not fit is left out, and said")
