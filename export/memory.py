@@ -230,7 +230,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         block_size = options.block_size or min(form.block_size for form in OTHERS)
         of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
         sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
-        measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the head's error first, then layers
+        measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the float head as it is read, then layers
         yield Stage(FORMATS, hidden + sketch + teacher + measured, optional=not asked)
     if effort.passes:
         blocks = sizes.total // block_size * SCALED * FLOAT

@@ -25,6 +25,7 @@ from edge.export.quantize.base import QTensor, packed_with
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.tune import Teacher
+from edge.runtime.memory.process import release_freed
 
 WINDOWS = 4  # of the text that shares are measured on
 _SAMPLED = 256  # rows of a matrix that are rounded to see its error in a format
@@ -163,6 +164,7 @@ def _shares(
             put(*matrices.values())
             states.append(torch.cat([decoder.run(layer, state[None]) for state in states[-1]]))
             decoder.forget(layer)
+            release_freed()
     last = states.pop().requires_grad_()
     final = torch.stack([decoder.finish(state[None]) for state in last])
     embedding, head = names[id(decoder.embedding)], names[id(decoder.head)]
@@ -188,6 +190,7 @@ def _shares(
                 variances[name] = variances[name] + square if name in variances else square
         decoder.layers[layer].requires_grad_(False)
         decoder.forget(layer)
+        release_freed()
     rounded = torch.cat([decoder.embed(window) for window in windows])
     decoder.embedding.data = torch.from_numpy(read(embedding))
     exact = torch.cat([decoder.embed(window) for window in windows])
@@ -203,11 +206,12 @@ def _of_head(
 ) -> tuple[torch.Tensor, float]:
     """The gradient of the mean divergence from the teacher by `final` [W, S, hidden], and the head's share."""
     rows, wanted = final.reshape(-1, final.shape[-1]), teacher.finals[: len(final)].reshape(-1, final.shape[-1])
-    off_by, gradient, share = head - exact, torch.empty_like(rows), 0.0
+    gradient, share = torch.empty_like(rows), 0.0
     for start in range(0, len(rows), _ROWS):
         part = rows[start : start + _ROWS]
         p = torch.softmax((wanted[start : start + _ROWS].to(teacher.head.dtype) @ teacher.head.T).float(), -1)
-        off = torch.softmax(part @ head.T, -1).sub_(p).div_(len(rows))
+        logits = part @ head.T
+        off = torch.softmax(logits, -1).sub_(p).div_(len(rows))
         gradient[start : start + _ROWS] = off @ head
-        share += float((off * (part @ off_by.T)).sum()) / 2
+        share += float(logits.sub_(part @ exact.T).mul_(off).sum()) / 2
     return gradient.view_as(final), share
