@@ -66,6 +66,7 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
     """Have the model answer until it has written `tokens` tokens, and write down what followed what."""
     engine.prefill = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0
+    report(0, tokens, "writing text to draft from")  # the first answers come after a quarter of a minute
     for answer in own_answers(Model(bundle, engine, Text(bundle), speculate=OFF)):
         answers.append(answer)
         done += len(answer) - BEFORE

@@ -71,7 +71,7 @@ def add_bundle(parser: Parser) -> None:
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle, a folder NAME.edge")
 
 
-def add_threads(add: Add, default: str = "one per core") -> None:
+def add_threads(add: Add, default: str = "one per core, up to 8") -> None:
     """How many threads compute."""
     add("--threads N", f"threads to compute with (default: {default})", int)
 

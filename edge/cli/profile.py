@@ -33,8 +33,8 @@ def add_arguments(parser: Parser) -> None:
 
     add = parser.options("how it is measured")
     add("--seconds S", "how long measuring may take (default: 60)", float)
-    add_threads(add, "one per core, up to 8")
-    add("--context N", "maximum tokens in the KV cache (default: the bundle's)", int)
+    add_threads(add)
+    add("--context N", "maximum tokens in the KV cache (default: the bundle's, in at most half of the memory)", int)
     add_provider(add)
     add("--ops", "measure and show where the time goes, by operator")
     add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")

@@ -75,7 +75,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> int:
-    """Tune a decoder, so that a policy can leave layers out of its answers at less cost in quality.
+    """Train a decoder so that it loses less quality when `edge run --skip` skips some of its layers.
 
     LoRA adapters (and, for first, routers that read the prompt) are trained to predict what the model predicts with
     all its layers, and merged into its weights. TUNED is a model directory: edge export TUNED --segments 1 makes it a

@@ -132,8 +132,8 @@ def add_arguments(parser: Parser) -> None:
     drafts = "what drafts tokens, several of which the model verifies in a step: auto (default for chat models), off, "
     listed(add("--speculate WHAT", f"{drafts}or a name: %(names)s"), DRAFTERS)
     exact = (
-        "the same text every time, whatever is drafted: the default for chat models. --no-exact is faster, and once in "
-        "a while a word differs; text to text and speech need it only with --speculate"
+        "the same text every time, whatever is drafted: the default for chat models, and with --speculate for text to "
+        "text and speech. --no-exact is faster, and once in a while a word differs"
     )
     add("--exact", exact, action=argparse.BooleanOptionalAction)
     skipped = "which layers are skipped, of a bundle with segments: off (default), %(names)s"
