@@ -114,6 +114,8 @@ def export(
         raise InputError(f"There is no effort {effort!r}; choose one of {', '.join(EFFORTS)}.")
     if sum(limit is not None for limit in (bits, size, perplexity)) > 1:
         raise InputError("--bits, --size and --perplexity say the same in different ways; choose one of them.")
+    if bits is not None and not 0 < bits < math.inf:
+        raise InputError(f"--bits {bits:g} is no number of bits a weight; name one like 4.8.")
     if perplexity is not None and not 1 < perplexity < math.inf:
         raise InputError(f"--perplexity {perplexity:g} is relative to the float model's: name more than 1, like 1.05.")
     limit = read_limit(memory)
@@ -171,10 +173,10 @@ def export(
 
             text = methods.read_calibration(calibration) if isinstance(calibration, Path) else calibration
 
-            if size is not None:
-                bits = bits_within(size, checkpoint)
-            options = Options(chosen.block_size, text, progress, effort, symmetric, bits, perplexity)
             prefill, required = prefill_weights == "int8", bool(draft_text)
+            if size is not None:
+                bits = bits_within(size, checkpoint, context, prefill=prefill)
+            options = Options(chosen.block_size, text, progress, effort, symmetric, bits, perplexity)
             if draft_text is None:
                 draft_text = default_tokens(count_weights(checkpoint))
             request = Request(chosen.weights, options, context, check, prefill, draft_text, required)

@@ -10,7 +10,7 @@ from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
 from edge.export.graph.families import find_family
-from edge.export.quantize.base import FLOATS, matrices
+from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, matrices
 from edge.export.tokenizer import compact
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 
-OTHER_FILES = 5_000_000  # bytes, at most, of graphs, recorded answers and what drafts begin with
+OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def count_weights(checkpoint: Checkpoint) -> int:
     return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 
-def bits_within(size: int, checkpoint: Checkpoint) -> float:
-    """Bits a weight with which a bundle takes `size` bytes at most.
+def bits_within(size: int, checkpoint: Checkpoint, context: int, *, prefill: bool) -> float:
+    """Bits a weight with which a bundle takes `size` bytes at most. prefill: with an int8 prefill graph.
 
     Raises:
         InputError: what else it holds takes more.
@@ -74,12 +74,23 @@ def bits_within(size: int, checkpoint: Checkpoint) -> float:
     names = matrices(checkpoint)
     count = sum(math.prod(checkpoint.shape(name)) for name in names)
     vectors = 4 * (count_weights(checkpoint) - count) + PAGE * (3 * len(names) + len(checkpoint.names()))
-    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES
+    rest = vectors + len(compact(checkpoint.tokenizer.json).encode()) + OTHER_FILES + _rotary(checkpoint, context)
+    if prefill:
+        layers = [checkpoint.shape(name) for name in names if name not in (EMBEDDING, HEAD)]
+        rest += sum(math.prod(shape) + 4 * shape[0] for shape in layers) + vectors
     if size <= rest:
         raise InputError(
             f"A bundle of {checkpoint.name} takes up to {rest / 1e6:.1f} MB besides its matrices; name a larger --size."
         )
     return 8 * (size - rest) / count
+
+
+def _rotary(checkpoint: Checkpoint, context: int) -> int:
+    """Maximum bytes of cosines and sines, of one table for each type of layers."""
+    config = checkpoint.config
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    types = 2 if config.get("sliding_window") else 1
+    return int(4 * types * context * head)
 
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:

@@ -1,5 +1,5 @@
-"""What a calibration has done so far, kept in files of the cache folder until the export is done: none of it is done
-twice after Ctrl-C, and it takes no memory that the system cannot take back, because the files are mapped."""
+"""What a calibration has done so far, kept in files of the cache folder until it is done: none of it is done twice
+after Ctrl-C, and it takes no memory that the system cannot take back, because the files are mapped."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EXPORTS = 3  # interrupted ones that are kept: they take as much as their bundles, or twice
 LOCK = "lock"
+ROWS = 4  # of a matrix, which tell one model from another
 PARTS = ("q", "scales", "zero_points")  # arrays of a weight
 FORMATS = "formats"  # the entry of a file's metadata that has bits, block size and method of each weight
 
@@ -65,7 +66,17 @@ class Kept:
         return found
 
     def __contains__(self, name: str) -> bool:
-        return self._folder is not None and self._path(name).exists()
+        """Whether a file is there, and whole: one that a power failure cut short goes."""
+        from safetensors import SafetensorError, safe_open
+
+        if self._folder is None or not self._path(name).exists():
+            return False
+        try:
+            with safe_open(self._path(name), framework="pt"):
+                return True
+        except (OSError, SafetensorError):
+            self._path(name).unlink(missing_ok=True)
+            return False
 
     def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], formats: dict[str, str]) -> bool:
         """Whether there was a folder, with room for it."""
@@ -111,7 +122,7 @@ def _taken_apart(weights: Mapping[str, QTensor]) -> tuple[dict[str, NDArray[Any]
 
 @contextmanager
 def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[Kept]:
-    """Keep work for an export of the checkpoint with these options, until it is done. Where another process makes the
+    """Keep work of calibrating the checkpoint with these options, until that is done. Where another process makes the
     same, or the cache folder cannot be written, nothing is kept afterwards."""
     exports = cache_dir() / "exports"
     folder = exports / _key(checkpoint, options)
@@ -134,11 +145,14 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
 
 
 def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
-    """Another one for another model, other options or another version of edge. Of the values only those of vectors are
-    looked at: training changes them all."""
+    """Another one for another model, other options or other code of edge. Of the values only vectors and some rows of
+    matrices are looked at, which training changes."""
     tensors = [(name, checkpoint.stored_type(name), checkpoint.shape(name)) for name in checkpoint.names()]
-    key = zlib.crc32(json.dumps([__version__, tensors, options], default=str).encode())
+    said = [__version__, checkpoint.config, tensors, options]
+    key = zlib.crc32(json.dumps(said, default=str).encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        key = zlib.crc32(file.read_bytes(), key)
     for name, _, shape in tensors:
-        if len(shape) == 1:
-            key = zlib.crc32(checkpoint.read(name).tobytes(), key)
+        some = None if len(shape) < 2 else slice(shape[0] // 2, shape[0] // 2 + ROWS)
+        key = zlib.crc32(checkpoint.read(name, some).tobytes(), key)
     return f"{Path(checkpoint.name).name}-{key:08x}"

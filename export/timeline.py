@@ -15,17 +15,18 @@ LEAST_S = 5.0  # below which nothing is said
 Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its share, in any unit
 
 _CHECK, _BEFORE = "running Torch on the check's text", "running the calibration text"
-_SOLVING, _CHOOSING, _TUNING = "quantizing to 4 bits", "measuring what bits bring", "tuning scales"
+_SOLVING, _TRYING, _CHOOSING = "quantizing to 4 bits", "trying 4 bits", "measuring what bits bring"
+_TUNING = "tuning scales"
 _OWN, _CANDIDATES = "writing text to calibrate on", "collecting candidates for drafts"
 # Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX (model 167).
 OF_INT4: dict[str, Stages] = {
     "quick": [("running the reference", 3), (_BEFORE, 2), (_SOLVING, 12), ("recording golden answers", 2)],
     "normal": [
-        *((_CHECK, 2), (_OWN, 25), (_BEFORE, 22), (_SOLVING, 34), (_CHOOSING, 29)),
+        *((_CHECK, 2), (_OWN, 25), (_BEFORE, 22), (_TRYING, 34), (_CHOOSING, 29)),
         *((_SOLVING, 94), (_CANDIDATES, 17)),
     ],
     "best": [
-        *((_CHECK, 2), (_OWN, 70), (_BEFORE, 40), (_SOLVING, 34), (_CHOOSING, 29)),
+        *((_CHECK, 2), (_OWN, 70), (_BEFORE, 40), (_TRYING, 34), (_CHOOSING, 29)),
         *((_SOLVING, 180), (_TUNING, 360), (_CANDIDATES, 17)),
     ],
 }
@@ -47,7 +48,10 @@ class Timeline:
     def __call__(self, done: int, total: int, text: str) -> None:
         names = [name for name, _ in self._stages]
         if text in names[self._at :]:
-            self._at = names.index(text, self._at)
+            at = names.index(text, self._at)
+            if at > self._at + 1:  # stages were left out, which says nothing of the speed
+                self._trail.clear()
+            self._at = at
             before = sum(share for _, share in self._stages[: self._at])
             self._trail.append((self._clock(), before + self._stages[self._at][1] * (done / total if total else 0)))
             self._left = self._remaining() or self._left

@@ -44,9 +44,10 @@ class Format(NamedTuple):
     symmetric: bool = False
 
     def size(self, rows: int, columns: int) -> float:
-        """Bits that it takes."""
-        blocks = rows * -(-columns // self.block_size)
-        return rows * columns * self.bits + blocks * (32 + (0 if self.symmetric else self.bits))
+        """Bits that it takes: the last block of a row is filled up, and the zero points of a row to whole bytes."""
+        blocks = -(-columns // self.block_size)
+        zero_points = 0 if self.symmetric else 8 * -(-blocks * self.bits // 8)
+        return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,6 +40,7 @@ SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
 LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
 HEAD_ROWS = 4096  # of the vocabulary, solved at a time: bounds memory
+TRYING = "trying 4 bits"  # the stage before formats are chosen
 
 
 @dataclass(frozen=True)
@@ -105,24 +106,27 @@ def quantize(checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:
     size = options.block_size or (SYMMETRIC_BLOCK if options.symmetric else BLOCK)
     way = Way(Format(BITS, size, options.symmetric), effort.rounds)
     budget = budget_of(options, effort)
-    key = {"effort": effort, "way": way, "budget": budget, "text": windows.tolist()}
+    others = [way.format._replace(bits=8)] if one_format(options) else OTHERS
+    forms = [way.format, *others]
+    key = {"effort": effort, "way": way, "budget": budget, "forms": forms, "text": windows.tolist()}
     with keeping(checkpoint, key) as kept:
         windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
         decoder = Decoder(StreamedModel(checkpoint, copy=True), windows[0])
         head = EMBEDDING if decoder.head is decoder.embedding else HEAD
         with torch.no_grad():
             finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
-        teacher = Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
+
+        def teacher() -> Teacher:
+            return Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
+
         if budget is not None:
-            others = [way.format._replace(bits=8)] if one_format(options) else OTHERS
-            forms = [way.format, *others]
-            sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, budget, options.report)
+            sketch = partial(_formats, decoder, checkpoint, windows, finals, teacher, forms, budget, options.report)
             found = zip(matrices(checkpoint), kept.tensor("formats", sketch).tolist(), strict=True)
             way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})
         with torch.no_grad():
             weights = quantize_decoder(decoder, windows, finals, way, options.report, kept)
         if effort.passes:
-            weights = tune(decoder, weights, windows, teacher, options.report, effort.passes)
+            weights = tune(decoder, weights, windows, teacher(), options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
 
 
@@ -162,7 +166,8 @@ def _formats(
     decoder: Decoder,
     checkpoint: Checkpoint,
     windows: torch.Tensor,
-    teacher: Teacher,
+    finals: torch.Tensor,
+    teacher: Callable[[], Teacher],
     forms: Sequence[Format],
     budget: Budget,
     report: Callable[[int, int, str], None],
@@ -174,12 +179,16 @@ def _formats(
     """
     names, quick = matrices(checkpoint), EFFORTS["quick"]
     text, way = windows[: quick.windows], Way(forms[0], quick.rounds)
+
+    def trying(done: int, total: int, _: str) -> None:
+        report(done, total, TRYING)
+
     with torch.no_grad():
-        weights = quantize_decoder(decoder, text, teacher.finals[: quick.windows], way, report)
-    units = measure(decoder, weights, text, teacher, forms, checkpoint.read, report)
+        weights = quantize_decoder(decoder, text, finals[: quick.windows], way, trying)
+    units = measure(decoder, weights, text, teacher(), forms, checkpoint.read, report)
     count = sum(weight.q.size for weight in weights.values())
     usual = sum(unit.costs[forms[0]] for unit in units) / count
-    bits = budget.bits or max(budget.by_default or 0, usual)
+    bits = max(budget.by_default or 0, usual) if budget.bits is None else budget.bits
     chosen = choose(units, bits * count, budget.enough)
     if chosen is None:
         least = sum(min(unit.costs.values()) for unit in units) / count
@@ -187,9 +196,16 @@ def _formats(
             f"int4 takes {least:.2f} bits a weight or more here; name more than {bits:.3g} with --bits, or a larger "
             "--size."
         )
+    if budget.enough:
+        left = math.exp(sum(unit.harms[chosen[unit.names[0]]] for unit in units))
+        if left > math.exp(budget.enough):
+            raise ExportError(
+                f"With 8 bits wherever they help, the perplexity is expected at {left:.5f} of the float model's; name "
+                "more with --perplexity."
+            )
     for name, matrix in ((EMBEDDING, decoder.embedding), (HEAD, decoder.head)):
         if name in names:
-            matrix.data = torch.from_numpy(checkpoint.read(name))
+            matrix.data = torch.from_numpy(checkpoint.read(name)).clone()  # it is written to, and may be mapped
     return torch.tensor([forms.index(chosen[name]) for name in names])
 
 

@@ -25,8 +25,10 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import ExportError, InputError, MissingExtraError
 from edge.export import check as checks
+from edge.export import choices
 from edge.export import quantize as methods
 from edge.export.checkpoint import open_checkpoint
+from edge.export.checkpoint.base import Checkpoint
 from edge.export.quantize.base import FloatTensor
 from edge.export.torch_reference import TorchLogits, load_torch
 from edge.runtime.check.golden import read_golden, replay_golden
@@ -349,3 +351,27 @@ def test_peak_memory_stays_under_three_times_the_float_checkpoint(tiny_checkpoin
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=one_thread)
     assert result.returncode == 0, result.stderr
     assert size < float(result.stdout) < 3 * size
+
+
+@pytest.mark.parametrize("more", [{}, {"prefill_weights": "int8"}])
+def test_a_bundle_takes_no_more_than_the_size_that_is_named(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Any
+) -> None:
+    options = {"weights": "int4", "effort": "quick", "check": False, **more}
+    small = edge.export(tiny_checkpoint, tmp_path / "small.edge", bits=5.5, **options)
+    files = {path: path.stat().st_size for path in small.root.rglob("*") if path.is_file()}
+    others = sum(size for path, size in files.items() if path.name not in ("weights.bin", "tokenizer.json"))
+    monkeypatch.setattr(choices, "OTHER_FILES", others)  # which are most of so small a bundle
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    context, prefill = small.manifest.context, bool(more)
+    size = next(s for s in range(0, 10**7, 1000) if _bits(s, checkpoint, context, prefill) > 5.5)
+    bundle = edge.export(tiny_checkpoint, tmp_path / "sized.edge", size=size, **options)
+    taken = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
+    assert 0.5 * size < taken <= size + 1000  # graphs of other formats differ by some bytes
+
+
+def _bits(size: int, checkpoint: Checkpoint, context: int, prefill: bool) -> float:
+    try:
+        return choices.bits_within(size, checkpoint, context, prefill=prefill)
+    except InputError:
+        return 0.0

@@ -72,6 +72,33 @@ def test_another_model_or_other_options_have_a_folder_of_their_own() -> None:
         assert "text" in kept
 
 
+@pytest.mark.parametrize("what", ["matrix", "configuration", "code"])
+def test_a_model_of_the_same_shape_has_a_folder_of_its_own(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    left({})
+    other = checkpoint()
+    if what == "matrix":
+        name = next(name for name in other.names() if len(other.shape(name)) == 2)
+        read = other.read
+        other.read = lambda each, rows=None: read(each, rows) + (each == name)
+    elif what == "configuration":
+        other.config = other.config | {"rope_theta": 1234.0}
+    with monkeypatch.context() as patched:
+        if what == "code":
+            read_bytes = Path.read_bytes
+            patched.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"# changed")
+        with keeping(other, {}) as kept:
+            assert "text" not in kept
+    with keeping(checkpoint(), {}) as kept:
+        assert "text" in kept
+
+
+def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    Kept(tmp_path).tensor("text", lambda: torch.arange(300))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-100])
+    assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
+
+
 def test_the_oldest_of_many_interrupted_exports_goes() -> None:
     for number in range(EXPORTS + 2):
         left({"number": number})

@@ -50,6 +50,14 @@ def test_what_was_kept_does_not_count_as_fast() -> None:
     assert said == "solving · about 8 min left"  # 15 s for each of 32
 
 
+def test_stages_that_are_left_out_do_not_count_as_fast() -> None:
+    run = Run()
+    run.at(0, 0, 10, "reading")
+    run.at(10, 5, 10, "reading")
+    run.at(20, 0, 20, "writing")  # 70 of 100 were left out
+    assert run.at(40, 10, 20, "writing") == "writing · about 20 s left"
+
+
 def test_a_stage_that_is_not_named_takes_the_last_estimate_along() -> None:
     run = Run()
     run.at(0, 0, 10, "reading")

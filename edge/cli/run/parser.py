@@ -34,7 +34,7 @@ EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never
 OUTPUT_OF_LINES = "--output takes the answers to a file's lines; name the file with -f, or redirect the output."
 
 MORE = """\
-With -f FILE and --output OUT, each line of FILE is a prompt of its own: several are answered side by side, each answer
+With -f FILE and --output OUT, each line of FILE is a prompt of its own: several are answered in a batch, each answer
 becomes a line of OUT, in the order of the prompts, or with --json an object. After Ctrl-C or a failure, the same
 command goes on where it was stopped.
 
