@@ -41,6 +41,7 @@ bench:
 	@echo "  $(BIN)/python -m pip install -c constraints.txt -e '.[export,audio,bench]'"
 	@echo "  $(BIN)/python benchmarks/decoder_vs_peers.py --help    a decoder at 4 bits"
 	@echo "  $(BIN)/python benchmarks/first_answer.py --help        from a GGUF file to the first token"
+	@echo "  $(BIN)/python benchmarks/front.py --help               perplexity against size and speed, next to llama.cpp"
 	@echo "  $(BIN)/python benchmarks/encoder_decoder.py --help     Whisper, a T5 translator, and their quality"
 
 clean:

@@ -38,7 +38,7 @@ def mark_used(entry: Path) -> None:
 
 
 def drop_oldest(folder: Path, kept: int = KEPT) -> None:
-    """Keep so many entries of a folder of the cache, files or folders: those that were used last.
+    """Keep `kept` entries of a folder of the cache, files or folders: those that were used last.
 
     Another process may do the same at a time: what one has removed is no fault to the other.
     """

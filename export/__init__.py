@@ -72,13 +72,13 @@ def export(
         size: bytes that the bundle may take, instead of `bits`.
         perplexity: relative to the float model's (1.05, say), for which int4 takes as few bits as it can, instead of
             `bits`. It is estimated on the calibration text; `check` measures it on another.
-        max_context: most tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
+        max_context: maximum tokens the bundle can take; default: the catalog's, else the model's, up to 8,192.
         calibration: a text that calibrated methods run the model on, or the file of one, whose lines an
             encoder-decoder reads one by one; for a speech model the file of a recording. Default: what is built in.
         encoder_weights: of an encoder-decoder's encoder: fp32 or int8; default: as `weights` says (int8 for int4).
         decoder_weights: of its decoder: fp32, int8 or int4; default: as `weights` says.
         prefill_weights: int8 for a decoder's int8 prefill graph (docs/guide/long-prompts.md), or none (default).
-        segments: also write the decoder in parts that can be left out: of so many layers, or "ffn" for half-layers.
+        segments: also write the decoder in parts that can be left out: of N layers, or "ffn" for half-layers.
         trees: also write a decoder's graph for steps that verify trees of drafted tokens (docs/guide/speculation.md).
         check: compare the written graphs with the model in float32, and write the figures into the manifest.
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
@@ -89,7 +89,7 @@ def export(
             (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
-        memory: most private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
+        memory: maximum private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
             out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.

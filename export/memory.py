@@ -108,7 +108,7 @@ def leave_out(
 
 
 def needed(stage: Stage, program: int) -> int:
-    """The smallest limit under which a stage fits, where the program takes so many bytes besides."""
+    """The smallest limit under which a stage fits, where the program takes `program` bytes besides."""
     return math.ceil((1 + RESERVE) * (stage.takes + program)) + SLACK
 
 

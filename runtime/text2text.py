@@ -44,7 +44,7 @@ class Text2TextOptions(SamplingOptions):
         stop: strings that end the output and are left out of it.
         beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
         groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
-        no_repeat_ngram: no run of so many tokens occurs twice; 0: no such rule.
+        no_repeat_ngram: no run of N tokens occurs twice; 0: no such rule.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
         interrupted: asked before every step; the output ends once it says True.
 

@@ -143,7 +143,7 @@ def _within(effort: Effort, left_out: frozenset[str]) -> Effort:
 def _with_own_text(
     checkpoint: Checkpoint, windows: torch.Tensor, times: int, options: Options, kept: Kept
 ) -> torch.Tensor:
-    """The windows, and so many times as many of text of the model's own: the whole model is there while it writes."""
+    """The windows, and `times` as many of text of the model's own: the whole model is there while it writes."""
     lead, model = len(checkpoint.tokenizer.tokens.lead), None
 
     def write(seed: int) -> torch.Tensor:

@@ -190,7 +190,7 @@ class Ends:
     room: int
 
     def reached(self, tokens: int) -> FinishReason | None:
-        """What ends an answer that has so many tokens; None: it may go on."""
+        """What ends an answer that has `tokens` tokens; None: it may go on."""
         if tokens == self.max_tokens:
             return "length"
         return "context" if tokens == self.room else None

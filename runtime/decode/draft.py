@@ -24,7 +24,7 @@ class Draft(NamedTuple):
     parents: Sequence[int] | None = None
 
     def likeliest(self, chances: Sequence[float], most: int) -> tuple[list[int], list[float]]:
-        """Up to so many nodes of a tree, the likeliest path first and each behind its parent, and of all nodes the
+        """Up to `most` nodes of a tree, the likeliest path first and each behind its parent, and of all nodes the
         chance that its whole path holds. chances: by grade, that a token does where its parent did."""
         assert self.parents is not None, "a chain has no order but its own"
         holds = list[float]()

@@ -169,7 +169,7 @@ class WholeBinding(CacheBinding):
             self._masked = 0, 0
 
     def run(self, length: int) -> None:
-        """Run the step whose turn it is, after which the cache has so many rows."""
+        """Run the step whose turn it is, after which the cache has `length` rows."""
         self._last[0] = length - 1
         self._total[...] = length
         self._bound.run()

@@ -119,7 +119,7 @@ class Encoder:
         return cross
 
     def _new(self, length: int, into: Cross | None) -> Cross:
-        """Room for so many rows: for sound a part of that for a window, which is taken once. The system hands it out
+        """Room for `length` rows: for sound a part of that for a window, which is taken once. The system hands it out
         page by page as it is written."""
         if self._speech is None:
             memory = self._allocated(length)

@@ -72,7 +72,7 @@ def _linux() -> Held | None:
 
 @contextmanager
 def repeated(look: Callable[[], object], every: float) -> Iterator[None]:
-    """Call `look` every so many seconds, in a thread of its own, as long as the block runs."""
+    """Call `look` every `every` seconds, in a thread of its own, as long as the block runs."""
     ended = threading.Event()
 
     def run() -> None:
@@ -89,7 +89,7 @@ def repeated(look: Callable[[], object], every: float) -> Iterator[None]:
 
 
 def watching(every: float = 0.02) -> AbstractContextManager[None]:
-    """Look at the private bytes of this process every so many seconds, so that `held` knows a peak between calls."""
+    """Look at the private bytes of this process every `every` seconds, so that `held` knows a peak between calls."""
     return repeated(held, every)
 
 

@@ -51,7 +51,7 @@ class FeedForward(PromptPolicy):
 
 
 def candidates(blocks: int, count: int) -> range:
-    """Those in the middle of so many blocks among which `count` are chosen to be left out."""
+    """Those in the middle of `blocks`, among which `count` are chosen to be left out."""
     many = min(round(CHOICE * count), blocks)
     first = (blocks - many) // 2
     return range(first, first + many)

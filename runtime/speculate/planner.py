@@ -210,7 +210,7 @@ class Planner:
         return Budget(length, slope + cost, self._trees)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """Drafting so many tokens took so long. An empty draft costs nothing that asking less could save."""
+        """Drafting `tokens` tokens took `seconds`. An empty draft costs nothing that asking less could save."""
         if tokens:
             each = seconds / tokens
             self._draft_s = _follow(self._draft_s or each, each)

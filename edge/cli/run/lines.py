@@ -51,7 +51,7 @@ Answers = Generator[tuple[int, Answer], None, None]
 def run_lines(
     model: Text2Text, lines: Sequence[str], options: Text2TextOptions, args: argparse.Namespace, at_a_time: int
 ) -> int:
-    """Answer each line, so many at a time; blank ones stay blank. Returns the exit status.
+    """Answer each line, several at a time; blank ones stay blank. Returns the exit status.
 
     Into a file the longest go first, and their answers come into their places in the end; otherwise each is printed
     as soon as those before it are.
@@ -142,7 +142,7 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
 
 
 def side_by_side(make: Callable[[int], Answer], places: Iterable[int], at_a_time: int) -> Answers:
-    """What `make` makes of each place, in their order, in so many threads."""
+    """What `make` makes of each place, in their order, in several threads."""
     if at_a_time == 1:
         yield from ((place, make(place)) for place in places)
         return

@@ -202,7 +202,7 @@ class _Progress:
         return time.monotonic() - self._begun
 
     def show(self, position: float) -> None:
-        """Say that so many seconds were heard."""
+        """Say how many seconds were heard."""
         now = time.monotonic()
         if not self._terminal or (self._shown and now - self._drawn < REDRAWN_S):
             return
