@@ -59,8 +59,8 @@ def finish_decoder(
     draft_text: int,
     say: Callable[[str], None],
 ) -> tuple[Manifest, Golden]:
-    """Check what was written, and collect `candidates` for drafts and a table from `draft_text` tokens of its own answers.
-    Returns the manifest and the golden answers."""
+    """Check what was written, and collect `candidates` for drafts and a table from `draft_text` tokens of its own
+    answers. Returns the manifest and the golden answers."""
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
