@@ -101,7 +101,9 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     args.work.mkdir(parents=True, exist_ok=True)
     forms, skipped = make(args)
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # PyTorch's and llama.cpp's threads would wait for each other, spinning
     base, ids = measure_quality(forms, args)
+    del os.environ["OMP_WAIT_POLICY"]
     with (args.out / "front.log").open("w") as log:
         warnings = measure_speed(forms, ids, args, log)
     say("\n" + table(forms, base) + "\n")
@@ -123,7 +125,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gguf", type=Path, required=True, help="the model, whose weights all forms are made of")
     parser.add_argument("--text", type=Path, required=True, help="the text that is predicted")
     numbers, types = partial(_list, float), partial(names_of, TYPES)
-    parser.add_argument("--bits", type=numbers, default=[4.4, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
+    parser.add_argument("--bits", type=numbers, default=[4.6, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
     parser.add_argument("--effort", default="normal", help="of `edge export` for int4 bundles; default: normal")
     parser.add_argument("--types", type=types, default=list(TYPES), metavar="NAME,...", help="of llama.cpp's files")
     parser.add_argument("--threads", type=int, default=2)
@@ -177,11 +179,15 @@ def requantize(source: Path, out: Path, kind: str, threads: int) -> None:
     """
     import llama_cpp
 
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # it has a line for each tensor
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.nthread, settings.allow_requantize = threads, True
     part = out.with_suffix(".part")
-    if status := llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(settings)):
+    status = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(settings))
+    llama_cpp.llama_log_set(llama_cpp.llama_log_callback(0), ctypes.c_void_p(0))  # `silent` ends with this function
+    if status:
         raise Unavailable(f"llama_model_quantize returned {status}")
     part.rename(out)
 
