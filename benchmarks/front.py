@@ -33,6 +33,9 @@ from engines import engine_file
 from engines.decoding_engine import Unavailable
 from numpy.typing import NDArray
 from processes import REST_S, Worker
+from sources import exporter_key
+
+from edge.home import cache_dir
 
 OURS, PEER = "edge", "llama.cpp"
 VARIANTS = {OURS: "one token a step", PEER: "flash attention"}
@@ -98,9 +101,10 @@ def main() -> int:
         if not path.is_file():
             print(f"front: there is no {path}", file=sys.stderr)
             return 2
-    args.out.mkdir(parents=True, exist_ok=True)
-    args.work.mkdir(parents=True, exist_ok=True)
-    forms, skipped = make(args)
+    work = (args.work or cache_dir() / "benchmarks") / convert.key(args.gguf)
+    for folder in (args.out, work):
+        folder.mkdir(parents=True, exist_ok=True)
+    forms, skipped = make(args, work)
     os.environ["OMP_WAIT_POLICY"] = "passive"  # PyTorch's and llama.cpp's threads would wait for each other, spinning
     base, ids = measure_quality(forms, args)
     del os.environ["OMP_WAIT_POLICY"]
@@ -124,29 +128,28 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("--gguf", type=Path, required=True, help="the model, whose weights all forms are made of")
     parser.add_argument("--text", type=Path, required=True, help="the text that is predicted")
-    numbers, types = partial(_list, float), partial(names_of, TYPES)
-    parser.add_argument("--bits", type=numbers, default=[4.6, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
+    types = partial(names_of, TYPES)
+    parser.add_argument("--bits", type=_numbers, default=[4.6, 4.8, 5.2, 6.0], metavar="N,...", help="of int4 bundles")
     parser.add_argument("--effort", default="normal", help="of `edge export` for int4 bundles; default: normal")
     parser.add_argument("--types", type=types, default=list(TYPES), metavar="NAME,...", help="of llama.cpp's files")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"to predict at most; default: {TOKENS:,}")
     parser.add_argument("--out", type=Path, default=Path("build/benchmarks"), help="folder for the JSON, plot and log")
-    work = Path.home() / ".cache" / "edge-benchmarks" / "front"
-    parser.add_argument("--work", type=Path, default=work, help="folder that keeps what is made; default: %(default)s")
+    parser.add_argument("--work", type=Path, help="folder that keeps what is made; default: in the user's cache")
     return parser.parse_args(arguments)
 
 
-def _list(kind: Any, given: str) -> list[Any]:
-    return [kind(each) for each in given.split(",")]
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.split(",")]
 
 
-def make(args: argparse.Namespace) -> tuple[list[Form], dict[str, str]]:
-    """The forms, made where they are not there yet, and why others are missing."""
-    forms, skipped, key = list[Form](), dict[str, str](), convert.key(args.gguf)
+def make(args: argparse.Namespace, work: Path) -> tuple[list[Form], dict[str, str]]:
+    """The forms, made where they are not there yet or the exporter has changed, and why others are missing."""
+    forms, skipped = list[Form](), dict[str, str]()
     exports = {f"int4 {bits:g}": ("--weights", "int4", "--bits", f"{bits:g}") for bits in args.bits} | OTHERS
     for name, options in exports.items():
-        path = args.work / f"{key}-{name.replace(' ', '-')}-{args.effort}.edge"
+        path = work / f"{name.replace(' ', '-')}-{args.effort}-{exporter_key()}.edge"
         if not path.exists():
             say(f"making {name}")
             command = [sys.executable, "-m", "edge.cli.main", "export", str(args.gguf), "-o", str(path)]
@@ -158,7 +161,7 @@ def make(args: argparse.Namespace) -> tuple[list[Form], dict[str, str]]:
         size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
         forms.append(Form(f"{OURS} {name}", OURS, path, size / 1e6))
     for kind in args.types:
-        path = args.work / f"{key}-{kind}.gguf"
+        path = work / f"{kind}.gguf"
         try:
             if not path.exists():
                 say(f"making {kind}")

@@ -196,13 +196,12 @@ def _formats(
             f"int4 takes {least:.2f} bits a weight or more here; name more than {bits:.3g} with --bits, or a larger "
             "--size."
         )
-    if budget.enough:
-        left = math.exp(sum(unit.harms[chosen[unit.names[0]]] for unit in units))
-        if left > math.exp(budget.enough):
-            raise ExportError(
-                f"With 8 bits wherever they help, the perplexity is expected at {left:.5f} of the float model's; name "
-                "more with --perplexity."
-            )
+    left = sum(unit.harms[chosen[unit.names[0]]] for unit in units)
+    if budget.enough and left > budget.enough:
+        raise ExportError(
+            f"With 8 bits wherever they help, the perplexity is expected at {math.exp(left):.5f} of the float model's; "
+            "name more with --perplexity."
+        )
     for name, matrix in ((EMBEDDING, decoder.embedding), (HEAD, decoder.head)):
         if name in names:
             matrix.data = torch.from_numpy(checkpoint.read(name)).clone()  # it is written to, and may be mapped

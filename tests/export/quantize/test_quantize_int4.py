@@ -287,22 +287,21 @@ OPTIONAL = {"quantizing to 4 bits", "writing text to calibrate on", TUNING, *CHO
 
 
 @pytest.mark.parametrize(
-    ("effort", "one", "stages"),
+    ("effort", "sizes", "stages"),
     [
-        ("quick", True, {"quantizing to 4 bits"}),
-        ("normal", False, OPTIONAL - {TUNING}),
-        ("best", False, OPTIONAL),
+        ("quick", {64}, {"quantizing to 4 bits"}),
+        ("normal", {64, 128}, OPTIONAL - {TUNING}),
+        ("best", {32, 64, 128}, OPTIONAL),
     ],
 )
-def test_an_effort_says_what_is_done(effort: str, one: bool, stages: set[str]) -> None:
+def test_an_effort_says_what_is_done(effort: str, sizes: set[int], stages: set[str]) -> None:
     checkpoint, told = TinyCheckpoint(tiny_model(CONFIGS["llama, wide"]())), dict[str, int]()
     result = quantize(
         checkpoint,
         "int4",
         Options(calibration=FISH, effort=effort, progress=lambda _, total, text: told.update({text: total})),
     )
-    sizes = {w.block_size for w in result.values() if isinstance(w, QTensor)}
-    assert sizes == {64} if one else len(sizes) > 1
+    assert {w.block_size for w in result.values() if isinstance(w, QTensor)} == sizes
     assert told.keys() & OPTIONAL == stages
     given = len(calibration_windows(checkpoint, FISH))
     assert told.get(TUNING, 0) == {"quick": 0, "normal": 0, "best": 2 * 3 * given}[effort]
@@ -417,6 +416,8 @@ def test_matrices_get_the_bits_that_are_named() -> None:
         ExportError, match=r"int4 takes 4\.\d\d bits a weight or more here; name more than 4\.1 with --bits"
     ):
         quantize(checkpoint, "int4", Options(calibration=FISH, effort="quick", bits=4.1))
+    with pytest.raises(ExportError, match=r"the perplexity is expected at 1\.\d+ of the float model's; name more"):
+        quantize(checkpoint, "int4", Options(calibration=FISH, effort="quick", perplexity=1 + 1e-9))
     with pytest.raises(ExportError, match="--bits, --size and --perplexity do not apply to int8 weights; choose int4"):
         quantize(checkpoint, "int8", Options(bits=5))
 
