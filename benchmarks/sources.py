@@ -96,12 +96,9 @@ def _key(source: Path) -> str:
 @cache
 def exporter_key() -> str:
     """A name for the code that writes bundles."""
-    import edge.export
+    from edge.export.kept import code_key
 
-    digest = hashlib.sha256()
-    for path in sorted(Path(edge.export.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
+    return f"{code_key():08x}"
 
 
 def _bundle(source: str, out: str, *weights: str) -> None:
