@@ -10,6 +10,7 @@ error of plain GPTQ by a fifth (docs/lab/quantization.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,8 @@ from edge.export.quantize.base import QTensor
 
 DAMPING = 0.01  # of the mean variance, added to each
 ROUNDS = 2  # of descent and refitting; a third gains 1% of the error
-SHRINKS = 20  # scales tried for each block, from the full range down to 0.6 of it
+COARSE = torch.linspace(1.04, 0.6, 7)  # shares of a block's full range that are tried as its scale
+FINE = (-2 / 3, -1 / 3, 0.0, 1 / 3, 2 / 3)  # then these parts of their distance, around the best of them
 _LAZY = 64  # columns whose effect on the others is applied together, as one matrix product
 _CACHED = 2**17  # weights whose scales are searched at a time: in a core's cache that takes half the time
 
@@ -133,16 +135,24 @@ def _search(
     if symmetric:
         full, middle = 2 * torch.maximum(high, -low) / top, torch.zeros_like(middle)
     least = torch.full_like(full, math.inf)
-    scales, zeros = full.clone(), half if symmetric else torch.zeros_like(full)
-    for shrink in torch.linspace(1.04, 0.6, SHRINKS).tolist():
+    shrinks, scales, zeros = torch.ones_like(full), full.clone(), half.clone()
+
+    def attempt(shrink: torch.Tensor, rounded: tuple[Callable[[torch.Tensor], torch.Tensor], ...]) -> None:
         scale = to_float16(full * shrink)
         centre = top / 2 - middle / scale
-        for zero in (half,) if symmetric else (centre.floor().clamp(0, top), centre.ceil().clamp(0, top)):
+        for zero in (half,) if symmetric else [way(centre).clamp_(0, top) for way in rounded]:
             q = torch.round(blocks / scale[..., None]).add_(zero[..., None]).clamp_(0, top)
             off = q.sub_(zero[..., None]).mul_(scale[..., None]).sub_(blocks)
             error = off.square_().mul_(weights).sum(-1)
             better = error < least
             least[better], scales[better], zeros[better] = error[better], scale[better], zero[better]
+            shrinks[better] = shrink.expand_as(full)[better]
+
+    for shrink in COARSE:
+        attempt(shrink, (torch.round,))
+    middles, distance = shrinks.clone(), float(COARSE[0] - COARSE[1])
+    for part in FINE:
+        attempt(middles + part * distance, (torch.floor, torch.ceil))
     return scales, zeros
 
 
