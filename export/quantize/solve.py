@@ -137,10 +137,10 @@ def _search(
     least = torch.full_like(full, math.inf)
     shrinks, scales, zeros = torch.ones_like(full), full.clone(), half.clone()
 
-    def attempt(shrink: torch.Tensor, rounded: tuple[Callable[[torch.Tensor], torch.Tensor], ...]) -> None:
+    def attempt(shrink: torch.Tensor, roundings: tuple[Callable[[torch.Tensor], torch.Tensor], ...]) -> None:
         scale = to_float16(full * shrink)
         centre = top / 2 - middle / scale
-        for zero in (half,) if symmetric else [way(centre).clamp_(0, top) for way in rounded]:
+        for zero in (half,) if symmetric else [rounding(centre).clamp_(0, top) for rounding in roundings]:
             q = torch.round(blocks / scale[..., None]).add_(zero[..., None]).clamp_(0, top)
             off = q.sub_(zero[..., None]).mul_(scale[..., None]).sub_(blocks)
             error = off.square_().mul_(weights).sum(-1)
