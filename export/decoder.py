@@ -55,12 +55,13 @@ def stage_decoder(
     true. With little effort that is the reference in numpy, which also measures what else is needed."""
     windows = calibration_windows(checkpoint, options.calibration)
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
-    if survey := _survey(checkpoint, writer, context, options, windows[0], compare=compare):
-        recorded = survey.recorded
+    if survey := _survey(checkpoint, writer, weights, context, options, windows, compare=compare):
+        recorded, options = survey.recorded, dataclasses.replace(options, measured=survey.method)
     else:
         recorded = check.reference(checkpoint, context, options.progress) if compare else None
     eights = prefill_weights(checkpoint, options) if prefill else None
-    quantized = methods.quantize(checkpoint, weights, dataclasses.replace(options, moments=survey))
+    quantized = methods.quantize(checkpoint, weights, options)
+    options = dataclasses.replace(options, measured=None)
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")
@@ -80,9 +81,10 @@ def stage_decoder(
 def _survey(
     checkpoint: Checkpoint,
     writer: BundleWriter,
+    weights: str,
     context: int,
     options: Options,
-    calibration: NDArray[np.int64],
+    windows: NDArray[np.int64],
     *,
     compare: bool,
 ) -> Survey | None:
@@ -90,8 +92,8 @@ def _survey(
     if options.effort != "quick":
         return None
     (text,) = check.check_text(checkpoint, context, check.QUICK_WINDOW)
-    file = writer.staging / RECORDED
-    return Survey(checkpoint, context, calibration, text if compare else None, file, options.progress)
+    method = methods.watch(checkpoint, weights, options, windows)
+    return Survey(checkpoint, context, method, text if compare else None, writer.staging / RECORDED, options.progress)
 
 
 def golden_inputs(bundle: Bundle, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:

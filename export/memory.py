@@ -115,7 +115,11 @@ def needed(stage: Stage, program: int) -> int:
 def program_bytes(request: Request) -> int:
     """Private bytes of this process besides the stages: what it holds, and the libraries that are still to come."""
     calibrated = request.weights in METHODS and METHODS[request.weights].traits.get("calibrated")
-    alone = request.options.effort == "quick" and not calibrated  # a GGUF file without Torch, or it is there
+    alone = request.options.effort == "quick"  # a GGUF file without Torch, or it is there
+    if calibrated:
+        from edge.export.quantize.gptq import in_one_run
+
+        alone = in_one_run(request.options)
     missing = LIBRARIES.keys() - sys.modules.keys() - ({"torch", "transformers"} if alone else set())
     return private_bytes() + sum(LIBRARIES[library] for library in missing)
 
@@ -200,12 +204,20 @@ def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:
 
 def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]:
     """Of weights in 4 bits: see `edge.export.quantize.gptq`."""
+    from edge.export.check import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
-    from edge.export.quantize.gptq import BLOCK, EFFORTS, HEAD_ROWS, OTHERS, budget_of
+    from edge.export.quantize.gptq import BLOCK, EFFORTS, OTHERS, budget_of, in_one_run
     from edge.export.quantize.sampled import PIECE, TOGETHER
+    from edge.export.quantize.solve import ROWS
 
     effort = EFFORTS[options.effort]
+    sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
+    in_numpy = 2 * sizes.row * (EFFORTS["quick"].windows * WINDOW + QUICK_WINDOW) * FLOAT
+    one_run = sketch + in_numpy + STACKED * READING * sizes.matrix * FLOAT + sizes.solving(ROWS)
+    if in_one_run(options):
+        yield Stage("calibrating in one run", one_run)
+        return
     block_size = options.block_size or BLOCK
     windows = effort.windows * (1 + effort.own)
     if effort.own:
@@ -217,9 +229,9 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     hidden = 2 * windows * sizes.states(WINDOW)
     running = sizes.activations(WINDOW) + sizes.scores(WINDOW)
     vocabulary = sizes.vocabulary * FLOAT
-    solving = sizes.solving(HEAD_ROWS)
+    solving = sizes.solving(ROWS)
     layer = (2 * sizes.layer + sizes.moments) * FLOAT + sizes.layer  # as floats, stacked, and integers
-    head = _solving(HEAD_ROWS, sizes.hidden) + STACKED * sizes.embedding
+    head = _solving(ROWS, sizes.hidden) + STACKED * sizes.embedding * (FLOAT + 1)
     yield Stage(
         "calibrating a layer",
         hidden + max(READING * vocabulary, vocabulary + max(head, layer + max(solving, running))),
@@ -229,9 +241,9 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
         asked = (options.bits, options.perplexity) != (None, None)
         block_size = options.block_size or min(form.block_size for form in OTHERS)
         of_layer = 4 * sizes.layer * FLOAT + 2 * running + WINDOWS * (sizes.layers + STATES) * sizes.states(WINDOW)
-        sketch = sizes.total + sizes.total // BLOCK * (FLOAT + 1)
         measured = vocabulary + max(2 * sizes.embedding * FLOAT, of_layer)  # the float head as it is read, then layers
-        yield Stage(FORMATS, hidden + sketch + teacher + measured, optional=not asked)
+        trying = hidden + vocabulary + one_run
+        yield Stage(FORMATS, max(trying, hidden + sketch + teacher + measured), optional=not asked)
     if effort.passes:
         blocks = sizes.total // block_size * SCALED * FLOAT
         of_head = 3 * sizes.embedding * FLOAT  # itself, its gradient, and rows of it

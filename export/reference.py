@@ -29,7 +29,11 @@ ROWS = 2048  # of the embedding that are read at a time
 
 
 def _silu(x: Floats) -> Floats:
-    return x * (1 + np.tanh(x / 2)) / 2  # which overflows nowhere
+    y = np.tanh(x / 2)  # which overflows nowhere
+    y += 1
+    y *= x
+    y /= 2
+    return y
 
 
 def _gelu(x: Floats) -> Floats:
@@ -38,7 +42,7 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _gelu_tanh(x: Floats) -> Floats:
-    return x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3))) / 2
+    return x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x))) / 2
 
 
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
@@ -52,7 +56,13 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 
 
 class Watch:
-    """What may be told while texts run; slices of rows [T] are those of each text."""
+    """What may be told while texts run; slices of rows [T] are those of each text.
+
+    texts: that it is for, the last of those that run. doing: what their progress is called.
+    """
+
+    texts: Sequence[Tokens]
+    doing = "running the reference"
 
     def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
         """A matrix [N, K] by its name, and what it reads [T, K]."""
@@ -60,22 +70,30 @@ class Watch:
     def attention(self, layer: int, key: Floats, value: Floats, texts: Sequence[slice]) -> None:
         """A layer's keys, rotated, and values, each [heads, T, D]."""
 
+    def scores(self, head: int, scores: Floats, text: slice) -> None:
+        """What a head takes of each row in a text [S, S]: of the layer whose matrices were told last."""
+
+    def finals(self, x: Floats, texts: Sequence[slice]) -> None:
+        """What the output head reads [T, H]."""
+
 
 class Reference:
     """The model of a checkpoint; a source of logits, as `perplexity` takes them.
 
-    max_context: that of the bundle, for rotary tables that depend on it.
+    max_context: that of the bundle, for rotary tables that depend on it. doing: what its progress is called.
 
     Raises:
         ExportError: its family is unknown, not like Llama, or has another activation.
     """
 
-    def __init__(self, checkpoint: Checkpoint, max_context: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, max_context: int, progress: Progress | None = None, doing: str = Watch.doing
+    ) -> None:
         name, family = find_family(str(checkpoint.config.get("model_type")))
         if family.layers is None or family.norms is None:
             raise ExportError(f"There is no reference in numpy for models of the family {name}, only PyTorch's.")
         self._checkpoint = checkpoint
-        self._progress = progress
+        self._progress, self._doing = progress, doing
         self._config = config = SimpleNamespace(**checkpoint.config)
         self._like, self._norms = family.layers(config), family.norms
         self._heads = heads_of(config)
@@ -116,7 +134,7 @@ class Reference:
         x = x * np.float32(like.embedding_scale or 1)
         for i in range(config.num_hidden_layers):
             if self._progress is not None:
-                self._progress(i, config.num_hidden_layers, "running the reference")
+                self._progress(i, config.num_hidden_layers, self._doing)
             name = f"model.layers.{i}"
             for block, before, after in zip(
                 (self._attention, self._feed_forward), (norms.attention, norms.gates), norms.outputs, strict=True
@@ -126,6 +144,8 @@ class Reference:
                     made = self._norm(f"{name}.{after}", made)
                 x = x + made * np.float32(like.residual_scale)
         x = self._norm("model.norm", x)
+        if watch is not None:
+            watch.finals(x, places)
         return [x[place] for place in places]
 
     def _attention(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
@@ -147,14 +167,16 @@ class Reference:
             watch.attention(layer, key, value, texts)
         window = window_of(self._config, layer) if self._like.windowed else None
         query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
-        y = [_attended(query[:, text], key[:, text], value[:, text], window) for text in texts]
+        y = [_attended(query, key, value, text, window, watch) for text in texts]
         return self._product(f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, watch)
 
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         name = f"model.layers.{layer}.mlp"
-        made = np.concatenate([self._product(f"{name}.{member}", x, texts, watch) for member in self._like.gates], -1)
-        gate, up = np.split(made, 2, axis=-1)
-        return self._product(f"{name}.down_proj", self._activation(gate) * up, texts, watch)
+        made = [self._product(f"{name}.{member}", x, texts, watch) for member in self._like.gates]
+        gate, up = made if len(made) == 2 else np.split(made[0], 2, axis=-1)
+        inner = self._activation(gate)
+        inner *= up
+        return self._product(f"{name}.down_proj", inner, texts, watch)
 
     def _product(self, name: str, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         weight = self._checkpoint.read(f"{name}.weight")
@@ -207,8 +229,11 @@ def _turned(x: Floats, cos: Floats, sin: Floats) -> Floats:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 
 
-def _attended(query: Floats, key: Floats, value: Floats, window: int | None) -> Floats:
-    """Causal attention of [heads, S, D], with as many heads of keys as divide those of queries."""
+def _attended(
+    query: Floats, key: Floats, value: Floats, text: slice, window: int | None, watch: Watch | None
+) -> Floats:
+    """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries."""
+    query, key, value = query[:, text], key[:, text], value[:, text]
     group = len(query) // len(key)
     at = np.arange(query.shape[1])
     back = at[:, None] - at
@@ -216,7 +241,11 @@ def _attended(query: Floats, key: Floats, value: Floats, window: int | None) -> 
     y = np.empty_like(query)
     for head, each in enumerate(query):
         scores = each @ key[head // group].T
-        scores[hidden] = -np.inf
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        y[head] = scores / scores.sum(-1, keepdims=True) @ value[head // group]
+        np.copyto(scores, -np.inf, where=hidden)
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(-1, keepdims=True)
+        if watch is not None:
+            watch.scores(head, scores, text)
+        y[head] = scores @ value[head // group]
     return y

@@ -1,5 +1,4 @@
-"""All that a quick export measures of a model, in one run of the reference in numpy: reading the weights is most of the
-time."""
+"""All that a quick export measures of a model, in one run of the reference in numpy: reading the weights takes time."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.lower.cpu.kv8 import Largest, no_rows, take_largest
-from edge.export.quantize.smooth import TOKENS, Moments
-from edge.export.reference import Reference
+from edge.export.reference import Reference, Watch
 from edge.export.torch_reference import RecordedLogits
 
 if TYPE_CHECKING:
@@ -22,11 +20,10 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 
 
-class Survey(Moments):
-    """What smoothing needs and the largest keys and values of each layer, on the calibration text's beginning, and the
-    logits of the check's text.
+class Survey(Watch):
+    """The largest keys and values of each layer, and the logits of the check's text; `method` is told the rest.
 
-    calibration: [S]. check: the check's text [S]; None: there is no check. file: where its logits are kept.
+    method: knows its texts. check: the check's text [S]; None: there is no check. file: where its logits are kept.
     """
 
     recorded: RecordedLogits | None = None
@@ -35,25 +32,35 @@ class Survey(Moments):
         self,
         checkpoint: Checkpoint,
         context: int,
-        calibration: NDArray[np.int64],
+        method: Watch,
         check: NDArray[np.int64] | None,
         file: Path,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__()
         self.largest: list[Largest] = []
-        self._reference = reference = Reference(checkpoint, context, progress)
-        texts = [calibration[: min(TOKENS, context)]]
+        self.method = method
+        self._reference = reference = Reference(checkpoint, context, progress, method.doing)
+        texts = [text[:context] for text in method.texts]
         if check is None:
             reference.hidden(texts, self)
             return
-        read, _ = reference.hidden([check, *texts], self)
+        read, *_ = reference.hidden([check, *texts], self)
         self.recorded = RecordedLogits(_Read(reference, read), [check], file)
+
+    def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
+        self.method.product(name, x, weight, texts)
 
     def attention(self, layer: int, key: Floats, value: Floats, texts: Sequence[slice]) -> None:
         found = no_rows(len(key), key.shape[-1])
-        take_largest(found, key[:, texts[-1]], value[:, texts[-1]], self._reference.rotated(layer))
+        own = slice(texts[-len(self.method.texts)].start, texts[-1].stop)
+        take_largest(found, key[:, own], value[:, own], self._reference.rotated(layer))
         self.largest.append(found)
+
+    def scores(self, head: int, scores: Floats, text: slice) -> None:
+        self.method.scores(head, scores, text)
+
+    def finals(self, x: Floats, texts: Sequence[slice]) -> None:
+        self.method.finals(x, texts)
 
 
 class _Read:

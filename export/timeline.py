@@ -20,7 +20,7 @@ _TUNING = "tuning scales"
 _OWN, _CANDIDATES = "writing text to calibrate on", "collecting candidates for drafts"
 # Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX (model 167).
 OF_INT4: dict[str, Stages] = {
-    "quick": [("running the reference", 3), (_BEFORE, 2), (_SOLVING, 12), ("recording golden answers", 2)],
+    "quick": [(_SOLVING, 15), ("recording golden answers", 2)],
     "normal": [
         *((_CHECK, 2), (_OWN, 25), (_BEFORE, 22), (_TRYING, 34), (_CHOOSING, 29)),
         *((_SOLVING, 94), (_CANDIDATES, 17)),

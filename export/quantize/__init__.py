@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.errors import ExportError
 from edge.export.quantize.base import Method, Options, Weight
 from edge.registry import Registry
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.reference import Watch
 
 METHODS = Registry(__name__, "kind of weights")  # what --weights may name; see `base.Method`
 
@@ -36,6 +40,16 @@ def quantize(checkpoint: Checkpoint, weights: str, options: Options | None = Non
         raise ExportError(f"--bits, --size and --perplexity do not apply to {weights} weights; choose {can}.")
     method: Method = entry.load().quantize
     return method(checkpoint, options)
+
+
+def watch(checkpoint: Checkpoint, weights: str, options: Options, windows: NDArray[np.int64]) -> Watch:
+    """What `quantize` takes as `options.measured`, once the reference has told it its texts: those of the method that
+    has some, or those of smoothing. windows: of the calibration text [W, S]."""
+    from edge.export.quantize.smooth import Moments
+
+    make = getattr(METHODS.find(weights).load(), "watch", None)
+    own: Watch | None = make(checkpoint, options, windows) if make else None
+    return Moments(windows) if own is None else own
 
 
 def check_block_size(block_size: int | None, weights: str) -> None:

@@ -14,14 +14,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from edge.export.quantize.base import QTensor, packed_with
+from edge.export.quantize.base import Format, QTensor, packed_with
 from edge.export.quantize.decoder import Decoder
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.tune import Teacher
@@ -34,20 +33,6 @@ _ROWS = 128  # of logits computed at a time: bounds memory
 _NO_STEP = (0.0, None, None)
 
 Read = Callable[[str], NDArray[np.float32]]
-
-
-class Format(NamedTuple):
-    """How a matrix is stored; without zero points where `symmetric`."""
-
-    bits: int
-    block_size: int
-    symmetric: bool = False
-
-    def size(self, rows: int, columns: int) -> float:
-        """Bits that it takes: the last block of a row is filled up, and the zero points of a row to whole bytes."""
-        blocks = -(-columns // self.block_size)
-        zero_points = 0 if self.symmetric else 8 * -(-blocks * self.bits // 8)
-        return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +102,8 @@ def measure(
         told.update(packed)
         harms, costs = dict.fromkeys(formats, 0.0), dict.fromkeys(formats, 0.0)
         for member in packed:
-            w = torch.from_numpy(read(member))
-            errors = [_error(w, variances[member], f) for f in formats]
+            w = read(member)
+            errors = [_error(w, variances[member].numpy(), f) for f in formats]
             for f, error in zip(formats, errors, strict=True):
                 harms[f] += max(shares[member], 0.0) * error / errors[0]
                 costs[f] += f.size(*w.shape)
@@ -126,13 +111,13 @@ def measure(
     return units
 
 
-def _error(w: torch.Tensor, variances: torch.Tensor, form: Format) -> float:
+def _error(w: NDArray[np.float32], variances: NDArray[np.float32], form: Format) -> float:
     """Of the outputs of some of a matrix's rows, rounded, for inputs with these variances [K]."""
     rows = w[:: max(1, len(w) // _SAMPLED)]
-    scales, zeros = search(rows, variances, form.bits, form.block_size, symmetric=form.symmetric)
+    scales, zeros = search(rows, variances, form)
     scales, zeros = (spread(each, form.block_size, rows.shape[1]) for each in (scales, zeros))
-    q = torch.round(rows / scales).add_(zeros).clamp_(0, 2**form.bits - 1)
-    return float(q.sub_(zeros).mul_(scales).sub_(rows).square_().mul_(variances).sum()) + math.ulp(0)
+    steps = np.clip(np.rint(rows / scales) + zeros, 0, 2**form.bits - 1) - zeros
+    return float((np.square(steps * scales - rows) * variances).sum()) + math.ulp(0)
 
 
 def _shares(

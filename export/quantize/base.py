@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
-    from edge.export.quantize.smooth import Moments
+    from edge.export.reference import Watch
 
 Progress = Callable[[int, int, str], None]  # done, total, what is being done
 
@@ -37,6 +37,11 @@ class QTensor:
         k = self.q.shape[1]
         zero: Any = 2 ** (self.bits - 1) if self.zero_points is None else self._spread(self.zero_points, k)
         return (self._spread(self.scales, k) * (self.q.astype(np.float32) - zero)).astype(np.float32)
+
+    def cut(self, start: int, stop: int) -> QTensor:
+        """Some of its rows."""
+        zeros = None if self.zero_points is None else self.zero_points[start:stop]
+        return dataclasses.replace(self, q=self.q[start:stop], scales=self.scales[start:stop], zero_points=zeros)
 
     def _spread(self, per_block: NDArray[Any], k: int) -> NDArray[Any]:
         return np.repeat(per_block, self.block_size, axis=1)[:, :k].astype(np.float32)
@@ -73,6 +78,20 @@ class RowsTensor:
 Weight = QTensor | RowsTensor | FloatTensor
 
 
+class Format(NamedTuple):
+    """How a matrix is stored; without zero points where `symmetric`."""
+
+    bits: int
+    block_size: int
+    symmetric: bool = False
+
+    def size(self, rows: int, columns: int) -> float:
+        """Bits that it takes: the last block of a row is filled up, and the zero points of a row to whole bytes."""
+        blocks = -(-columns // self.block_size)
+        zero_points = 0 if self.symmetric else 8 * -(-blocks * self.bits // 8)
+        return rows * (blocks * (self.block_size * self.bits + 32) + zero_points)
+
+
 def stack_rows(parts: Sequence[Weight]) -> Weight:
     """Matrices of one format, stacked by rows."""
     first = parts[0]
@@ -107,7 +126,7 @@ class Options:
     bits: float | None = None  # a weight, on average: each matrix gets a format of its own
     perplexity: float | None = None  # relative to the float model's, for which the same is done with as few bits
     left_out: frozenset[str] = frozenset()  # stages that the memory has no room for: see `edge.export.memory`
-    moments: Moments | None = None  # what smoothing would measure, where that was done
+    measured: Watch | None = None  # what the method would measure in a run of the reference, where that was done
 
     def report(self, done: int, total: int, text: str) -> None:
         if self.progress is not None:

@@ -13,7 +13,7 @@ import torch
 from edge.export.kept import Kept, keeping
 from edge.export.quantize.allocate import bits_of
 from edge.export.quantize.allocate_pairs import answers, most_sensitive_in_8_bits, some
-from edge.export.quantize.base import Progress, QTensor
+from edge.export.quantize.base import Format, Progress, QTensor
 from edge.export.quantize.encoder_decoder import INT4_BLOCK, of_layers
 from edge.export.quantize.pairs import Material, Pair, PairDecoder, Report
 from edge.export.quantize.solve import solve
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
 
 BITS = 4
-METHOD = "gptq"
 EXTRA = 0.5  # bits a weight more, for which some matrices get 8 of them
 SHRINKAGE = 0.3  # of the moments towards uncorrelated inputs: calibration is little and never quite what will be read
 
@@ -73,7 +72,7 @@ def solve_layers(
         for members, moment in zip(readers, _moments(decoder, layer, readers), strict=True):
             moment.lerp_(torch.diag(moment.diagonal()), SHRINKAGE)
             for name in members:
-                found[name] = solve(parameters[name].data, moment, BITS, block_size).pack(METHOD)
+                found[name] = solve(parameters[name].numpy(), moment.numpy(), Format(BITS, block_size))
                 release_freed()
         return found
 

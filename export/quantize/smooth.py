@@ -150,9 +150,13 @@ def layer_norms(checkpoint: Checkpoint) -> Norms:
 
 class Moments(Watch):
     """Of each matrix, by its name: mean squares [K] of what it reads in the last of several texts, and the sums of its
-    columns' squares."""
+    columns' squares.
 
-    def __init__(self) -> None:
+    windows: of the calibration text [W, S].
+    """
+
+    def __init__(self, windows: NDArray[np.int64]) -> None:
+        self.texts = [windows[0, :TOKENS]]
         self.inputs: dict[str, NDArray[np.float64]] = {}
         self.columns: dict[str, NDArray[np.float64]] = {}
 
@@ -165,10 +169,10 @@ def _mean_squares(
     checkpoint: Checkpoint, sites: Iterable[_Site], options: Options
 ) -> dict[_Site, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Mean squares [K] of each site's inputs on the calibration text, and of its readers' columns."""
-    moments = options.moments
-    if moments is None:
-        text, moments = calibration_windows(checkpoint, options.calibration)[0, :TOKENS], Moments()
-        Reference(checkpoint, len(text), options.progress).hidden([text], moments)
+    moments = options.measured
+    if not isinstance(moments, Moments):
+        moments = Moments(calibration_windows(checkpoint, options.calibration))
+        Reference(checkpoint, len(moments.texts[0]), options.progress).hidden(moments.texts, moments)
     found = {}
     for site in sites:
         rows = sum(checkpoint.shape(reader)[0] for reader in site.readers)

@@ -5,210 +5,240 @@ matrix's inputs. Zero points and first scales come from a search of each block, 
 integers from GPTQ (Frantar et al., 2023, arXiv:2210.17323) in order of falling variance with fixed blocks; then
 coordinate descent over the integers and least squares over the scales take turns. On SmolLM2 the last two lower the
 error of plain GPTQ by a fifth (docs/lab/quantization.md).
+
+GPTQ is written in its equivalent form, Babai's nearest plane (Chen et al., 2025, arXiv:2507.18553), which factors H
+and does not invert it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+from numpy.typing import NDArray
 
-from edge.export.quantize.base import QTensor
+from edge.export.quantize.base import Format, QTensor
+from edge.runtime.providers.threads import usable_cores
 
+Floats = NDArray[np.float32]
+
+METHOD = "gptq"
 DAMPING = 0.01  # of the mean variance, added to each
 ROUNDS = 2  # of descent and refitting; a third gains 1% of the error
-COARSE = torch.linspace(1.04, 0.6, 7)  # shares of a block's full range that are tried as its scale
-FINE = (-2 / 3, -1 / 3, 0.0, 1 / 3, 2 / 3)  # then these parts of their distance, around the best of them
+COARSE = np.linspace(1.04, 0.6, 7, dtype=np.float32)  # shares of a block's full range that are tried as its scale
+FINE = np.linspace(-2 / 3, 2 / 3, 5, dtype=np.float32)  # then these parts of their distance, around the best of them
 _LAZY = 64  # columns whose effect on the others is applied together, as one matrix product
-_CACHED = 2**17  # weights whose scales are searched at a time: in a core's cache that takes half the time
+_FACTORED = 128  # columns that are factored at a time
+_SEARCHED = 2**18  # weights whose scales are searched at a time; with fewer, threads wait for each other's calls
+ROWS = 1536  # that are solved at a time, about: with fewer the calls cost more than what they do
 
 
-@dataclass
-class Solution:
-    """``w = scales * steps``, ``steps = q - zeros``: [N, K] float32 integers, scales and zeros [N, blocks].
+def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS) -> QTensor:
+    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]. Scales are float16 values.
 
-    symmetric: all zeros are ``2**(bits - 1)``.
+    rounds: of descent and refitting.
     """
-
-    bits: int
-    block_size: int
-    steps: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-    symmetric: bool = False
-
-    def dequantize(self) -> torch.Tensor:
-        return self.steps * spread(self.scales, self.block_size, self.steps.shape[1])
-
-    def pack(self, method: str) -> QTensor:
-        """The solution as a bundle stores it."""
-        q = self.steps + spread(self.zeros, self.block_size, self.steps.shape[1])
-        return QTensor(
-            bits=self.bits,
-            block_size=self.block_size,
-            q=q.to(torch.uint8).numpy(),
-            scales=self.scales.numpy().copy(),
-            zero_points=None if self.symmetric else self.zeros.to(torch.uint8).numpy(),
-            method=method,
-        )
-
-
-def solve(
-    w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = ROUNDS, *, symmetric: bool = False
-) -> Solution:
-    """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]; both float32. Scales are float16 values.
-
-    symmetric: without zero points.
-    """
-    k = w.shape[1]
-    h = h.clone()
+    bits, block_size, symmetric = form
+    n, k = w.shape
     diagonal = h.diagonal()
     seen = diagonal > 0
-    mean = float(diagonal[seen].mean()) if bool(seen.any()) else 1.0
-    diagonal[~seen] = mean  # inputs that calibration never saw: plain rounding
-    order = torch.argsort(diagonal, descending=True)
-    back = torch.argsort(order)
-    h.diagonal().add_(DAMPING * mean)
-    h = h[order][:, order].contiguous()
-    upper = _factor_of_inverse(h)
+    mean = diagonal[seen].mean() if seen.any() else np.float32(1)
+    variances = np.where(seen, diagonal, mean)  # inputs that calibration never saw: plain rounding
+    order = np.argsort(-variances, kind="stable")
+    back = np.argsort(order)
+    h = h[order][:, order]
+    h[np.diag_indices(k)] = variances[order] + np.float32(DAMPING) * mean
+    shares, variances = _conditioned(h)
 
-    variances = upper.diagonal()[back] ** -2  # of each input, given those that are rounded after it
-    scales, zeros = search(w, variances, bits, block_size, symmetric=symmetric)
-    block_of = torch.div(order, block_size, rounding_mode="floor")
-    target = w.T[order].contiguous()  # [K, N], like all below
-    zero = zeros.T[block_of].contiguous()
-    scale = scales.T[block_of].contiguous()
-    top = 2**bits - 1
-    steps = _gptq(target, upper, scale, zero, top)
-    for _ in range(rounds):
-        _descend(steps, target, h, scale, zero, top)
-        scales = _refit(steps.T[:, back], w, h[back][:, back], scales, block_size)
-        scale = scales.T[block_of].contiguous()
-    return Solution(bits, block_size, steps.T[:, back].contiguous()[:, :k], scales, zeros, symmetric)
-
-
-def _factor_of_inverse(h: torch.Tensor) -> torch.Tensor:
-    """The upper triangular U with ``U^T U = h^-1``, in float32 by way of float64. Of h = R R^T, R upper triangular, it
-    is R^-1; backwards, rows and columns, R is the usual lower factor. A third of the work of inverting h first."""
-    lower = torch.linalg.cholesky(h.flip(0, 1).double())
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(h), dtype=lower.dtype), upper=False)
-    return inverse.float().flip(0, 1)
+    scales, zeros = search(w, variances[back], form)
+    q, block_of = np.empty((n, k), np.uint8), order // block_size
+    for rows in _parts(n, ROWS):
+        problem = _Rows(np.ascontiguousarray(w[rows].T[order]), zeros[rows].T, 2**bits - 1, block_of)
+        scale = np.ascontiguousarray(scales[rows].T)
+        steps = _gptq(problem, shares, scale)
+        for _ in range(rounds):
+            _descend(steps, problem, h, scale)
+            _refit(steps, problem, h, scale)
+        scales[rows] = scale.T
+        steps += problem.zeros[block_of]
+        q[rows] = steps[back].T
+    return QTensor(bits, block_size, q, scales, None if symmetric else zeros.astype(np.uint8), METHOD)
 
 
-def spread(per_block: torch.Tensor, block_size: int, columns: int) -> torch.Tensor:
-    """[N, blocks] as [N, columns]."""
-    return per_block.repeat_interleave(block_size, 1)[:, :columns]
+def _parts(rows: int, about: int) -> list[slice]:
+    """Of `rows`, in parts of equal size."""
+    count = max(1, round(rows / about))
+    cuts = [rows * i // count for i in range(count + 1)]
+    return list(map(slice, cuts, cuts[1:]))
 
 
-def to_float16(scales: torch.Tensor) -> torch.Tensor:
-    """Scales as float16 values. A zero scale stays usable: it becomes the smallest that float16 has."""
-    return scales.half().float().clamp(min=2.0**-24)
+def _conditioned(h: Floats) -> tuple[Floats, Floats]:
+    """Of columns that are rounded in their order: how much of the error of each one before, k, column j takes over
+    [j, k], and the variance [K] of each input, given those that are rounded after it.
 
-
-def search(
-    w: torch.Tensor, weights: torch.Tensor, bits: int, block_size: int, *, symmetric: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point of each block [N, B] with the least squared error under `weights` [K].
-
-    symmetric: all zero points are ``2**(bits - 1)``.
+    With the order turned round, h = L L^T: these are L[k, j] / L[j, j] and L[j, j]^2.
     """
-    missing = -w.shape[1] % block_size
-    weights = F.pad(weights, (0, missing)).view(1, -1, block_size)
-    found = []
-    for rows in w.split(max(1, _CACHED // w.shape[1])):
-        blocks = F.pad(rows[:, None], (0, missing), mode="replicate")[:, 0].view(len(rows), -1, block_size)
-        found.append(_search(blocks, weights, 2**bits - 1, symmetric))
-    scales, zeros = zip(*found, strict=True)
-    return torch.cat(scales), torch.cat(zeros)
+    lower = h[::-1, ::-1].astype(np.float64)
+    _cholesky(lower)
+    lower = np.tril(lower).astype(np.float32)[::-1, ::-1]
+    diagonal = lower.diagonal()
+    return np.ascontiguousarray((lower / diagonal).T), np.square(diagonal)
 
 
-def _search(
-    blocks: torch.Tensor, weights: torch.Tensor, top: int, symmetric: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of `blocks` [N, B, block_size], whose integers go up to `top`."""
-    low, high = blocks.amin(-1).clamp(max=0), blocks.amax(-1).clamp(min=0)
-    full, middle = (high - low) / top, (high + low) / 2
-    half = torch.full_like(full, (top + 1) / 2)
-    if symmetric:
-        full, middle = 2 * torch.maximum(high, -low) / top, torch.zeros_like(middle)
-    least = torch.full_like(full, math.inf)
-    shrinks, scales, zeros = torch.ones_like(full), full.clone(), half.clone()
+def _cholesky(a: NDArray[np.float64]) -> None:
+    """The lower factor of a symmetric matrix, in its lower triangle, in place: numpy's own over parts of the diagonal,
+    and products for the rest, in half the time of numpy's for 500 to 4,000 columns."""
+    for start in range(0, len(a), _FACTORED):
+        own, below = slice(start, start + _FACTORED), slice(start + _FACTORED, None)
+        a[start:, own] -= a[start:, :start] @ a[own, :start].T
+        factor = a[own, own] = np.linalg.cholesky(a[own, own])
+        a[below, own] = a[below, own] @ np.linalg.inv(factor).T
 
-    def attempt(shrink: torch.Tensor, roundings: tuple[Callable[[torch.Tensor], torch.Tensor], ...]) -> None:
-        scale = to_float16(full * shrink)
-        centre = top / 2 - middle / scale
-        for zero in (half,) if symmetric else [rounding(centre).clamp_(0, top) for rounding in roundings]:
-            q = torch.round(blocks / scale[..., None]).add_(zero[..., None]).clamp_(0, top)
-            off = q.sub_(zero[..., None]).mul_(scale[..., None]).sub_(blocks)
-            error = off.square_().mul_(weights).sum(-1)
-            better = error < least
-            least[better], scales[better], zeros[better] = error[better], scale[better], zero[better]
-            shrinks[better] = shrink.expand_as(full)[better]
 
-    for shrink in COARSE:
-        attempt(shrink, (torch.round,))
-    middles, distance = shrinks.clone(), float(COARSE[0] - COARSE[1])
-    for part in FINE:
-        attempt(middles + part * distance, (torch.floor, torch.ceil))
+def spread(per_block: Floats, block_size: int, columns: int) -> Floats:
+    """[N, blocks] as [N, columns]."""
+    return per_block.repeat(block_size, 1)[:, :columns]
+
+
+def to_float16(scales: Floats) -> Floats:
+    """Scales as float16 values. A zero scale stays usable: it becomes the smallest that float16 has."""
+    return np.maximum(scales.astype(np.float16).astype(np.float32), np.float32(2.0**-24))
+
+
+def search(w: Floats, weights: Floats, form: Format) -> tuple[Floats, Floats]:
+    """Scale and zero point of each block [N, blocks] with the least squared error under `weights` [K]."""
+    bits, block_size, symmetric = form
+    n, k = w.shape
+    count, top = -(-k // block_size), 2**bits - 1
+    missing = count * block_size - k
+    weights = np.pad(weights, (0, missing)).reshape(count, block_size)
+    scales, zeros = np.empty((n, count), np.float32), np.empty((n, count), np.float32)
+
+    def search_rows(rows: slice) -> None:
+        blocks = np.pad(w[rows], ((0, 0), (0, missing)), mode="edge") if missing else w[rows]
+        scales[rows], zeros[rows] = _search(blocks.reshape(-1, count, block_size), weights, top, symmetric)
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for _ in pool.map(search_rows, _parts(n, max(1, min(_SEARCHED // k, n // usable_cores())))):
+            pass
     return scales, zeros
 
 
-def _gptq(target: torch.Tensor, upper: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int) -> torch.Tensor:
-    """Round row after row of `target` [K, N], spreading each error over the rows that follow."""
+def _search(blocks: Floats, weights: Floats, top: int, symmetric: bool) -> tuple[Floats, Floats]:
+    """The same of `blocks` [N, B, block_size] under `weights` [B, block_size], with integers up to `top`."""
+    n, count, size = blocks.shape
+    x = np.ascontiguousarray(blocks.reshape(-1, size).T)  # [block_size, N * B]: what is said of a block is a row
+    weights = np.tile(weights.T, n)
+    low, high = np.minimum(x.min(0), 0), np.maximum(x.max(0), 0)
+    full, middle = (high - low) / np.float32(top), (high + low) / 2
+    half = np.full_like(full, (top + 1) / 2)
+    if symmetric:
+        full, middle = 2 * np.maximum(high, -low) / np.float32(top), np.zeros_like(middle)
+    least = np.full_like(full, np.inf)
+    shrinks, scales, zeros = np.ones_like(full), full.copy(), half.copy()
+    y, q = np.empty_like(x), np.empty_like(x)
+
+    def attempt(shrink: Floats, *roundings: Callable[[Floats], Floats]) -> None:
+        scale = to_float16(full * shrink)
+        inverse = 1 / scale
+        centre = np.float32(top / 2) - middle * inverse
+        for zero in (half,) if symmetric else [rounding(centre).clip(0, top) for rounding in roundings]:
+            np.multiply(x, inverse, out=y)
+            np.add(y, zero, out=y)
+            np.rint(y, out=q)
+            np.clip(q, 0, top, out=q)
+            np.subtract(q, y, out=q)
+            np.square(q, out=q)
+            np.multiply(q, weights, out=q)
+            error = q.sum(0) * np.square(scale)
+            better = error < least
+            for best, this in ((least, error), (scales, scale), (zeros, zero), (shrinks, shrink)):
+                np.copyto(best, this, where=better)
+
+    for shrink in COARSE:
+        attempt(shrink, np.rint)
+    middles, distance = shrinks.copy(), COARSE[0] - COARSE[1]
+    for part in FINE:
+        attempt(middles + part * distance, np.floor, np.ceil)
+    return scales.reshape(n, count), zeros.reshape(n, count)
+
+
+class _Rows:
+    """Rows of a matrix as they are solved, their columns in the order of rounding: all is [K, N] or [blocks, N].
+
+    target: the weights. block_of: each column's block.
+    """
+
+    def __init__(self, target: Floats, zeros: Floats, top: int, block_of: NDArray[np.int64]) -> None:
+        self.target = target
+        self.zeros = np.ascontiguousarray(zeros)
+        self.low, self.high = -self.zeros, top - self.zeros  # of steps
+        self.block_of = block_of
+
+    def rounded(self, j: int, values: Floats, out: Floats) -> None:
+        """Values [N] of column j in steps, as the nearest steps."""
+        block = self.block_of[j]
+        np.rint(values, out=out)
+        np.maximum(out, self.low[block], out=out)
+        np.minimum(out, self.high[block], out=out)
+
+
+def _gptq(rows: _Rows, shares: Floats, scale: Floats) -> Floats:
+    """Steps [K, N]: column after column is rounded, after it took over its share of the errors of those before."""
+    target, block_of = rows.target, rows.block_of
     k, n = target.shape
-    rest, steps = target.clone(), torch.empty_like(target)
+    steps, errors, inverse = np.empty_like(target), np.empty_like(target), 1 / scale
+    change = np.empty(n, np.float32)
     for start in range(0, k, _LAZY):
         stop = min(start + _LAZY, k)
-        errors = torch.empty(stop - start, n)
+        wanted = target[start:stop] + shares[start:stop, :start] @ errors[:start]
         for j in range(start, stop):
-            steps[j] = torch.round(rest[j] / scale[j]).add_(zero[j]).clamp_(0, top).sub_(zero[j])
-            errors[j - start] = (rest[j] - steps[j] * scale[j]).div_(upper[j, j])
-            if j + 1 < stop:
-                rest[j + 1 : stop].addr_(upper[j, j + 1 : stop], errors[j - start], alpha=-1)
-        if stop < k:
-            rest[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+            value, block = wanted[j - start], block_of[j]
+            if j > start:
+                np.dot(shares[j, start:j], errors[start:j], out=change)
+                value += change
+            value *= inverse[block]
+            rows.rounded(j, value, steps[j])
+            np.multiply(steps[j], scale[block], out=value)
+            np.subtract(target[j], value, out=errors[j])
     return steps
 
 
-def _descend(
-    steps: torch.Tensor, target: torch.Tensor, h: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int
-) -> None:
-    """One sweep of coordinate descent: every integer in turn takes its best value, the others fixed. In place."""
-    k, n = target.shape
-    gradient = h @ (steps * scale - target)
-    diagonal = h.diagonal().tolist()
+def _descend(steps: Floats, rows: _Rows, h: Floats, scale: Floats) -> None:
+    """One sweep of coordinate descent: the step of every column in turn takes its best value, the others fixed. In
+    place."""
+    block_of = rows.block_of
+    k, n = steps.shape
+    gradient, inverse, diagonal = h @ (steps * scale[block_of] - rows.target), 1 / scale, h.diagonal()
+    changes, change = np.empty((_LAZY, n), np.float32), np.empty(n, np.float32)
     for start in range(0, k, _LAZY):
         stop = min(start + _LAZY, k)
-        changes = torch.empty(stop - start, n)
         for j in range(start, stop):
-            best = torch.round(steps[j] - gradient[j] / (diagonal[j] * scale[j])).add_(zero[j]).clamp_(0, top)
-            best.sub_(zero[j])
-            changes[j - start] = (best - steps[j]).mul_(scale[j])
-            steps[j] = best
-            if j + 1 < stop:
-                gradient[j + 1 : stop].addr_(h[j + 1 : stop, j], changes[j - start])
-        if stop < k:
-            gradient[stop:].addmm_(h[stop:, start:stop], changes)
+            value, moved, block = gradient[j], changes[j - start], block_of[j]
+            if j > start:
+                np.dot(h[j, start:j], changes[: j - start], out=change)
+                value += change
+            value *= inverse[block]
+            value /= -diagonal[j]
+            value += steps[j]
+            rows.rounded(j, value, value)
+            np.subtract(value, steps[j], out=moved)
+            moved *= scale[block]
+            steps[j] = value
+        gradient[stop:] += h[stop:, start:stop] @ changes[: stop - start]
 
 
-def _refit(
-    steps: torch.Tensor, w: torch.Tensor, h: torch.Tensor, scales: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    """Scales [N, B] by least squares, block after block, the integers [N, K] fixed."""
-    steps, scales = steps.contiguous(), scales.clone()
-    k = steps.shape[1]
-    gradient = (steps * spread(scales, block_size, k) - w) @ h
-    for block in range(scales.shape[1]):
-        span = slice(block * block_size, min((block + 1) * block_size, k))
-        part = steps[:, span]
-        pull = part @ h[span]  # [N, K]
-        curvature = (pull[:, span] * part).sum(-1).clamp(min=1e-12)
-        old = scales[:, block]
-        new = old - (gradient[:, span] * part).sum(-1) / curvature
-        new = to_float16(torch.minimum(torch.maximum(new, 0.8 * old), 1.2 * old))
-        gradient.addcmul_(pull, (new - old)[:, None])
-        scales[:, block] = new
-    return scales
+def _refit(steps: Floats, rows: _Rows, h: Floats, scale: Floats) -> None:
+    """Scales [blocks, N] by least squares, block after block, the steps fixed. In place."""
+    gradient = h @ (steps * scale[rows.block_of] - rows.target)
+    for block, old in enumerate(scale):
+        columns = np.flatnonzero(rows.block_of == block)
+        part = steps[columns]
+        pull = h[:, columns] @ part  # [K, N]
+        curvature = np.maximum(np.einsum("kn,kn->n", pull[columns], part), np.float32(1e-12))
+        new = old - np.einsum("kn,kn->n", gradient[columns], part) / curvature
+        new = to_float16(np.clip(new, np.float32(0.8) * old, np.float32(1.2) * old))
+        pull *= new - old
+        gradient += pull
+        old[:] = new

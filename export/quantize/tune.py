@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from edge.export.bfloat16 import fast_dtype
 from edge.export.quantize.base import QTensor
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.solve import spread, to_float16
+from edge.export.quantize.solve import to_float16
 from edge.runtime.memory.process import release_freed
 
 LEARNING_RATE = 1e-3  # relative to each scale
@@ -149,8 +149,8 @@ class _Scaled(nn.Module):
 
     def result(self) -> QTensor:
         """The weight with its new scales."""
-        scales = to_float16(self.scales * (1 + self.change.detach()))
-        return dataclasses.replace(self.stored, scales=scales.numpy(), method=f"{self.stored.method}+tuned")
+        scales = to_float16((self.scales * (1 + self.change.detach())).numpy())
+        return dataclasses.replace(self.stored, scales=scales, method=f"{self.stored.method}+tuned")
 
     def _steps(self, rows: slice) -> torch.Tensor:
         """The integers of these rows less their zero points, exact in the training's type: 8 bits and a sign."""
@@ -160,7 +160,7 @@ class _Scaled(nn.Module):
         return steps.sub_(self._spread(torch.from_numpy(self.stored.zero_points[rows]).to(self.dtype)))
 
     def _spread(self, per_block: torch.Tensor) -> torch.Tensor:
-        return spread(per_block, self.stored.block_size, self.stored.q.shape[1])
+        return per_block.repeat_interleave(self.stored.block_size, 1)[:, : self.stored.q.shape[1]]
 
 
 class _Product(torch.autograd.Function):

@@ -19,15 +19,16 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.weights import pack_bits, pack_blocks
-from edge.export.quantize import gptq, quantize, sampled
-from edge.export.quantize.allocate import WINDOWS, Format, Unit, bits_of, choose, measure
-from edge.export.quantize.base import Options, QTensor, matrices
+from edge.export.quantize import gptq_layers, quantize, sampled
+from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure
+from edge.export.quantize.base import Format, Options, QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
 from edge.export.quantize.decoder import Decoder
-from edge.export.quantize.gptq import Way, _moments, quantize_decoder
+from edge.export.quantize.gptq_layers import Way, _moments, quantize_decoder
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
-from edge.export.quantize.solve import search, solve, spread
+from edge.export.quantize.solve import search, spread
+from edge.export.quantize.solve import solve as solve_arrays
 from edge.export.quantize.tune import Teacher, tune
 from edge.home import cache_dir
 from edge.manifest import Tokens
@@ -60,6 +61,12 @@ CONFIGS = {
 }
 
 
+def solve(
+    w: torch.Tensor, h: torch.Tensor, bits: int, block_size: int, rounds: int = 2, symmetric: bool = False
+) -> QTensor:
+    return solve_arrays(w.numpy(), h.numpy(), Format(bits, block_size, symmetric), rounds)
+
+
 def inputs_with_correlations(k: int, rows: int = 512, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(k, k, generator=generator) * torch.logspace(0, -2, k)
@@ -77,10 +84,11 @@ def test_search_comes_close_to_every_scale_and_zero_point(bits: int, symmetric: 
     torch.manual_seed(0)
     w, weights, size = torch.randn(64, 96) * 0.05 + 0.01, torch.rand(96) + 0.1, 32
     top = 2**bits - 1
-    scales, zeros = search(w, weights, bits, size, symmetric=symmetric)
+    found = search(w.numpy(), weights.numpy(), Format(bits, size, symmetric))
+    scales, zeros = map(torch.from_numpy, found)
 
     def errors(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-        scale, zero = spread(scales, size, 96), spread(zeros, size, 96)
+        scale, zero = (torch.from_numpy(spread(each.numpy(), size, 96)) for each in (scales, zeros))
         q = (torch.round(w / scale) + zero).clamp(0, top)
         return ((q - zero) * scale - w).square().mul(weights).view(64, -1, size).sum(-1)
 
@@ -102,7 +110,7 @@ def test_search_comes_close_to_every_scale_and_zero_point(bits: int, symmetric: 
 def test_solving_beats_rounding_on_correlated_inputs(block_size: int) -> None:
     x = inputs_with_correlations(96)
     w = torch.randn(48, 96, generator=torch.Generator().manual_seed(1))
-    solved = solve(w, x.T @ x, 4, block_size).pack("gptq")
+    solved = solve(w, x.T @ x, 4, block_size)
     rounded = round_to_nearest(w.numpy(), 4, block_size, symmetric=False)
     assert output_error(w, solved, x) < 0.5 * output_error(w, rounded, x)
 
@@ -110,14 +118,14 @@ def test_solving_beats_rounding_on_correlated_inputs(block_size: int) -> None:
 def test_each_round_of_descent_and_refitting_lowers_the_error() -> None:
     x = inputs_with_correlations(128)
     w = torch.randn(32, 128, generator=torch.Generator().manual_seed(1))
-    errors = [output_error(w, solve(w, x.T @ x, 4, 32, rounds=rounds).pack("gptq"), x) for rounds in (0, 1, 2)]
+    errors = [output_error(w, solve(w, x.T @ x, 4, 32, rounds=rounds), x) for rounds in (0, 1, 2)]
     assert errors[2] < errors[1] < errors[0]
 
 
 def test_a_symmetric_solution_has_no_zero_points_and_still_beats_rounding() -> None:
     x = inputs_with_correlations(96)
     w = torch.randn(48, 96, generator=torch.Generator().manual_seed(1))
-    solved = solve(w, x.T @ x, 4, 32, symmetric=True).pack("gptq")
+    solved = solve(w, x.T @ x, 4, 32, symmetric=True)
     assert solved.zero_points is None and (solved.scales > 0).all()
     assert output_error(w, solved, x) < 0.6 * output_error(w, round_to_nearest(w.numpy(), 4, 32), x)
 
@@ -130,7 +138,7 @@ def test_a_weight_that_lies_on_a_grid_is_found_again() -> None:
     scales = rng.uniform(0.01, 0.1, (24, 4, 1)).astype(np.float16).astype(np.float32)
     w = torch.from_numpy((scales * (q - rng.integers(3, 12, (24, 4, 1)))).reshape(24, 128).astype(np.float32))
     x = inputs_with_correlations(128)
-    assert output_error(w, solve(w, x.T @ x, 4, 32).pack("gptq"), x) < 1e-4
+    assert output_error(w, solve(w, x.T @ x, 4, 32), x) < 1e-4
 
 
 def test_inputs_that_calibration_never_saw_are_rounded_plainly() -> None:
@@ -138,7 +146,7 @@ def test_inputs_that_calibration_never_saw_are_rounded_plainly() -> None:
     x[:, 10:20] = 0
     w = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     for moment in (x.T @ x, torch.zeros(64, 64)):
-        off = solve(w, moment, 4, 32).dequantize() - w
+        off = torch.from_numpy(solve(w, moment, 4, 32).dequantize()) - w
         assert torch.isfinite(off).all()
         assert off[:, 10:20].abs().max() < 0.5  # two steps of a normal block
 
@@ -146,7 +154,7 @@ def test_inputs_that_calibration_never_saw_are_rounded_plainly() -> None:
 def test_blocks_need_not_divide_the_columns() -> None:
     x = inputs_with_correlations(72)
     w = torch.randn(8, 72, generator=torch.Generator().manual_seed(1))
-    solved = solve(w, x.T @ x, 4, 32).pack("gptq")
+    solved = solve(w, x.T @ x, 4, 32)
     assert (solved.q.shape, solved.scales.shape) == ((8, 72), (8, 3))
     assert output_error(w, solved, x) < 0.01
 
@@ -154,7 +162,7 @@ def test_blocks_need_not_divide_the_columns() -> None:
 def test_scales_are_float16_values_and_zero_points_integers() -> None:
     x = inputs_with_correlations(64)
     w = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
-    solved = solve(w, x.T @ x, 4, 32).pack("gptq")
+    solved = solve(w, x.T @ x, 4, 32)
     assert np.array_equal(solved.scales, solved.scales.astype(np.float16).astype(np.float32))
     assert solved.zero_points is not None and solved.zero_points.max() < 16 and solved.q.max() < 16
 
@@ -233,7 +241,7 @@ def test_values_are_judged_by_what_attention_makes_of_their_errors() -> None:
         wanted, errors = outputs(), []
         for judge in (attention.q_proj, attention.v_proj):  # queries are judged by their inputs alone
             solution = solve(original, moments[id(judge.weight)], 4, 32)
-            attention.v_proj.weight.copy_(solution.dequantize())
+            attention.v_proj.weight.copy_(torch.from_numpy(solution.dequantize()))
             errors.append(float((outputs() - wanted).square().sum()))
     assert errors[1] < 0.95 * errors[0]
 
@@ -335,9 +343,9 @@ def test_an_effort_says_what_is_done(effort: str, sizes: set[int], stages: set[s
 
 
 def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint, solve_one = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), gptq._solve
-    # Groups: one of the vocabulary and five of each layer, of the quick solution and of that in chosen formats.
-    solved, told, stop = list[int](), set[str](), 11 + 8
+    checkpoint, solve_one = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), gptq_layers._solve
+    # Groups: one of the vocabulary and five of each layer.
+    solved, told, stop = list[int](), set[str](), 8
 
     def solve_until(*arguments: Any) -> Any:
         if len(solved) == stop:
@@ -349,7 +357,7 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
         told.clear()
         return dict(quantize(checkpoint, "int4", Options(calibration=FISH, progress=lambda *done: told.add(done[2]))))
 
-    monkeypatch.setattr(gptq, "_solve", solve_until)
+    monkeypatch.setattr(gptq_layers, "_solve", solve_until)
     with pytest.raises(KeyboardInterrupt):
         run()
     (kept,) = (cache_dir() / "exports").iterdir()
@@ -360,7 +368,7 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
     assert not kept.exists()  # the export is done
     solved = []
     whole = run()
-    assert len(solved) == 22
+    assert len(solved) == 11
     for name, weight in whole.items():
         assert all(np.array_equal(getattr(weight, part), getattr(again[name], part)) for part in ("q", "scales"))
 
