@@ -47,6 +47,7 @@ import edge
 said = []
 for source, target in zip(sys.argv[1::2], sys.argv[2::2]):
     edge.export(source, target, effort="quick", max_context=64, say=said.append)
+edge.export(sys.argv[1], sys.argv[2] + "4", weights="int4", effort="quick", max_context=64)
 print(json.dumps(said))
 """
 SLIDING = {"sliding_window": 16, "query_pre_attn_scalar": 32, "head_dim": 32, "tie_word_embeddings": True}
@@ -128,6 +129,13 @@ def rope_tables(bundle: Bundle) -> dict[tuple[str, str], np.ndarray]:
                 values = np.fromfile(f, np.float32, int(np.prod(shape)), offset=offset)
             found["" if match[1] == "rope" else match[1], match[2]] = values.reshape(shape)
     return found
+
+
+def test_four_bits_were_calibrated_without_pytorch_too(exports: Path) -> None:
+    bundle = open_bundle(exports / f"{next(iter(MODELS))}.edge4")
+    bundle.check_files()
+    assert bundle.manifest.weights == "int4" and 0 < bundle.manifest.quality["kl_mean"] < 0.3
+    assert bundle.manifest.bits_per_weight < 8
 
 
 def test_t5_was_made_without_pytorch_too_and_writes_as_pytorch_does(exports: Path, tmp_path: Path) -> None:

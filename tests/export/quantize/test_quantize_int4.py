@@ -19,7 +19,7 @@ from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
 from edge.errors import ExportError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.graph.weights import pack_bits, pack_blocks
-from edge.export.quantize import gptq_layers, quantize, sampled
+from edge.export.quantize import gptq_layers, gptq_quick, quantize, sampled
 from edge.export.quantize.allocate import WINDOWS, Unit, bits_of, choose, measure
 from edge.export.quantize.base import Format, Options, QTensor, matrices
 from edge.export.quantize.calibration import WINDOW, calibration_windows
@@ -30,6 +30,7 @@ from edge.export.quantize.sampled import PIECE, PREFIX, _draw, sampled_windows
 from edge.export.quantize.solve import search, spread
 from edge.export.quantize.solve import solve as solve_arrays
 from edge.export.quantize.tune import Teacher, tune
+from edge.export.reference import Reference
 from edge.home import cache_dir
 from edge.manifest import Tokens
 
@@ -553,3 +554,21 @@ def test_calibration_writes_nothing_into_the_checkpoint(tmp_path: Path, effort: 
     quantize(checkpoint, "int4", Options(calibration=FISH, effort=effort))
     for name, values in before.items():
         assert np.array_equal(checkpoint.read(name), values), name
+
+
+@pytest.mark.parametrize("family", ["llama, tied", "llama, untied, biases", "gemma3", "phi3"])
+def test_one_run_of_the_reference_brings_a_decoder_closer_than_rounding(family: str) -> None:
+    model = tiny_model(CONFIGS[family]())
+    checkpoint, windows = TinyCheckpoint(model), windows_of(model)
+    calibrating = gptq_quick.Calibrating(checkpoint, Format(4, 32), windows.numpy())
+    Reference(checkpoint, windows.shape[1]).hidden(calibrating.texts, calibrating)
+    assert set(calibrating.weights) == set(matrices(checkpoint))
+    with torch.no_grad():
+        wanted = model(windows).logits.log_softmax(-1)
+        errors = []
+        rounded = {n: round_to_nearest(checkpoint.read(n), 4, 32, symmetric=False) for n in matrices(checkpoint)}
+        for weights in (calibrating.weights, rounded):
+            for name, weight in weights.items():
+                model.get_parameter(name).copy_(torch.from_numpy(weight.dequantize()))
+            errors.append(divergence(model, wanted, windows))
+    assert errors[0] < errors[1]
