@@ -56,19 +56,19 @@ def stage_decoder(
     windows = calibration_windows(checkpoint, options.calibration)
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     if survey := _survey(checkpoint, writer, weights, context, options, windows, compare=compare):
-        recorded, options = survey.recorded, dataclasses.replace(options, measured=survey.method)
+        recorded = survey.recorded
     else:
         recorded = check.reference(checkpoint, context, options.progress) if compare else None
-    eights = prefill_weights(checkpoint, options) if prefill else None
-    quantized = methods.quantize(checkpoint, weights, options)
-    options = dataclasses.replace(options, measured=None)
+    given = dataclasses.replace(options, measured=survey and survey.method)
+    eights = prefill_weights(checkpoint, given) if prefill else None
+    quantized = methods.quantize(checkpoint, weights, given)
     gc.collect()  # a calibrated method's Torch model, whose modules point at each other
     release_freed()
     watched = Watched(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, watched, writer, context, eights)
     kv8 = None if survey is None else write_kv8(writer, survey.largest)
     say_what_changed(checkpoint, watched.methods, say)
-    del quantized, watched, eights, survey
+    del quantized, watched, eights, survey, given
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()
     release_freed()

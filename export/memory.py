@@ -44,7 +44,7 @@ FORMATS = "a format for each matrix"
 DRAFTS = "the text to draft from"
 
 READING = 2  # copies of a tensor that is read: a GGUF's blocks become floats in parts that are then joined
-INVERSE = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and in float64 with its inverse
+FACTOR = 36  # bytes of the second moment of a matrix's inputs: itself, in order, and its factor in float64
 MOMENT = 20  # bytes of what is left of that while rows are solved
 SOLVING = 48  # bytes of each weight of these rows
 ATTENTION = 5  # copies of the scores [heads, S, S], where attention hands them out
@@ -178,7 +178,7 @@ class _Decoder:
 
 
 def _solving(rows: int, columns: int) -> int:
-    return max(columns**2 * INVERSE, columns**2 * MOMENT + rows * columns * SOLVING)
+    return max(columns**2 * FACTOR, columns**2 * MOMENT + rows * columns * SOLVING)
 
 
 def _decoder(checkpoint: Checkpoint, request: Request) -> Iterator[Stage]:

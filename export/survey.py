@@ -1,4 +1,4 @@
-"""All that a quick export measures of a model, in one run of the reference in numpy: reading the weights takes time."""
+"""All that a quick export measures of a model, in one run of the reference in numpy, so that weights are read once."""
 
 from __future__ import annotations
 

@@ -139,6 +139,7 @@ class Method(Protocol):
     Its file's TRAITS: `max_kl`, the mean divergence from Torch, in nats a token, that no sound export comes near;
     where it has them, `min_top1`, the share of equal likeliest tokens, and `blocks`, whether it has blocks; for the
     memory model `bits`, of a weight, `keeps`, whether floats stay floats, and `calibrated`, whether layers are run.
+    The file may have a function `watch`, too, for what it measures in a run of the reference: see `quantize.watch`.
     """
 
     def __call__(self, checkpoint: Checkpoint, options: Options) -> Mapping[str, Weight]:

@@ -56,6 +56,7 @@ class Calibrating(Watch):
         self._readers: list[tuple[str, Floats]] = []  # these matrices, and
         self._values: list[tuple[str, Floats]] = []  # the value projection among them
         self._averaged: list[Floats] = []
+        self._own = slice(0)  # the rows of all windows
         self._value_moment: Floats | None = None
 
     def product(self, name: str, x: Floats, weight: Floats, texts: Sequence[slice]) -> None:
