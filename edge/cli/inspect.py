@@ -78,7 +78,7 @@ def _show(manifest: Manifest) -> None:
         rows["long prompts"] = f"a graph in {manifest.prefill.weights}, {_bytes(_prefill_bytes(manifest))} more"
     _print(f"{manifest.name}, {manifest.family}", ("", ""), rows.items())
     if (sentence := lacking()) is not None:
-        out.print(sentence)
+        out.print(sentence, soft_wrap=False)
 
     second = [] if manifest.prefill is None else manifest.prefill.groups
     for title, listed in (("Group", manifest.groups), ("Long prompts", second)):
