@@ -81,9 +81,9 @@ def _conditioned(h: Floats) -> tuple[Floats, Floats]:
     """
     lower = h[::-1, ::-1].astype(np.float64)
     _cholesky(lower)
-    lower = np.tril(lower).astype(np.float32)[::-1, ::-1]
-    diagonal = lower.diagonal()
-    return np.ascontiguousarray((lower / diagonal).T), np.square(diagonal)
+    factor = np.tril(lower).astype(np.float32)[::-1, ::-1]
+    diagonal = factor.diagonal()
+    return np.ascontiguousarray((factor / diagonal).T), np.square(diagonal)
 
 
 def _cholesky(a: NDArray[np.float64]) -> None:
