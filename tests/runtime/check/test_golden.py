@@ -252,7 +252,9 @@ def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
     status, out, err = verified(pristine_whole, capsys)
     assert (status, err, len(opened)) == (0, "", len(ROLES))
     assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES == roles(pristine_whole.manifest)
-    assert out.count("4 prompts, 96 tokens: 96 as recorded\n") == len(ROLES)
+    # A near-tie is right: a lone row's last bits depend on the processor, and an untrained model's logits lie close.
+    told = re.findall(r"4 prompts, 96 tokens: (?:96 as recorded|95 as recorded, 1 near-tie)$", out, re.MULTILINE)
+    assert len(told) == len(ROLES)
     assert out.count("Logits   distances within ") == len(ROLES)
 
 
