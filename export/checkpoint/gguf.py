@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F16: np.float16,
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
+_CONVERTED = 2048  # bytes of a row that convert fastest
 
 
 class GGUFCheckpoint:
@@ -113,7 +115,8 @@ class GGUFCheckpoint:
             return (values if places is None else values[places]).astype(np.float32)
         rows = raw if places is None or raw.ndim == 1 else raw[places]
         with np.errstate(all="ignore"):  # scales that are no numbers are told by `finite`
-            values = np.asarray(quants.dequantize(rows, kind), np.float32)
+            values = np.asarray(quants.dequantize(_joined(rows), kind), np.float32)
+        values = values.reshape(*rows.shape[:-1], -1)
         return values if places is None or raw.ndim > 1 else values[places]
 
     def _vector(self, source: str) -> NDArray[np.float32]:
@@ -143,6 +146,15 @@ class GGUFCheckpoint:
             return rows
         order = np.arange(self.shape(name)[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
         return order if rows is None else order[rows]
+
+
+def _joined(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rows of blocks, of which those that are short stand side by side: gguf converts 16 at a time."""
+    if rows.ndim == 1:
+        return rows
+    length = rows.shape[-1]
+    together = math.gcd(len(rows), 1 << max(0, (_CONVERTED // length).bit_length() - 1))
+    return rows.reshape(-1, together * length)
 
 
 def _q4_0(raw: NDArray[np.uint8]) -> QTensor:
