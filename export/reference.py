@@ -26,6 +26,7 @@ from edge.runtime.check.perplexity import pieces
 Floats = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 ROWS = 2048  # of the embedding that are read at a time
+ATTENDED = 128  # rows that attend together, to nothing behind the last of them
 
 
 def _silu(x: Floats) -> Floats:
@@ -71,7 +72,8 @@ class Watch:
         """A layer's keys, rotated, and values, each [heads, T, D]."""
 
     def scores(self, head: int, scores: Floats, text: slice) -> None:
-        """What a head takes of each row in a text [S, S]: of the layer whose matrices were told last."""
+        """What some rows of a head take of each row in a text, up to the last of them, [rows, S]: of the layer whose
+        matrices were told last."""
 
     def finals(self, x: Floats, texts: Sequence[slice]) -> None:
         """What the output head reads [T, H]."""
@@ -234,18 +236,19 @@ def _attended(
 ) -> Floats:
     """Causal attention of a text's rows among those of all [heads, T, D]. The heads of keys divide those of queries."""
     query, key, value = query[:, text], key[:, text], value[:, text]
-    group = len(query) // len(key)
-    at = np.arange(query.shape[1])
-    back = at[:, None] - at
-    hidden = (back < 0) | (back >= (window or len(at)))
+    group, count = len(query) // len(key), query.shape[1]
     y = np.empty_like(query)
-    for head, each in enumerate(query):
-        scores = each @ key[head // group].T
-        np.copyto(scores, -np.inf, where=hidden)
-        scores -= scores.max(-1, keepdims=True)
-        np.exp(scores, out=scores)
-        scores /= scores.sum(-1, keepdims=True)
-        if watch is not None:
-            watch.scores(head, scores, text)
-        y[head] = scores @ value[head // group]
+    for start in range(0, count, ATTENDED):
+        stop = min(start + ATTENDED, count)
+        back = np.arange(start, stop)[:, None] - np.arange(stop)
+        hidden = (back < 0) | (back >= (window or count))
+        for head, each in enumerate(query[:, start:stop]):
+            scores = each @ key[head // group, :stop].T
+            np.copyto(scores, -np.inf, where=hidden)
+            scores -= scores.max(-1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(-1, keepdims=True)
+            if watch is not None:
+                watch.scores(head, scores, slice(text.start, text.start + stop))
+            y[head, start:stop] = scores @ value[head // group, :stop]
     return y

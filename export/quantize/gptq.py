@@ -68,7 +68,7 @@ def budget_of(options: Options, effort: Effort) -> Budget | None:
 
 
 EFFORTS = {
-    "quick": Effort(windows=6, own=0, rounds=0, passes=0),
+    "quick": Effort(windows=5, own=0, rounds=0, passes=0),
     "normal": Effort(windows=16, own=1, rounds=2, passes=0, bits=4.8),
     "best": Effort(windows=24, own=2, rounds=2, passes=2, bits=5.2),
 }
