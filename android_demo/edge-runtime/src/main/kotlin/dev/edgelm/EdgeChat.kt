@@ -1,0 +1,126 @@
+package dev.edgelm
+
+import dev.edgelm.decode.Answering
+import dev.edgelm.engine.KvCache
+import dev.edgelm.text.Message
+import kotlinx.coroutines.CoroutineDispatcher
+import kotlinx.coroutines.currentCoroutineContext
+import kotlinx.coroutines.ensureActive
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+import kotlinx.coroutines.sync.Mutex
+import kotlinx.coroutines.sync.withLock
+
+/**
+ * A conversation that keeps its keys and values, so that a turn costs its own tokens only. [EdgeModel.chat] makes one.
+ * Turns are taken one after the other. Memory does not grow with turns: it is that of the context.
+ */
+class EdgeChat internal constructor(
+    private val model: EdgeModel,
+    system: String?,
+    private val dispatcher: CoroutineDispatcher,
+) : AutoCloseable {
+    private val opening = if (system == null) emptyList() else listOf(Message("system", system))
+    private val turn = Mutex()
+    private var cache: KvCache? = null
+    private var cached = IntArray(0) // the tokens in the cache
+    private var said = IntArray(0) // the tokens of the conversation, without the last answer's end token
+    private var saidText = "" // their text
+
+    init {
+        if (!model.hasChatFormat) {
+            throw InputException("${model.bundle.manifest.name} has no chat format, so it cannot hold a conversation.")
+        }
+    }
+
+    /** The turns so far, the answers as they were shown. */
+    @Volatile
+    var messages: List<Message> = opening
+        private set
+
+    /** Go on from a conversation that was kept elsewhere, for example over the death of the app's process. */
+    constructor(model: EdgeModel, messages: List<Message>, dispatcher: CoroutineDispatcher) : this(model, null, dispatcher) {
+        this.messages = messages
+    }
+
+    /**
+     * Say something; the answer streams. What was said of it counts also when its collector is cancelled.
+     *
+     * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
+     */
+    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = flow {
+        val job = currentCoroutineContext()
+        turn.withLock {
+            val asked = messages + Message("user", message)
+            val text = model.rendered(asked, raw = false)
+            val prompt = tokens(text)
+            model.checkRoom(prompt, "start the conversation over")
+            val cache = cache ?: model.engine.newCache(model.context).also { cache = it }
+            // The last token is run in any case: its logits are needed.
+            cache.length = minOf(shared(cached, prompt), prompt.size - 1)
+            val shown = StringBuilder()
+            val sampled = ArrayList<Int>()
+            var ended = false
+            try {
+                for (piece in Answering(model.engine, model.tokenizer, cache, prompt, options) { job.ensureActive() }) {
+                    shown.append(piece.text)
+                    sampled += piece.token
+                    ended = piece.finish == FinishReason.STOP
+                    emit(piece)
+                }
+            } finally {
+                val all = prompt + sampled.toIntArray()
+                messages = asked + Message("assistant", shown.toString())
+                cached = all.copyOf(minOf(cache.length, all.size))
+                if (ended && sampled.last() in model.bundle.manifest.tokens.eos) {
+                    said = all.copyOf(all.size - 1)
+                    saidText = text + shown
+                } else {
+                    // After a stop string the tokens say more than the text that was shown.
+                    said = if (ended) IntArray(0) else all
+                    saidText = text + shown
+                }
+            }
+        }
+    }.buffer(BUFFERED).flowOn(dispatcher)
+
+    /** Start over: forget every turn but the system message. */
+    suspend fun reset() = turn.withLock {
+        messages = opening
+        cached = IntArray(0)
+        said = IntArray(0)
+        saidText = ""
+    }
+
+    /**
+     * The conversation's tokens. What was said keeps the tokens it was said with, because encoding an answer need not
+     * give back those that the model chose; only what follows is encoded, where it begins with a special token, at which
+     * every tokenizer splits.
+     */
+    private fun tokens(text: String): IntArray {
+        if (said.isNotEmpty() && text.startsWith(saidText)) {
+            val new = model.tokenizer.encode(text.substring(saidText.length))
+            if (new.isNotEmpty() && new[0] in model.tokenizer.special) return said + new
+        }
+        return model.bundle.manifest.tokens.led(model.tokenizer.encode(text))
+    }
+
+    /** Release its keys and values; the conversation may go on, and is read anew then. */
+    override fun close() {
+        cache?.close()
+        cache = null
+        cached = IntArray(0)
+    }
+
+    private companion object {
+        const val BUFFERED = 4
+
+        fun shared(a: IntArray, b: IntArray): Int {
+            val most = minOf(a.size, b.size)
+            for (i in 0 until most) if (a[i] != b[i]) return i
+            return most
+        }
+    }
+}

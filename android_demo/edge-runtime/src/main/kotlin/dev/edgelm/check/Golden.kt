@@ -1,0 +1,119 @@
+package dev.edgelm.check
+
+import dev.edgelm.BundleException
+import dev.edgelm.bundle.Bundle
+import dev.edgelm.bundle.GOLDEN
+import dev.edgelm.bundle.Manifest
+import dev.edgelm.decode.likeliest
+import dev.edgelm.engine.Engine
+import java.nio.FloatBuffer
+import kotlinx.serialization.SerializationException
+import kotlinx.serialization.Serializable
+
+/** The best tokens of one step, best first, and their logits. */
+@Serializable
+internal data class TopLogits(val ids: List<Int>, val logits: List<Float>)
+
+@Serializable
+internal data class GoldenCase(
+    val promptIds: List<Int>, val greedyIds: List<Int>, val first: TopLogits, val last: TopLogits,
+)
+
+/** What a graph that rounds otherwise says along a recorded answer. */
+@Serializable
+internal data class FormCase(val ids: List<Int>, val first: TopLogits, val last: TopLogits)
+
+@Serializable
+internal data class GoldenForm(val role: String, val tolerance: Float, val cases: List<FormCase>)
+
+@Serializable
+internal data class Golden(val tolerance: Float, val cases: List<GoldenCase>, val forms: List<GoldenForm> = emptyList())
+
+/**
+ * What a replay of a bundle's recorded answers found: [faults] are sentences; near-ties are tokens whose logits lie
+ * within the tolerance, of which a few are no damage.
+ */
+class GoldenReport internal constructor(
+    val tokens: Int, val nearTies: Int, val largestDifference: Float, val faults: List<String>,
+)
+
+/**
+ * Replay the recorded answers of a bundle in the graph with the role `decoder`, `kv8` or `prefill`, as
+ * docs/reference/bundle-format.md says: the recorded tokens are fed, whatever this machine's own choice is.
+ */
+fun replayGolden(bundle: Bundle, role: String = Engine.DECODER, threads: Int? = null): GoldenReport {
+    val golden = try {
+        Manifest.json.decodeFromString(Golden.serializer(), bundle.file(GOLDEN).readText())
+    } catch (e: SerializationException) {
+        throw BundleException("${bundle.file(GOLDEN)} cannot be read: ${e.message}; copy the bundle again.", e)
+    }
+    val own = golden.cases.map { FormCase(it.greedyIds, it.first, it.last) }
+    val form = golden.forms.firstOrNull { it.role == role } ?: GoldenForm(role, golden.tolerance, own)
+    val context = golden.cases.maxOf { it.promptIds.size + it.greedyIds.size }
+    val decoder = if (role == Engine.KV8) role else Engine.DECODER
+    Engine(bundle, decoder, context, threads).use { engine ->
+        val replay = Replay(engine, role, form.tolerance)
+        for ((case, wanted) in golden.cases.zip(form.cases)) replay.run(case, wanted)
+        return replay.report()
+    }
+}
+
+private class Replay(private val engine: Engine, private val role: String, private val tolerance: Float) {
+    private val vocab = engine.bundle.manifest.dims.vocabSize
+    private val row = FloatArray(vocab)
+    private val faults = ArrayList<String>()
+    private var prompts = 0
+    private var tokens = 0
+    private var ties = 0
+    private var largest = 0f
+
+    fun run(case: GoldenCase, wanted: FormCase) {
+        prompts++
+        val prompt = case.promptIds.toIntArray()
+        val answer = case.greedyIds.toIntArray()
+        engine.newCache(prompt.size + answer.size).use { cache ->
+            if (role == Engine.PREFILL) {
+                compare(engine.prefillStep(cache, prompt, 0, prompt.size), 0, 0, wanted)
+                val rest = answer.size - 1
+                if (rest > 0) {
+                    val logits = engine.prefillStep(cache, answer, 0, rest, rest)
+                    for (i in 0 until rest) compare(logits, i, i + 1, wanted)
+                }
+            } else {
+                compare(engine.step(cache, prompt, 0, prompt.size), 0, 0, wanted)
+                for (i in 1 until answer.size) compare(engine.step(cache, answer, i - 1, 1), 0, i, wanted)
+            }
+        }
+    }
+
+    private fun compare(logits: FloatBuffer, at: Int, step: Int, wanted: FormCase) {
+        logits.position(at * vocab)
+        logits.get(row)
+        logits.position(0)
+        val place = "prompt $prompts, token ${step + 1}"
+        val own = likeliest(row)
+        val margin = row[own] - row[wanted.ids[step]]
+        tokens++
+        if (!(margin <= tolerance)) { // so that NaN is a fault
+            faults += "$place: the token $own is better than the recorded one by $margin"
+        } else if (own != wanted.ids[step]) {
+            ties++
+        }
+        for ((i, top) in listOf(0 to wanted.first, wanted.ids.size - 1 to wanted.last)) {
+            if (i != step) continue
+            val apart = top.ids.indices.map { row[top.ids[it]] - top.logits[it] }
+            val range = apart.max() - apart.min()
+            largest = maxOf(largest, range)
+            if (!(range <= tolerance)) faults += "$place: two logits are $range farther or closer than recorded"
+        }
+    }
+
+    fun report(): GoldenReport {
+        if (ties * MOST_TIES > tokens) faults += "$ties of $tokens tokens are near-ties, of which there should be a few"
+        return GoldenReport(tokens, ties, largest, faults)
+    }
+
+    private companion object {
+        const val MOST_TIES = 8 // in so many tokens one is right
+    }
+}

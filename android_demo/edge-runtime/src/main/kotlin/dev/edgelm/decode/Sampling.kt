@@ -1,0 +1,178 @@
+package dev.edgelm.decode
+
+import dev.edgelm.InputException
+import java.nio.FloatBuffer
+import kotlin.math.exp
+
+/**
+ * How the next token is chosen. The default is greedy: the same prompt gives the same answer.
+ *
+ * @property temperature 0 takes the likeliest token; above 0 logits are divided by it before a token is drawn.
+ * @property topK draw from the k likeliest tokens; 0 for all.
+ * @property topP draw from the smallest set of likeliest tokens whose probabilities reach it; 1 for all.
+ * @property minP leave out tokens less likely than this share of the likeliest one; 0 for none.
+ * @property repetitionPenalty divides positive and multiplies negative logits of tokens that occurred; 1 for none.
+ * @property seed makes draws repeatable, the same as Python's; null draws anew every time.
+ */
+data class SamplingOptions(
+    val temperature: Double = 0.0,
+    val topK: Int = 0,
+    val topP: Double = 1.0,
+    val minP: Double = 0.0,
+    val repetitionPenalty: Double = 1.0,
+    val seed: Long? = null,
+) {
+    init {
+        check("temperature", temperature, "0 or more", temperature >= 0 && temperature.isFinite())
+        check("top-k", topK, "0 or more (0: all tokens)", topK >= 0)
+        check("top-p", topP, "above 0 and at most 1", topP > 0 && topP <= 1)
+        check("min-p", minP, "between 0 and 1", minP in 0.0..1.0)
+        val penalized = repetitionPenalty > 0 && repetitionPenalty.isFinite()
+        check("repetition penalty", repetitionPenalty, "above 0 (1: no penalty)", penalized)
+        check("seed", seed ?: 0, "0 or more", (seed ?: 0) >= 0)
+        if (temperature == 0.0 && (topK != 0 || topP != 1.0 || minP != 0.0)) {
+            throw InputException(
+                "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a " +
+                    "temperature above 0, or leave them out.",
+            )
+        }
+    }
+
+    private fun check(name: String, value: Any, wanted: String, valid: Boolean) {
+        if (!valid) throw InputException("The $name must be $wanted, not $value.")
+    }
+}
+
+/** Makes the next token of logits [V]. One for each answer: it remembers what was said. */
+internal class Sampler(private val options: SamplingOptions, prompt: IntArray, vocab: Int) {
+    private val random = Pcg64(options.seed ?: java.security.SecureRandom().nextLong().ushr(1))
+    private val logits = FloatArray(vocab)
+    private val weights = FloatArray(if (options.temperature > 0) vocab else 0)
+    private val scratch = FloatArray(if (options.temperature > 0) vocab else 0)
+    private val candidates = IntArray(if (options.temperature > 0) vocab else 0)
+    private val said = BooleanArray(if (options.repetitionPenalty == 1.0) 0 else vocab)
+
+    init {
+        if (said.isNotEmpty()) for (token in prompt) said[token] = true
+    }
+
+    /** Whether logits are needed at all: without a penalty the likeliest token is chosen inside the graph. */
+    val needsLogits: Boolean = options.temperature > 0 || said.isNotEmpty()
+
+    /** The next token, of the logits [V] that stand in [row] of [given]. */
+    fun next(given: FloatBuffer, row: Int = 0): Int {
+        given.position(row * logits.size)
+        given.get(logits)
+        given.position(0)
+        if (said.isNotEmpty()) penalize()
+        val token = if (options.temperature == 0.0) likeliest(logits) else draw()
+        if (said.isNotEmpty()) said[token] = true
+        return token
+    }
+
+    private fun penalize() {
+        val penalty = options.repetitionPenalty.toFloat()
+        for (token in said.indices) {
+            if (said[token]) logits[token] = logits[token].let { if (it < 0) it * penalty else it / penalty }
+        }
+    }
+
+    private fun draw(): Int {
+        var size = logits.size
+        if (options.topK in 1 until size) {
+            val least = largest(logits, size, options.topK)
+            size = 0
+            for (token in logits.indices) if (logits[token] >= least) candidates[size++] = token
+        } else {
+            for (token in logits.indices) candidates[token] = token
+        }
+        var most = Float.NEGATIVE_INFINITY
+        for (i in 0 until size) most = maxOf(most, logits[candidates[i]])
+        // Unnormalised probabilities, the largest of which is 1.
+        val temperature = maxOf(options.temperature.toFloat(), java.lang.Float.MIN_NORMAL)
+        for (i in 0 until size) weights[i] = exp(((logits[candidates[i]] - most) / temperature).toDouble()).toFloat()
+        var least = options.minP.toFloat()
+        if (options.topP < 1) least = maxOf(least, nucleus(size))
+        if (least > 0) {
+            var kept = 0
+            for (i in 0 until size) {
+                if (weights[i] >= least) {
+                    weights[kept] = weights[i]
+                    candidates[kept++] = candidates[i]
+                }
+            }
+            size = kept
+        }
+        return candidates[drawn(size, random.nextDouble())]
+    }
+
+    /** The smallest weight in the smallest set of largest weights that holds `topP` of their sum. */
+    private fun nucleus(size: Int): Float {
+        var sum = 0.0
+        for (i in 0 until size) sum += weights[i]
+        val wanted = options.topP * sum
+        var count = minOf(NUCLEUS, size)
+        while (true) { // sorts the largest only; a vocabulary's nucleus is rarely more than that
+            val least = largest(weights, size, count)
+            var found = 0
+            for (i in 0 until size) if (weights[i] > least) scratch[found++] = weights[i]
+            while (found < count) scratch[found++] = least
+            scratch.sort(0, count)
+            var reached = 0.0
+            for (i in count - 1 downTo 0) {
+                reached += scratch[i]
+                if (reached >= wanted) return scratch[i]
+            }
+            if (count == size) return scratch[0]
+            count = minOf(8 * count, size)
+        }
+    }
+
+    /** The [k]-th largest of the first [size] values: a selection, not a sort. */
+    private fun largest(values: FloatArray, size: Int, k: Int): Float {
+        System.arraycopy(values, 0, scratch, 0, size)
+        var low = 0
+        var high = size - 1
+        val wanted = size - k
+        while (low < high) {
+            val pivot = scratch[(low + high) ushr 1]
+            var i = low
+            var j = high
+            while (i <= j) {
+                while (scratch[i] < pivot) i++
+                while (scratch[j] > pivot) j--
+                if (i <= j) {
+                    val moved = scratch[i]
+                    scratch[i++] = scratch[j]
+                    scratch[j--] = moved
+                }
+            }
+            if (wanted <= j) high = j else if (wanted >= i) low = i else break
+        }
+        return scratch[wanted]
+    }
+
+    /** An index with a probability proportional to its weight, from a number in [0, 1). */
+    private fun drawn(size: Int, uniform: Double): Int {
+        var total = 0.0
+        for (i in 0 until size) total += weights[i]
+        val point = uniform * total
+        var reached = 0.0
+        for (i in 0 until size) {
+            reached += weights[i]
+            if (reached > point) return i
+        }
+        return size - 1
+    }
+
+    private companion object {
+        const val NUCLEUS = 256
+    }
+}
+
+/** The largest of some values; the first of equals. */
+internal fun likeliest(values: FloatArray): Int {
+    var best = 0
+    for (i in 1 until values.size) if (values[i] > values[best]) best = i
+    return best
+}

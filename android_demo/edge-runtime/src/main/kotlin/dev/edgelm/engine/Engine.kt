@@ -1,0 +1,179 @@
+package dev.edgelm.engine
+
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtSession
+import dev.edgelm.EdgeException
+import dev.edgelm.InputException
+import dev.edgelm.bundle.Bundle
+import java.nio.FloatBuffer
+import java.nio.LongBuffer
+import java.util.concurrent.locks.ReentrantReadWriteLock
+import kotlin.concurrent.read
+import kotlin.concurrent.write
+
+/** Tokens of a prompt that run in one step. */
+internal const val PREFILL_CHUNK = 128
+
+/**
+ * Prompts of this many new tokens and more run through the int8 prefill graph, where the bundle has one, in steps of
+ * twice as many tokens.
+ */
+internal const val PREFILL_GRAPH_FROM = 256
+
+/**
+ * A bundle's decoder and one primitive, a step. Conversations live in caches, so that one engine serves several
+ * threads; each cache is used by one at a time.
+ *
+ * Steps run an even number of tokens and rows, the last one twice where it would be odd: kernels take rows by twos and
+ * a last one alone, which differs in its last bits. So answers do not depend on how a text is cut into steps.
+ *
+ * [role]: `decoder`, or `kv8` for keys and values in int8, which take a quarter of the memory.
+ */
+internal class Engine(val bundle: Bundle, val role: String, val context: Int, threads: Int?) : AutoCloseable {
+    val int8 = role == KV8
+    val valueBytes = if (int8) 1 else FLOAT
+    private val environment: OrtEnvironment = Ort.environment(threads)
+    private val session: OrtSession = Ort.open(environment, bundle, role)
+    private val prefills = !int8 && bundle.manifest.prefill?.known == true
+    private var prefillSession: OrtSession? = null
+    private val vocab = bundle.manifest.dims.vocabSize
+    private val lock = ReentrantReadWriteLock()
+    private val caches = HashSet<KvCache>()
+    private var spare: KvMemory? = null
+    private var closed = false
+
+    /** Whether a step can give the likeliest tokens alone, without their logits. */
+    val chooses: Boolean = "tokens" in session.outputNames
+
+    /** An empty cache for up to [capacity] tokens. */
+    fun newCache(capacity: Int): KvCache {
+        if (capacity !in 1..context) {
+            throw InputException("A conversation of $capacity tokens is more than the context of $context.")
+        }
+        lock.write {
+            checkOpen()
+            val kept = spare?.takeIf { it.rows > capacity }
+            val memory = if (kept != null) {
+                spare = null
+                kept
+            } else {
+                freeSpare()
+                // The row after the last one is for the token that runs twice.
+                KvMemory(bundle.manifest.kv, minOf(context, (capacity / ROUND + 1) * ROUND) + 1, valueBytes)
+            }
+            return KvCache(environment, this, memory, capacity).also { caches += it }
+        }
+    }
+
+    /** Close a cache, and keep its memory for the next one, so that answers do not wait for the collector. */
+    fun takeBack(cache: KvCache): Unit = lock.write {
+        if (!caches.remove(cache)) return // the model was closed before
+        cache.release()
+        if ((spare?.rows ?: 0) < cache.memory.rows) {
+            freeSpare()
+            spare = cache.memory
+        } else {
+            cache.memory.free()
+        }
+    }
+
+    /** Hand back what is kept for later: the prefill graph and the memory of a cache. */
+    fun trim() = lock.write {
+        freeSpare()
+        prefillSession?.close()
+        prefillSession = null
+    }
+
+    /** Run [count] tokens of [tokens] from [start] on, append them, and give logits of the last [rows] of them. */
+    fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer =
+        run(cache, tokens, start, count, rows, true) { session }!!.logits!!
+
+    /** As [step], with the likeliest token of each row instead of its logits. */
+    fun choose(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): LongBuffer =
+        run(cache, tokens, start, count, rows, false) { session }!!.tokens!!
+
+    /** As [step], in the int8 prefill graph, which this opens where it is not there yet. */
+    fun prefillStep(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer {
+        while (true) { // until nobody hands the graph back in between
+            lock.write {
+                checkOpen()
+                if (prefillSession == null) prefillSession = Ort.open(environment, bundle, PREFILL)
+            }
+            run(cache, tokens, start, count, rows, true) { prefillSession }?.let { return it.logits!! }
+        }
+    }
+
+    /** Append a prompt's tokens from [start] on; logits of what follows. [goOn] is called between steps. */
+    fun prefill(cache: KvCache, tokens: IntArray, start: Int, goOn: () -> Unit): FloatBuffer {
+        val total = tokens.size - start
+        val long = prefills && total >= PREFILL_GRAPH_FROM
+        val chunk = if (long) 2 * PREFILL_CHUNK else PREFILL_CHUNK
+        var at = start
+        while (true) {
+            goOn()
+            val count = minOf(chunk, tokens.size - at)
+            val logits = if (long) prefillStep(cache, tokens, at, count) else step(cache, tokens, at, count)
+            at += count
+            if (at == tokens.size) return logits
+        }
+    }
+
+    private fun run(
+        cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int, logits: Boolean, by: () -> OrtSession?,
+    ): Step? = lock.read {
+        checkOpen()
+        val session = by() ?: return null
+        require(count in 1..cache.room) { "a step of $count tokens on a cache with room for ${cache.room}" }
+        // At the end of the bundle's context there is no position for one more.
+        val padded = count % 2 == 1 && cache.length + count < bundle.manifest.context
+        val shape = StepShape(if (padded) count + 1 else count, rows + rows % 2, logits)
+        val step = cache.steps[shape] ?: Step(environment, cache, shape, vocab).also {
+            if (count <= KEPT_STEP) cache.steps[shape] = it
+        }
+        try {
+            step.fill(tokens, start, count)
+            step.ask(count - rows, rows)
+            step.run(session)
+        } catch (e: OrtException) {
+            throw EdgeException("${bundle.manifest.name} failed to compute: ${e.message}", e)
+        } finally {
+            if (count > KEPT_STEP) step.close() // its buffers stay readable
+        }
+        cache.length += count
+        step
+    }
+
+    private fun freeSpare() {
+        spare?.free()
+        spare = null
+    }
+
+    private fun checkOpen() {
+        if (closed) throw EdgeException("The model was closed.")
+    }
+
+    /** Wait for the steps that run, then release everything; answers that go on end with a sentence. */
+    override fun close() {
+        lock.write {
+            if (closed) return
+            closed = true
+            for (cache in caches) {
+                cache.release()
+                cache.memory.free()
+            }
+            caches.clear()
+            freeSpare()
+            prefillSession?.close()
+            session.close()
+        }
+    }
+
+    companion object {
+        const val DECODER = "decoder"
+        const val KV8 = "kv8"
+        const val PREFILL = "prefill"
+        private const val KEPT_STEP = 16
+        private const val ROUND = 256 // rows, so that the memory of one answer often serves the next
+    }
+}

@@ -1,0 +1,60 @@
+package dev.edgelm.engine
+
+import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtException
+import ai.onnxruntime.OrtLoggingLevel
+import ai.onnxruntime.OrtSession
+import ai.onnxruntime.OrtSession.SessionOptions
+import dev.edgelm.BundleException
+import dev.edgelm.InputException
+import dev.edgelm.bundle.Bundle
+
+/**
+ * onnxruntime's environment, with one pool of threads for all models of a process: pools of their own would spin next
+ * to each other.
+ */
+internal object Ort {
+    private const val MOST_THREADS = 8
+    private var environment: OrtEnvironment? = null
+
+    /** Threads of the pool, once it is there. */
+    var threads: Int = 0
+        private set
+
+    /** The environment. The first call sizes the pool: [threads], default one per core, up to 8. */
+    @Synchronized
+    fun environment(threads: Int?): OrtEnvironment {
+        val cores = Runtime.getRuntime().availableProcessors()
+        if (threads != null && threads !in 1..maxOf(16, 2 * cores)) {
+            throw InputException("The number of threads must be between 1 and ${maxOf(16, 2 * cores)}, not $threads.")
+        }
+        environment?.let { return it }
+        val pool = threads ?: minOf(cores, MOST_THREADS)
+        val options = OrtEnvironment.ThreadingOptions()
+        options.setGlobalIntraOpNumThreads(pool)
+        options.setGlobalInterOpNumThreads(1)
+        val made = OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, "edge", options)
+        this.threads = pool
+        environment = made
+        return made
+    }
+
+    /** A session over the graph with this role. Weights are mapped by onnxruntime and never pass through the heap. */
+    fun open(environment: OrtEnvironment, bundle: Bundle, role: String): OrtSession {
+        val graph = bundle.manifest.graph(role)
+            ?: throw BundleException("The bundle ${bundle.manifest.name} has no graph with the role '$role'.")
+        try {
+            SessionOptions().use { options ->
+                options.disablePerSessionThreads()
+                options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
+                // Else the second step of a shape allocates all of its activations again, and keeps both.
+                options.setMemoryPatternOptimization(false)
+                options.addConfigEntry("session.dynamic_block_base", "4")
+                options.addConfigEntry("session.model_external_initializers_file_folder_path", bundle.root.absolutePath)
+                return environment.createSession(bundle.file(graph.path).absolutePath, options)
+            }
+        } catch (e: OrtException) {
+            throw BundleException("${bundle.file(graph.path)} cannot be loaded: ${e.message}", e)
+        }
+    }
+}
