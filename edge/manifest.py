@@ -153,6 +153,30 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class ChatSlot:
+    """A place for a message in a conversation."""
+
+    before: str  # the text in front of the message
+    trim_start: bool = False  # the message loses the whitespace at its start
+    trim_end: bool = False
+    blank: bool = False  # the message may be empty, or whitespace alone
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """What the chat template renders, for a host without jinja2: of a conversation of perhaps a system message, then the
+    user's and the assistant's in turns, the user's last."""
+
+    first_user: ChatSlot | None  # that nothing precedes; None: a conversation needs a system message
+    system: ChatSlot | None  # None: a conversation cannot have one
+    user_after_system: ChatSlot | None
+    assistant: ChatSlot
+    user: ChatSlot  # that follows an answer
+    generation: str  # what follows the last message
+    refused: list[str] = field(default_factory=list)  # a message with one of these renders in another way
+
+
+@dataclass(frozen=True)
 class TextFormat:
     """How text is framed in an encoder's input, and what a text decoder begins with.
 
@@ -243,6 +267,7 @@ class Manifest:
     tokens: Tokens
     chat_template: str | None  # jinja2, as transformers' tokenizers carry it
     source: Source
+    chat_format: ChatFormat | None = None  # what it renders; None where it cannot be said so
     encoder: EncoderDims | None = None
     cross: KVLayout | None = None  # what the encoder hands to each decoder layer, `cross.{i}.key/value`
     text: TextFormat | None = None  # of an encoder-decoder for text

@@ -14,6 +14,7 @@ from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import EdgeError
 from edge.export import check
 from edge.export import quantize as methods
+from edge.export.chat_format import chat_format, special_tokens
 from edge.export.finish import RECORDED, Staged
 from edge.export.graph.decoder import build_decoder
 from edge.export.lower.cpu.kv8 import write_kv8
@@ -73,7 +74,9 @@ def stage_decoder(
     writer.flush()
     release_freed()
     template = checkpoint.tokenizer.chat_template
-    manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, chat_template=template)
+    plain = None if template is None else chat_format(template, special_tokens(checkpoint.tokenizer))
+    chat = {"chat_template": template, "chat_format": plain}
+    manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
     prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
     return Staged(manifest, recorded, windows, golden_inputs(Bundle(writer.staging, manifest), prompts, say), kv8)
 

@@ -196,14 +196,13 @@ def tune(
 def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Example]:
     from tokenizers import Tokenizer
 
+    from edge.export.chat_format import special_tokens
     from edge.export.tune.data import read_examples
     from edge.runtime.text.template import ChatTemplate
 
     own = checkpoint.tokenizer
     tokenizer, tokens = Tokenizer.from_str(own.json), own.tokens
-    named = tokens.named.items()
-    special = {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
-    template = None if own.chat_template is None else ChatTemplate(own.chat_template, special)
+    template = None if own.chat_template is None else ChatTemplate(own.chat_template, special_tokens(own))
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
