@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
@@ -28,6 +29,8 @@ def add_arguments(parser: Parser) -> None:
     add = parser.options()
     add_threads(add)
     add_provider(add)
+    what = "also write what edge answers to some prompts and chats, for another host of the bundle to repeat"
+    add("--emit FOLDER", what, Path)
 
 
 def command(args: argparse.Namespace) -> None:
@@ -40,6 +43,8 @@ def command(args: argparse.Namespace) -> None:
     opened = open_bundle(args.bundle)
     _check_files(opened)
     _replay(opened, args.threads, args.provider)
+    if args.emit is not None:
+        _emit(opened, args.emit, args.threads, args.provider)
 
 
 def _check_files(bundle: Bundle) -> None:
@@ -76,6 +81,15 @@ def _replay(bundle: Bundle, threads: int | None, provider: str) -> None:
             f"{bundle.root} does not answer on this machine as it was recorded ({faults[0]}{more}); the files "
             f"are intact, so the fault is in the model's computation here: report it with this machine's processor."
         )
+
+
+def _emit(bundle: Bundle, folder: Path, threads: int | None, provider: str) -> None:
+    from edge.cli.progress import bar
+    from edge.runtime.check.conformance import count, emit
+
+    with bar("Answering", count(bundle)) as advance:
+        answers = emit(bundle, folder, threads=threads, provider=provider, progress=advance)
+    print(f"Corpus   {answers} answers in {folder}")
 
 
 def _tell(report: GoldenReport) -> None:

@@ -1,0 +1,99 @@
+package dev.edgelm
+
+import dev.edgelm.decode.SamplingOptions
+import dev.edgelm.text.Message
+import java.io.File
+import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.runBlocking
+import kotlinx.serialization.SerialName
+import kotlinx.serialization.Serializable
+import kotlinx.serialization.json.Json
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.DynamicTest
+import org.junit.jupiter.api.DynamicTest.dynamicTest
+import org.junit.jupiter.api.TestFactory
+
+/** What `edge verify --emit` wrote is answered here alike: the same tokens, the same text, the same end. */
+class ConformanceTest {
+    @Serializable
+    data class Options(
+        @SerialName("max_tokens") val maxTokens: Int,
+        val temperature: Double = 0.0,
+        @SerialName("top_k") val topK: Int = 0,
+        @SerialName("top_p") val topP: Double = 1.0,
+        @SerialName("min_p") val minP: Double = 0.0,
+        @SerialName("repetition_penalty") val repetitionPenalty: Double = 1.0,
+        val seed: Long? = null,
+    ) {
+        fun generate() = GenerateOptions(
+            maxTokens, SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed),
+        )
+    }
+
+    @Serializable
+    data class Answer(
+        val prompt: String,
+        val raw: Boolean,
+        val kv: String,
+        val options: Options,
+        @SerialName("prompt_ids") val promptIds: List<Int>,
+        val ids: List<Int>,
+        val text: String,
+        val finish: String,
+    )
+
+    @Serializable
+    data class Turn(val say: String, val ids: List<Int>, val text: String, val finish: String)
+
+    @Serializable
+    data class Conversation(val system: String?, val turns: List<Turn>)
+
+    private val json = Json
+
+    private fun lines(file: File): List<String> = file.readLines().filter { it.isNotEmpty() }
+
+    @TestFactory
+    fun `answers are Python's`(): List<DynamicTest> = Corpus.bundles().flatMap { path ->
+        val answers = lines(Corpus.get("answers/${path.nameWithoutExtension}/answers.jsonl"))
+            .map { json.decodeFromString(Answer.serializer(), it) }
+        answers.groupBy { it.kv }.map { (kv, given) ->
+            dynamicTest("${path.name} $kv, ${given.size} answers") {
+                EdgeModel.open(path, EdgeOptions(kv = Kv.valueOf(kv.uppercase()))).use { model ->
+                    for (answer in given) {
+                        val messages = listOf(Message("user", answer.prompt))
+                        assertEquals(answer.promptIds, model.promptIds(messages, answer.raw).toList(), answer.prompt)
+                        val pieces = runBlocking { model.generate(messages, answer.options.generate(), answer.raw).toList() }
+                        val what = "${answer.options} of ${answer.prompt}"
+                        assertEquals(answer.ids, pieces.map { it.token }, what)
+                        assertEquals(answer.text, pieces.joinToString("") { it.text }, what)
+                        assertEquals(answer.finish, pieces.last().finish!!.name.lowercase(), what)
+                    }
+                }
+            }
+        }
+    }
+
+    @TestFactory
+    fun `chats are Python's`(): List<DynamicTest> = Corpus.bundles().map { path ->
+        val chats = lines(Corpus.get("answers/${path.nameWithoutExtension}/chats.jsonl"))
+            .map { json.decodeFromString(Conversation.serializer(), it) }
+        dynamicTest("${path.name}, ${chats.size} chats") {
+            EdgeModel.open(path).use { model ->
+                for (given in chats) {
+                    model.chat(given.system).use { chat ->
+                        for (turn in given.turns) {
+                            val pieces = runBlocking { chat.say(turn.say, GenerateOptions(MAX_TOKENS)).toList() }
+                            assertEquals(turn.ids, pieces.map { it.token }, turn.say)
+                            assertEquals(turn.text, pieces.joinToString("") { it.text }, turn.say)
+                            assertEquals(turn.finish, pieces.last().finish!!.name.lowercase())
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    private companion object {
+        const val MAX_TOKENS = 24
+    }
+}
