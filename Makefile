@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make android    the Kotlin runtime for apps: the library's jar and its tests, with a JDK and Maven
 # make bench      what the benchmarks need and how to start them
 
 SHELL := bash
@@ -16,14 +17,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+JVM := command -v mvn > /dev/null && command -v javac > /dev/null
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all lint types android bench clean
 
 demo: $(VENV)/.gguf
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
 
 test: $(VENV)/.test
+	@$(JVM) || echo "There is no JDK with Maven here: the tests of the Kotlin runtime are left out."
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.test
@@ -35,6 +38,12 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
+
+android: $(VENV)/.test
+	@$(JVM) || { echo "This needs a JDK and Maven (Debian: apt install openjdk-17-jdk-headless maven)."; exit 1; }
+	mvn --quiet --batch-mode --file android_demo package -DskipTests
+	$(BIN)/python -m pytest tests/android
+	@ls android_demo/edge-runtime/target/*.jar
 
 bench:
 	@echo "The benchmarks run this project beside its peers, whose packages stand in the extra 'bench':"

@@ -141,7 +141,8 @@ class EdgeModel private constructor(
             val plan = Plan.make(manifest, options, minOf(DEFAULT_CONTEXT, manifest.context))
             bundle.checkFiles(options.cacheDir)
             val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
-            val engine = Engine(bundle, if (plan.int8) Engine.KV8 else Engine.DECODER, plan.context, options.threads)
+            val role = if (plan.int8) Engine.KV8 else Engine.DECODER
+            val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill)
             return EdgeModel(bundle, plan, engine, tokenizer, dispatcher)
         }
     }

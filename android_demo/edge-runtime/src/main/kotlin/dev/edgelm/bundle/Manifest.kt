@@ -9,7 +9,6 @@ import kotlinx.serialization.Serializable
 import kotlinx.serialization.json.Json
 import kotlinx.serialization.json.JsonNamingStrategy
 import kotlinx.serialization.json.JsonPrimitive
-import kotlinx.serialization.json.int
 import kotlinx.serialization.json.intOrNull
 import kotlinx.serialization.json.jsonObject
 import kotlinx.serialization.json.jsonPrimitive
@@ -77,6 +76,68 @@ data class Tokens(val bos: Int?, val eos: List<Int>, val pad: Int?, val addBos: 
         if (!addBos || bos == null || ids.firstOrNull() == bos) ids else intArrayOf(bos) + ids
 }
 
+/** Sizes of an encoder, and what it reads: `text` or `audio`. */
+@Serializable
+data class EncoderDims(
+    val numLayers: Int,
+    val hiddenSize: Int,
+    val numHeads: Int,
+    val maxLength: Int,
+    val input: String,
+    val valuesTransposed: Boolean = false,
+    val anyLength: Boolean = false,
+)
+
+/** How text is framed in an encoder's input, and what a text decoder begins with. */
+@Serializable
+data class TextFormat(
+    val prefix: List<Int> = emptyList(),
+    val suffix: List<Int> = emptyList(),
+    val decoderStart: List<Int> = emptyList(),
+    val languages: Map<String, Int> = emptyMap(),
+    val sourceAt: String = "",
+    val targetAtStart: Boolean = false,
+    val targetInSource: Boolean = false,
+    val source: String? = null,
+    val target: String? = null,
+)
+
+/** The audio's format and the ids of Whisper's special tokens. */
+@Serializable
+data class Speech(
+    val sampleRate: Int,
+    val windowSamples: Int,
+    val start: Int,
+    val noTimestamps: Int,
+    val timestampBegin: Int,
+    val languages: Map<String, Int> = emptyMap(),
+    val tasks: Map<String, Int> = emptyMap(),
+    val noSpeech: Int? = null,
+    val previous: Int? = null,
+    val suppress: List<Int> = emptyList(),
+    val beginSuppress: List<Int> = emptyList(),
+    val framesPerSecond: Int = 50,
+    val maxInitialTimestampIndex: Int? = 50,
+)
+
+/** The checkpoint's own defaults for an encoder-decoder's outputs. */
+@Serializable
+data class Generation(
+    val maxLength: Int? = null,
+    val numBeams: Int = 1,
+    val lengthPenalty: Double = 1.0,
+    /** true, false or "never". */
+    val earlyStopping: JsonPrimitive = JsonPrimitive(false),
+    val noRepeatNgramSize: Int = 0,
+    val forcedBos: Int? = null,
+    val forcedEos: Int? = null,
+    val suppress: List<Int> = emptyList(),
+    val beginSuppress: List<Int> = emptyList(),
+    val badWords: List<List<Int>> = emptyList(),
+    val repetitionPenalty: Double = 1.0,
+    val minLength: Int = 0,
+)
+
 @Serializable
 data class Source(val name: String, val kind: String, val licence: String? = null)
 
@@ -101,6 +162,11 @@ data class Manifest(
     val chatTemplate: String?,
     val chatFormat: ChatFormat? = null,
     val source: Source,
+    val encoder: EncoderDims? = null,
+    val cross: KvLayout? = null,
+    val text: TextFormat? = null,
+    val speech: Speech? = null,
+    val generation: Generation? = null,
     val prefill: PrefillGraph? = null,
     val files: List<BundleFile> = emptyList(),
 ) {
@@ -148,6 +214,17 @@ data class Manifest(
         }
     }
 
+    private fun encoderFault(): String? = when {
+        encoder == null || cross == null -> "encoder or cross is missing"
+        listOf(encoder.numLayers, encoder.hiddenSize, encoder.numHeads, encoder.maxLength).min() < 1 -> "encoder has a size below 1"
+        cross.layers.size != dims.numLayers -> "cross.layers has ${cross.layers.size} entries for ${dims.numLayers} layers"
+        encoder.input == "text" && text == null || encoder.input == "audio" && speech == null -> "its format is missing"
+        encoder.input !in setOf("text", "audio") -> "its encoder reads '${encoder.input}'"
+        graph("encoder") == null -> "it has no graph with the role 'encoder'"
+        speech != null && graph("frontend") == null -> "it has no graph with the role 'frontend'"
+        else -> null
+    }
+
     private fun check(where: String) {
         val sizes = with(dims) { listOf(numLayers, hiddenSize, numHeads, numKvHeads, headDim, vocabSize, context) }
         val fault = when {
@@ -156,6 +233,7 @@ data class Manifest(
             graph("decoder") == null -> "it has no graph with the role 'decoder'"
             kv.layers.size != dims.numLayers -> "kv.layers has ${kv.layers.size} entries for ${dims.numLayers} layers"
             kv.layers.any { it.heads < 1 || it.headDim < 1 } -> "a layer of kv has a size below 1"
+            kind == "encoder-decoder" -> encoderFault() ?: return
             else -> return
         }
         throw BundleException("$where cannot be used: $fault; export the model again.")

@@ -5,6 +5,7 @@ import dev.edgelm.bundle.Bundle
 import dev.edgelm.bundle.GOLDEN
 import dev.edgelm.bundle.Manifest
 import dev.edgelm.decode.likeliest
+import dev.edgelm.engine.Encoder
 import dev.edgelm.engine.Engine
 import java.nio.FloatBuffer
 import kotlinx.serialization.SerializationException
@@ -16,7 +17,12 @@ internal data class TopLogits(val ids: List<Int>, val logits: List<Float>)
 
 @Serializable
 internal data class GoldenCase(
-    val promptIds: List<Int>, val greedyIds: List<Int>, val first: TopLogits, val last: TopLogits,
+    val promptIds: List<Int>,
+    val greedyIds: List<Int>,
+    val first: TopLogits,
+    val last: TopLogits,
+    val sourceIds: List<Int> = emptyList(),
+    val sourceSeed: Int? = null,
 )
 
 /** What a graph that rounds otherwise says along a recorded answer. */
@@ -51,17 +57,29 @@ fun replayGolden(bundle: Bundle, role: String = Engine.DECODER, threads: Int? = 
     val form = golden.forms.firstOrNull { it.role == role } ?: GoldenForm(role, golden.tolerance, own)
     val context = golden.cases.maxOf { it.promptIds.size + it.greedyIds.size }
     val decoder = if (role == Engine.KV8) role else Engine.DECODER
-    Engine(bundle, decoder, context, threads).use { engine ->
+    Engine(bundle, decoder, context, threads, prefills = false).use { engine ->
         val replay = Replay(engine, role, form.tolerance)
         for ((case, wanted) in golden.cases.zip(form.cases)) replay.run(case, wanted)
         return replay.report()
     }
 }
 
+/** Audio that any host can make alike: see docs/reference/bundle-format.md. */
+private fun noise(seed: Int): FloatArray {
+    var state = seed
+    return FloatArray(NOISE) {
+        state = 1664525 * state + 1013904223
+        ((state ushr 16) - 32768) * (0.1f / 32768)
+    }
+}
+
+private const val NOISE = 32_000 // samples
+
 private class Replay(private val engine: Engine, private val role: String, private val tolerance: Float) {
     private val vocab = engine.bundle.manifest.dims.vocabSize
     private val row = FloatArray(vocab)
     private val faults = ArrayList<String>()
+    private val room = Encoder.Room()
     private var prompts = 0
     private var tokens = 0
     private var ties = 0
@@ -72,6 +90,12 @@ private class Replay(private val engine: Engine, private val role: String, priva
         val prompt = case.promptIds.toIntArray()
         val answer = case.greedyIds.toIntArray()
         engine.newCache(prompt.size + answer.size).use { cache ->
+            if (engine.bundle.manifest.encoder != null) {
+                cache.reset(engine.encode { encoder ->
+                    val samples = case.sourceSeed?.let(::noise) ?: return@encode encoder.encodeText(case.sourceIds.toIntArray(), room)
+                    encoder.encodeAudio(samples, 0, samples.size, room)
+                })
+            }
             if (role == Engine.PREFILL) {
                 compare(engine.prefillStep(cache, prompt, 0, prompt.size), 0, 0, wanted)
                 val rest = answer.size - 1

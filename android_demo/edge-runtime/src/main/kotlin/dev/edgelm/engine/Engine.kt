@@ -22,20 +22,24 @@ internal const val PREFILL_CHUNK = 128
 internal const val PREFILL_GRAPH_FROM = 256
 
 /**
- * A bundle's decoder and one primitive, a step. Conversations live in caches, so that one engine serves several
- * threads; each cache is used by one at a time.
+ * A bundle's decoder, with its encoder where it has one, and one primitive, a step. Conversations live in caches, so that
+ * one engine serves several threads; each cache is used by one at a time.
  *
- * Steps run an even number of tokens and rows, the last one twice where it would be odd: kernels take rows by twos and
- * a last one alone, which differs in its last bits. So answers do not depend on how a text is cut into steps.
+ * Steps of a decoder without an encoder run an even number of tokens and rows, the last one twice where it would be odd:
+ * kernels take rows by twos and a last one alone, which differs in its last bits. So answers do not depend on how a text
+ * is cut into steps.
  *
  * [role]: `decoder`, or `kv8` for keys and values in int8, which take a quarter of the memory.
  */
-internal class Engine(val bundle: Bundle, val role: String, val context: Int, threads: Int?) : AutoCloseable {
+internal class Engine(
+    val bundle: Bundle, val role: String, val context: Int, threads: Int?, private val prefills: Boolean,
+) : AutoCloseable {
     val int8 = role == KV8
     val valueBytes = if (int8) 1 else FLOAT
     private val environment: OrtEnvironment = Ort.environment(threads)
     private val session: OrtSession = Ort.open(environment, bundle, role)
-    private val prefills = !int8 && bundle.manifest.prefill?.known == true
+    private val encoder: Encoder? = bundle.manifest.encoder?.let { Encoder(bundle, environment) }
+    private val exact = encoder == null
     private var prefillSession: OrtSession? = null
     private val vocab = bundle.manifest.dims.vocabSize
     private val lock = ReentrantReadWriteLock()
@@ -46,11 +50,20 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
     /** Whether a step can give the likeliest tokens alone, without their logits. */
     val chooses: Boolean = "tokens" in session.outputNames
 
+    /** Whether a step's tokens need not follow each other. */
+    val takesTrees: Boolean = "attention_bias" in session.inputNames
+    val asksPositions: Boolean = "key_positions" in session.inputNames
+
     /** An empty cache for up to [capacity] tokens. */
     fun newCache(capacity: Int): KvCache {
         if (capacity !in 1..context) {
             throw InputException("A conversation of $capacity tokens is more than the context of $context.")
         }
+        return makeCache(capacity)
+    }
+
+    /** An empty cache of any size: beams share positions, which the context limits, not rows. */
+    fun makeCache(capacity: Int): KvCache {
         lock.write {
             checkOpen()
             val kept = spare?.takeIf { it.rows > capacity }
@@ -60,7 +73,7 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
             } else {
                 freeSpare()
                 // The row after the last one is for the token that runs twice.
-                KvMemory(bundle.manifest.kv, minOf(context, (capacity / ROUND + 1) * ROUND) + 1, valueBytes)
+                KvMemory(bundle.manifest.kv, maxOf(capacity, minOf(context, (capacity / ROUND + 1) * ROUND)) + 1, valueBytes)
             }
             return KvCache(environment, this, memory, capacity).also { caches += it }
         }
@@ -85,13 +98,23 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
         prefillSession = null
     }
 
+    /** Encode an input: what the decoder reads of it belongs to the cache that is given it (`KvCache.reset`). */
+    fun encode(action: (Encoder) -> Cross): Cross = lock.read {
+        checkOpen()
+        action(encoder!!)
+    }
+
     /** Run [count] tokens of [tokens] from [start] on, append them, and give logits of the last [rows] of them. */
     fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer =
-        run(cache, tokens, start, count, rows, true) { session }!!.logits!!
+        run(cache, tokens, start, count, rows, true, null) { session }!!.logits!!
+
+    /** A step of tokens that do not follow each other: logits of all of them. */
+    fun branch(cache: KvCache, tokens: IntArray, tree: Tree): FloatBuffer =
+        run(cache, tokens, 0, tokens.size, tokens.size, true, tree) { session }!!.logits!!
 
     /** As [step], with the likeliest token of each row instead of its logits. */
     fun choose(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): LongBuffer =
-        run(cache, tokens, start, count, rows, false) { session }!!.tokens!!
+        run(cache, tokens, start, count, rows, false, null) { session }!!.tokens!!
 
     /** As [step], in the int8 prefill graph, which this opens where it is not there yet. */
     fun prefillStep(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer {
@@ -100,7 +123,7 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
                 checkOpen()
                 if (prefillSession == null) prefillSession = Ort.open(environment, bundle, PREFILL)
             }
-            run(cache, tokens, start, count, rows, true) { prefillSession }?.let { return it.logits!! }
+            run(cache, tokens, start, count, rows, true, null) { prefillSession }?.let { return it.logits!! }
         }
     }
 
@@ -120,21 +143,22 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
     }
 
     private fun run(
-        cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int, logits: Boolean, by: () -> OrtSession?,
+        cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int, logits: Boolean, tree: Tree?,
+        by: () -> OrtSession?,
     ): Step? = lock.read {
         checkOpen()
         val session = by() ?: return null
         require(count in 1..cache.room) { "a step of $count tokens on a cache with room for ${cache.room}" }
         // At the end of the bundle's context there is no position for one more.
-        val padded = count % 2 == 1 && cache.length + count < bundle.manifest.context
-        val shape = StepShape(if (padded) count + 1 else count, rows + rows % 2, logits)
+        val padded = exact && count % 2 == 1 && cache.length + count < bundle.manifest.context
+        val shape = StepShape(if (padded) count + 1 else count, if (exact) rows + rows % 2 else rows, logits)
         val step = cache.steps[shape] ?: Step(environment, cache, shape, vocab).also {
             if (count <= KEPT_STEP) cache.steps[shape] = it
         }
         try {
-            step.fill(tokens, start, count)
+            step.fill(tokens, start, count, tree)
             step.ask(count - rows, rows)
-            step.run(session)
+            step.run(session, tree)
         } catch (e: OrtException) {
             throw EdgeException("${bundle.manifest.name} failed to compute: ${e.message}", e)
         } finally {
@@ -166,6 +190,7 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
             freeSpare()
             prefillSession?.close()
             session.close()
+            encoder?.close()
         }
     }
 
@@ -173,7 +198,6 @@ internal class Engine(val bundle: Bundle, val role: String, val context: Int, th
         const val DECODER = "decoder"
         const val KV8 = "kv8"
         const val PREFILL = "prefill"
-        private const val KEPT_STEP = 16
         private const val ROUND = 256 // rows, so that the memory of one answer often serves the next
     }
 }

@@ -6,6 +6,7 @@ import ai.onnxruntime.OrtEnvironment
 import dev.edgelm.bundle.KvLayout
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
+import java.nio.LongBuffer
 
 internal const val FLOAT = 4
 
@@ -46,6 +47,16 @@ internal class KvCache(
     val past = LinkedHashMap<String, OnnxTensor>()
     val present = LinkedHashMap<String, OnnxTensor>()
     val steps = HashMap<StepShape, Step>()
+
+    /** The place in the text of each row; null where the graph does not ask. In a tree several rows share one. */
+    private val positions: LongBuffer? = if (engine.asksPositions) direct(8 * memory.rows).asLongBuffer() else null
+
+    /** What each token of a step attends to, [tokens, rows], all zeros but while a tree runs; null where no trees run. */
+    val bias = if (engine.takesTrees) direct(FLOAT * KEPT_STEP * memory.rows).asFloatBuffer() else null
+
+    /** What an encoder made of the input. */
+    var cross: Cross? = null
+        private set
     private val last = direct(FLOAT).asIntBuffer()
     private val total = direct(FLOAT).asIntBuffer()
 
@@ -62,12 +73,55 @@ internal class KvCache(
         }
         past["seqlens_k"] = OnnxTensor.createTensor(environment, last, longArrayOf(1))
         past["total_sequence_length"] = OnnxTensor.createTensor(environment, total, longArrayOf())
+        if (positions != null) {
+            past["key_positions"] = OnnxTensor.createTensor(environment, positions, longArrayOf(rows))
+            for (i in 0 until memory.rows) positions.put(i, i.toLong())
+        }
+    }
+
+    /** Forget everything, and read [given], of the next input, which belongs to this cache then. */
+    fun reset(given: Cross?) {
+        cross?.close()
+        cross = given
+        length = 0
+        if (positions != null) for (i in 0 until memory.rows) positions.put(i, i.toLong())
+        if (given != null) steps.values.forEach { it.read(given) }
     }
 
     /** Tell the graph how many rows there are after the step. */
     fun ends(end: Int) {
         last.put(0, end - 1)
         total.put(0, end)
+    }
+
+    /** The rows that a step adds stand at these places in the text. */
+    fun places(at: IntArray) {
+        if (positions != null) for (i in at.indices) positions.put(length + i, at[i].toLong())
+    }
+
+    /** Keep only [rows], in their order, and drop all others: what is left of a tree when its branches die. */
+    fun compact(rows: IntArray) {
+        var start = 0 // rows before this one stay in place
+        while (start < rows.size && rows[start] == start) start++
+        for ((i, layer) in engine.bundle.manifest.kv.layers.withIndex()) {
+            for (j in 0..1) {
+                val size = layer.headDim * engine.valueBytes
+                val from = memory.buffers[2 * i + j].duplicate()
+                val to = memory.buffers[2 * i + j].duplicate()
+                for (head in 0 until layer.heads) {
+                    val first = head * memory.rows
+                    for (row in start until rows.size) {
+                        from.limit((first + rows[row] + 1) * size).position((first + rows[row]) * size)
+                        to.limit((first + row + 1) * size).position((first + row) * size)
+                        to.put(from)
+                        from.clear()
+                        to.clear()
+                    }
+                }
+            }
+        }
+        if (positions != null) for (row in start until rows.size) positions.put(row, positions.get(rows[row]))
+        length = rows.size
     }
 
     /** Release what the graphs see of it; the memory goes back to the engine. */
@@ -77,6 +131,7 @@ internal class KvCache(
     fun release() {
         steps.values.forEach { it.close() }
         past.values.forEach { it.close() }
+        cross?.close()
     }
 
     private companion object {

@@ -6,7 +6,20 @@ import ai.onnxruntime.OrtSession
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
+/** The largest step whose buffers are kept for the next of its shape. */
+internal const val KEPT_STEP = 16
+
+internal const val BLOCKED = -1e9f // added to the score of what a token must not attend to
+
 internal data class StepShape(val size: Int, val rows: Int, val logits: Boolean)
+
+/**
+ * Tokens of one step that do not follow each other: beams.
+ *
+ * [positions] [S]: each token's place in its text. [bias]: S rows of the cache's length after the step, 0 where a token
+ * attends to a row and [BLOCKED] where it does not; a token never attends to a later one.
+ */
+internal class Tree(val positions: IntArray, val bias: Array<FloatArray>)
 
 /** What the host writes and reads of steps of one shape on one cache. Made once: a step allocates nothing here. */
 internal class Step(environment: OrtEnvironment, private val cache: KvCache, shape: StepShape, vocab: Int) : AutoCloseable {
@@ -21,8 +34,11 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
     /** Or the likeliest token [R] of each. */
     val tokens: LongBuffer? = if (shape.logits) null else direct(8 * shape.rows).asLongBuffer()
 
+    private val bias: FloatBuffer? = cache.bias?.let {
+        if (size <= KEPT_STEP) it else direct(FLOAT * size * cache.memory.rows).asFloatBuffer()
+    }
     private val own = LinkedHashMap<String, OnnxTensor>()
-    private val inputs: Map<String, OnnxTensor>
+    private val inputs = LinkedHashMap<String, OnnxTensor>(cache.past)
     private val outputs: Map<String, OnnxTensor>
 
     init {
@@ -30,7 +46,14 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
         own["input_ids"] = OnnxTensor.createTensor(environment, ids, longArrayOf(1, size.toLong()))
         own["position_ids"] = OnnxTensor.createTensor(environment, positions, longArrayOf(1, size.toLong()))
         own["logit_rows"] = OnnxTensor.createTensor(environment, wanted, longArrayOf(rows))
-        inputs = cache.past + own
+        if (bias != null) {
+            val part = bias.duplicate()
+            part.limit(size * cache.memory.rows)
+            val columns = cache.memory.rows.toLong()
+            own["attention_bias"] = OnnxTensor.createTensor(environment, part, longArrayOf(1, 1, size.toLong(), columns))
+        }
+        inputs += own
+        cache.cross?.let(::read)
         val name = if (shape.logits) "logits" else "tokens"
         val made = if (logits != null) {
             OnnxTensor.createTensor(environment, logits, longArrayOf(1, rows, vocab.toLong()))
@@ -41,11 +64,16 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
         outputs = cache.present + (name to made)
     }
 
+    /** Read what an encoder made of the next input. */
+    fun read(cross: Cross) {
+        inputs += cross.tensors
+    }
+
     /** Take [count] tokens from [start] on, the last one again where the step is longer, after the cache's rows. */
-    fun fill(given: IntArray, start: Int, count: Int) {
+    fun fill(given: IntArray, start: Int, count: Int, tree: Tree?) {
         for (i in 0 until size) {
             ids.put(i, given[start + minOf(i, count - 1)].toLong())
-            positions.put(i, (cache.length + i).toLong())
+            positions.put(i, (tree?.positions?.get(i) ?: (cache.length + i)).toLong())
         }
     }
 
@@ -54,9 +82,24 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
         for (i in 0 until wanted.capacity()) wanted.put(i, (first + minOf(i, count - 1)).toLong())
     }
 
-    fun run(session: OrtSession) {
-        cache.ends(cache.length + size)
-        session.run(inputs, NOTHING, outputs).close()
+    fun run(session: OrtSession, tree: Tree?) {
+        val end = cache.length + size
+        cache.ends(end)
+        if (tree != null) {
+            cache.places(tree.positions)
+            attend { row, column -> tree.bias[row][column] }
+        }
+        try {
+            session.run(inputs, NOTHING, outputs).close()
+        } finally {
+            if (tree != null) attend { _, _ -> 0f }
+        }
+    }
+
+    private inline fun attend(value: (Int, Int) -> Float) {
+        for (row in 0 until size) {
+            for (column in 0 until cache.length + size) bias!!.put(row * cache.memory.rows + column, value(row, column))
+        }
     }
 
     override fun close() = own.values.forEach { it.close() }

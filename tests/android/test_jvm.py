@@ -1,0 +1,70 @@
+"""The Kotlin runtime on a JVM: its own tests, and that it answers as Python does with the same bundles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import chat_corpus
+import pytest
+import tokenizer_corpus
+from texts import SENTENCES
+
+import edge
+from edge.bundle import open_bundle
+from edge.runtime.check.conformance import emit
+
+PROJECT = Path(__file__).parents[2] / "android_demo"
+LINES = 2_000  # for each tokenizer; the issue's 20,000 take minutes, and were run by hand: docs/lab/android.md
+MINUTES = 15  # with all that Maven fetches
+
+
+@pytest.fixture(scope="module")
+def maven() -> str:
+    """The command. Without it and a JDK tests are skipped, but where EDGE_TEST_JVM_REQUIRED is set."""
+    found = shutil.which("mvn")
+    if found is None or shutil.which("javac") is None:
+        missing = "the Kotlin runtime is not tested: no JDK and Maven (Debian: openjdk-17-jdk-headless, maven)"
+        if os.environ.get("EDGE_TEST_JVM_REQUIRED"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, six_layers: Path, tiny_checkpoint: Path) -> Path:
+    """What the tests read: bundles, and what Python makes of them."""
+    folder = tmp_path_factory.mktemp("corpus")
+    bundles = folder / "bundles"
+    edge.export(
+        six_layers, bundles / "int8.edge", weights="int8", prefill_weights="int8", candidates=False, draft_text=0
+    )
+    text = " ".join(SENTENCES)
+    edge.export(tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False)
+    for path in bundles.iterdir():
+        assert emit(open_bundle(path), folder / "answers" / path.stem) > 20
+    tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
+    chat_corpus.write(folder / "chat_formats.jsonl")
+    return folder
+
+
+def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> None:
+    reports = PROJECT / "edge-runtime" / "target" / "surefire-reports"
+    shutil.rmtree(reports, ignore_errors=True)
+    command = [maven, "--quiet", "--batch-mode", "test", f"-Dedge.corpus={corpus}"]
+    ran = subprocess.run(command, cwd=PROJECT, text=True, capture_output=True, timeout=60 * MINUTES)
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+    passed: dict[str, int] = {}
+    for report in reports.glob("TEST-*.xml"):
+        suite = ElementTree.parse(report).getroot()
+        name = suite.attrib["name"].rsplit(".", 1)[-1]
+        passed[name] = int(suite.attrib["tests"]) - int(suite.attrib["skipped"])
+    # What needs the corpus may not have been skipped.
+    assert passed["GoldenTest"] >= 5  # two decoders, each over float and int8 keys, and a prefill graph
+    assert passed["ConformanceTest"] >= 6
+    assert passed["ModelTest"] >= 12
+    assert passed["ChatFormatTest"] >= 1
+    assert sum(count for name, count in passed.items() if "Tokenizer" in name) >= 5
