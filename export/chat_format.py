@@ -158,7 +158,7 @@ def _with_refusals(chat: ChatFormat, template: ChatTemplate, sought: Sequence[st
         if not _all_agree(chat, template, contents, led):
             chat = dataclasses.replace(chat, refused=[*chat.refused, first])
     for first, second in itertools.permutations(sought, 2):
-        if not _all_agree(chat, template, [f"{first}x{second}"], led):
+        if not all(_agree(chat, template, talk) for talk in _at_ends(led, f"{first}x{second}")):
             chat = dataclasses.replace(chat, refused=[*chat.refused, first])
     rest = [text for text in sought if not any(refused in text for refused in chat.refused)]
     together = ["x".join(rest), "x".join(reversed(rest))]
@@ -215,8 +215,15 @@ def _placed(led: bool, content: str, name: str | None = None) -> Iterator[list[M
     for questions in (1, 3):
         slots = _slots(_conversation(led, questions, {}))
         places = [place for place, slot in enumerate(slots) if name in (None, slot)]
-        for chosen in [*([place] for place in places), places]:
+        for chosen in [*([place] for place in places if len(places) > 1), places]:
             yield _conversation(led, questions, dict.fromkeys(chosen, content))
+
+
+def _at_ends(led: bool, content: str) -> Iterator[list[Message]]:
+    """Fewer of them, for the many pairs of strings: in the last place, in all others, in all."""
+    places = range(len(_conversation(led, 3, {})))
+    for chosen in (places[-1:], places[:-1], places):
+        yield _conversation(led, 3, dict.fromkeys(chosen, content))
 
 
 def _drawn(led: bool, contents: Sequence[str]) -> Iterator[list[Message]]:
