@@ -164,8 +164,8 @@ class ChatSlot:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """What the chat template renders, for a host without jinja2: of a conversation of perhaps a system message, then the
-    user's and the assistant's in turns, the user's last."""
+    """What the chat template renders, for a host without jinja2: of at most one system message, then messages of the
+    user and the assistant in turns, the user's last."""
 
     first_user: ChatSlot | None  # that nothing precedes; None: a conversation needs a system message
     system: ChatSlot | None  # None: a conversation cannot have one

@@ -3,7 +3,8 @@
 Which texts stand between messages shows where messages are words that occur nowhere else. Everything else is compared
 with what the template renders: whitespace, blank and odd messages, conversations of many lengths. What a template looks
 for in messages (`</think>`) is among its own strings, so each of them is tried in every place; a format refuses
-messages that have one after which the template renders otherwise.
+messages that have one with which the template renders otherwise. (A template that puts together what it looks for, or
+counts letters, would not be found out; none is known.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import EdgeError, InputError
 from edge.manifest import ChatFormat, ChatSlot
@@ -30,7 +31,7 @@ SLOTS = {  # by the roles of the message before and of the message itself
     ("user", "assistant"): "assistant",
     ("assistant", "user"): "user",
 }
-LONGEST = 6  # questions in the conversations of the proof
+QUESTIONS = [*range(1, 7)] * 30 + [64]  # in the conversations of the proof
 # Texts are found on one day and proved on another, in which every part of a date differs.
 FOUND_ON = datetime(1987, 3, 4, 5, 6, 7)
 PROVED_ON = datetime(2046, 11, 25, 20, 30, 45)
@@ -41,7 +42,7 @@ ORDINARY = [
     "Hello!",
     "hello hello",
     "Two\nlines\n\n\nand  two  spaces\tand a tab\r\nand a\rreturn",
-    "it's \"quoted\" & <b>bold</b> #1 {x} [y] (z) `c` *d* _e_ ~f $g %h ^i @j |k \\n /l; m: n, o? 1+1=2",
+    'it\'s "quoted" & <b>bold</b> #1 {x} [y] (z) `c` *d* _e_ ~f $g %h ^i @j |k \\n /l; m: n, o? 1+1=2',
     "{{ messages }} {% raw %} {# note #} ${x} %s {0} {}",
     "Grüße, 日本語 and \N{SLIGHTLY SMILING FACE}",
     "e\N{COMBINING ACUTE ACCENT} \N{ZERO WIDTH JOINER}\N{RIGHT-TO-LEFT MARK} \N{KELVIN SIGN} ß İ",
@@ -70,7 +71,8 @@ def special_tokens(files: TokenizerFiles) -> dict[str, str]:
 def chat_format(source: str, special: Mapping[str, str]) -> ChatFormat | None:
     """The format of a chat template; None where what it renders cannot be said so."""
     try:
-        found, proving = (ChatTemplate(source, special, lambda day=day: day) for day in (FOUND_ON, PROVED_ON))
+        found = ChatTemplate(source, special, lambda: FOUND_ON)
+        proving = ChatTemplate(source, special, lambda: PROVED_ON)
     except EdgeError:
         return None
     sought = [*_strings(proving), *special.values()]
@@ -118,11 +120,18 @@ def _format(found: ChatTemplate, proving: ChatTemplate, sought: Sequence[str], *
     for name, before in zip(_slots(messages), texts, strict=False):
         if slots.setdefault(name, ChatSlot(before)).before != before:
             return None
-    at_start = (slots.get(name) for name in ("first_user", "system", "user_after_system"))
-    chat: ChatFormat | None = ChatFormat(*at_start, slots["assistant"], slots["user"], texts[-1])
-    for name in slots:
-        if (chat := _with_edges(chat, proving, name, led)) is None:
+    chat = ChatFormat(
+        first_user=slots.get("first_user"),
+        system=slots.get("system"),
+        user_after_system=slots.get("user_after_system"),
+        assistant=slots["assistant"],
+        user=slots["user"],
+        generation=texts[-1],
+    )
+    for name, slot in slots.items():
+        if (settled := _settled(chat, proving, name, slot, led)) is None:
             return None
+        chat = _with(chat, name, settled)
     drawn = _drawn(led, [*ORDINARY, *EDGES, *BLANKS])
     if _all_agree(chat, proving, ORDINARY, led) and all(_agree(chat, proving, talk) for talk in drawn):
         return _with_refusals(chat, proving, sought, led)
@@ -140,14 +149,23 @@ def _between(template: ChatTemplate, messages: Sequence[Message]) -> list[str] |
     return parts[::2] if parts[1::2] == contents else None
 
 
-def _with_edges(chat: ChatFormat, template: ChatTemplate, name: str, led: bool) -> ChatFormat | None:
-    """The format with what becomes of whitespace in one slot; None where that cannot be said."""
+def _settled(chat: ChatFormat, template: ChatTemplate, name: str, slot: ChatSlot, led: bool) -> ChatSlot | None:
+    """The slot with what becomes of whitespace in it; None where that cannot be said."""
+
+    def agrees(slot: ChatSlot, contents: Iterable[str]) -> bool:
+        return _all_agree(_with(chat, name, slot), template, contents, led, name)
+
     for start, end in itertools.product((False, True), repeat=2):
-        slot = dataclasses.replace(getattr(chat, name), trim_start=start, trim_end=end)
-        if _all_agree(trimmed := dataclasses.replace(chat, **{name: slot}), template, EDGES, led, name):
-            blank = dataclasses.replace(chat, **{name: dataclasses.replace(slot, blank=True)})
-            return blank if _all_agree(blank, template, BLANKS, led, name) else trimmed
+        trimmed = dataclasses.replace(slot, trim_start=start, trim_end=end)
+        if agrees(trimmed, EDGES):
+            blank = dataclasses.replace(trimmed, blank=True)
+            return blank if agrees(blank, BLANKS) else trimmed
     return None
+
+
+def _with(chat: ChatFormat, name: str, slot: ChatSlot) -> ChatFormat:
+    changed: dict[str, Any] = {name: slot}
+    return dataclasses.replace(chat, **changed)
 
 
 def _with_refusals(chat: ChatFormat, template: ChatTemplate, sought: Sequence[str], led: bool) -> ChatFormat | None:
@@ -229,8 +247,8 @@ def _at_ends(led: bool, content: str) -> Iterator[list[Message]]:
 def _drawn(led: bool, contents: Sequence[str]) -> Iterator[list[Message]]:
     """Conversations of every length with any of the contents, the same ones every time."""
     draw = random.Random(7)
-    for _ in range(200):
-        yield _conversation(led, draw.randint(1, LONGEST), dict(enumerate(draw.choices(contents, k=2 * LONGEST))))
+    for questions in QUESTIONS:
+        yield _conversation(led, questions, dict(enumerate(draw.choices(contents, k=2 * questions))))
 
 
 def _texts(chat: ChatFormat) -> list[str]:

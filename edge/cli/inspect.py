@@ -47,6 +47,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "kv_bytes_per_token": manifest.kv.bytes_per_token,
         "tokens": fields["tokens"],
         "chat_template": manifest.chat_template is not None,
+        "chat_format": manifest.chat_format is not None,
         "source": fields["source"],
         "files": fields["files"],
         "bytes": sum(file.size for file in manifest.files),
@@ -68,7 +69,7 @@ def _show(manifest: Manifest) -> None:
         + (f"; {sliding} layers see the last {', '.join(map(str, windows))} tokens" if sliding else ""),
         "vocabulary": f"{dims.vocab_size:,}",
         "context": f"{manifest.context:,} tokens, {_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
-        "chat template": "yes" if manifest.chat_template else "none: only --raw prompts",
+        "chat template": _chats(manifest),
         "source": f"{source.name} ({source.kind})",
         "licence": source.licence or "not stated by the source",
         "producer": f"{manifest.producer}, format {manifest.format_version}",
@@ -101,6 +102,12 @@ def _show(manifest: Manifest) -> None:
         out.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
     quality = [(name, f"{figure:.5g}") for name, figure in manifest.quality.items()]
     _print("", ("Check against float32 at export", "Value"), quality)
+
+
+def _chats(manifest: Manifest) -> str:
+    if manifest.chat_template is None:
+        return "none: only --raw prompts"
+    return "yes" if manifest.chat_format is not None else "yes, but no chat format: a phone cannot render it"
 
 
 def _prefill_bytes(manifest: Manifest) -> int:

@@ -11,7 +11,7 @@ import pytest
 from changes import changed
 
 from edge.errors import BundleError
-from edge.manifest import FORMAT_VERSION, Graph, Manifest, parse, sealed
+from edge.manifest import FORMAT_VERSION, ChatFormat, ChatSlot, Graph, Manifest, parse, sealed
 
 
 def resealed(manifest: Manifest, path: str, value: Any) -> str:
@@ -20,6 +20,13 @@ def resealed(manifest: Manifest, path: str, value: Any) -> str:
 
 
 def test_a_manifest_survives_its_json(manifest: Manifest) -> None:
+    assert parse(manifest.to_json(), "edge.json") == manifest
+
+
+def test_a_chat_format_survives_its_json(manifest: Manifest) -> None:
+    slot = ChatSlot("<|user|>\n", trim_end=True)
+    chat = ChatFormat(slot, None, None, ChatSlot("<|assistant|>\n", blank=True), slot, "<|assistant|>\n", ["</think>"])
+    manifest = dataclasses.replace(manifest, chat_format=chat)
     assert parse(manifest.to_json(), "edge.json") == manifest
 
 
@@ -44,7 +51,7 @@ def test_unknown_fields_of_the_same_version_are_ignored(manifest: Manifest) -> N
 
 def test_fields_with_defaults_may_be_absent(manifest: Manifest) -> None:
     text = json.loads(manifest.to_json())
-    for name in ("quality", "segments", "routers", "files"):
+    for name in ("chat_format", "quality", "segments", "routers", "files"):
         del text[name]
     assert parse(sealed(text), "edge.json") == dataclasses.replace(manifest, quality={})
 

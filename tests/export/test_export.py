@@ -53,6 +53,7 @@ def test_a_bundle_is_whole_and_holds_the_tokenizer(pristine_tiny_bundle: Bundle,
     manifest = bundle.manifest
     assert (manifest.name, manifest.family, manifest.weights, manifest.context) == ("tiny-llama", "llama", "int8", 512)
     assert manifest.chat_template == CHAT_TEMPLATE
+    assert manifest.chat_format is not None and manifest.chat_format.generation == "<|im_end|>\n<|im_start|>assistant\n"
     assert (manifest.tokens.bos, manifest.tokens.eos, manifest.tokens.pad) == (1, [2], 0)
     assert manifest.source.kind == "directory"
     written = json.loads(bundle.path("tokenizer.json").read_text(encoding="utf-8"))
