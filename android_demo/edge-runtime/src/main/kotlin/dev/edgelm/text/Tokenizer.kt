@@ -1,0 +1,75 @@
+package dev.edgelm.text
+
+import dev.edgelm.BundleException
+import dev.edgelm.InputException
+import java.io.File
+import java.io.IOException
+
+/**
+ * Text to token ids and back, as the `tokenizers` library does it without the special tokens around a text. Threads may
+ * share it.
+ */
+class Tokenizer internal constructor(
+    private val normalizer: Normalizer?,
+    private val preTokenizer: PreTokenizer?,
+    private val model: Model,
+    private val decoder: Decoder?,
+    addedTokens: List<AddedToken>,
+) {
+    private val added = AddedTokens(addedTokens, model, normalizer)
+
+    /** Of the vocabulary with added tokens. */
+    val size: Int get() = added.size
+
+    /** Ids of special tokens, which have no text. */
+    val special: Set<Int> get() = added.special
+
+    /** Token ids of a text, in which special tokens are recognised; InputException where it is not valid Unicode. */
+    fun encode(text: String): IntArray {
+        if (!Utf8.isValid(text)) throw InputException("The text is not valid Unicode.")
+        val ids = Ids()
+        for (span in added.split(text)) {
+            if (span.token >= 0) {
+                ids.add(span.token)
+            } else if (preTokenizer == null) {
+                ids.addAll(model.encode(span.text))
+            } else {
+                val words = Words()
+                preTokenizer.split(span, words)
+                for (word in words.spans) ids.addAll(model.encode(word.text))
+            }
+        }
+        return ids.toArray()
+    }
+
+    /** The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD. */
+    fun decode(ids: IntArray): String {
+        val texts = ids.map { token(it) }.filter { it != null && !added.isSpecial(it) }.filterNotNull()
+        return decoder?.decode(texts)?.joinToString("") ?: texts.joinToString(" ")
+    }
+
+    /** A token as the vocabulary writes it; null where there is none. */
+    fun token(id: Int): String? = added.text(id) ?: model.pieces.text(id)
+
+    companion object {
+        /** BundleException where the file cannot be read, or has parts that are not known here. */
+        fun read(file: File): Tokenizer = try {
+            TokenizerFile(file).read()
+        } catch (e: IOException) {
+            throw damaged(file, e)
+        } catch (e: IllegalArgumentException) { // of the JSON library
+            throw damaged(file, e)
+        } catch (e: StackOverflowError) { // parts within parts without end
+            throw damaged(file, e)
+        } catch (e: BundleException) {
+            throw damaged(file, e)
+        }
+
+        private fun damaged(file: File, cause: Throwable): BundleException {
+            val reason = (cause.message ?: cause.javaClass.simpleName).lineSequence().first().take(MAX_REASON).trimEnd('.')
+            return BundleException("$file cannot be read as a tokenizer ($reason); export or copy the bundle again.", cause)
+        }
+
+        private const val MAX_REASON = 300
+    }
+}
