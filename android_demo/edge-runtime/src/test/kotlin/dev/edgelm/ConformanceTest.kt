@@ -53,7 +53,7 @@ class ConformanceTest {
     private fun lines(file: File): List<String> = file.readLines().filter { it.isNotEmpty() }
 
     @TestFactory
-    fun `answers are Python's`(): List<DynamicTest> = Corpus.bundles().flatMap { path ->
+    fun `answers are Python's`(): List<DynamicTest> = Corpus.decoders().flatMap { path ->
         val answers = lines(Corpus.get("answers/${path.nameWithoutExtension}/answers.jsonl"))
             .map { json.decodeFromString(Answer.serializer(), it) }
         answers.groupBy { it.kv }.map { (kv, given) ->
@@ -74,7 +74,7 @@ class ConformanceTest {
     }
 
     @TestFactory
-    fun `chats are Python's`(): List<DynamicTest> = Corpus.bundles().map { path ->
+    fun `chats are Python's`(): List<DynamicTest> = Corpus.decoders().map { path ->
         val chats = lines(Corpus.get("answers/${path.nameWithoutExtension}/chats.jsonl"))
             .map { json.decodeFromString(Conversation.serializer(), it) }
         dynamicTest("${path.name}, ${chats.size} chats") {

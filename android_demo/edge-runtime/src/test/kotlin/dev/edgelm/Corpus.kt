@@ -1,5 +1,6 @@
 package dev.edgelm
 
+import dev.edgelm.bundle.Bundle
 import java.io.File
 import org.junit.jupiter.api.Assumptions.assumeTrue
 
@@ -15,4 +16,7 @@ object Corpus {
 
     /** The bundles by name. */
     fun bundles(): List<File> = get("bundles").listFiles()!!.filter { it.name.endsWith(".edge") }.sorted()
+
+    /** Those of decoders. */
+    fun decoders(): List<File> = bundles().filter { Bundle.open(it).manifest.kind == "decoder" }
 }
