@@ -21,7 +21,7 @@ from edge.cli import run
 from edge.cli.arguments import Parser
 from edge.cli.main import COMMANDS, main
 from edge.errors import InputError
-from edge.manifest import TensorGroup
+from edge.manifest import ChatFormat, ChatSlot, TensorGroup
 
 StandIn = Callable[..., None]
 
@@ -253,6 +253,28 @@ def test_inspect_shows_the_figures(paper_bundle: Bundle, capsys: pytest.CaptureF
         assert figure in text
     for figure in ("graphs/decoder.onnx", "8 B", "Apache-2.0", "top1_agreement", "0.97", "int4"):
         assert figure in text
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "shown"),
+    [
+        (None, None, "none: only --raw prompts"),
+        ("{{ messages }}", None, "yes, but no chat format: a phone cannot render it"),
+        ("{{ messages }}", ChatFormat(None, None, None, ChatSlot(""), ChatSlot(""), ""), "yes "),
+    ],
+)
+def test_inspect_says_who_can_render_a_chat(
+    paper_bundle: Bundle,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    template: str | None,
+    chat: ChatFormat | None,
+    shown: str,
+) -> None:
+    manifest = dataclasses.replace(paper_bundle.manifest, chat_template=template, chat_format=chat)
+    monkeypatch.setattr("edge.cli.inspect.open_bundle", lambda path: Bundle(paper_bundle.root, manifest))
+    assert main(["inspect", str(paper_bundle.root)]) == 0
+    assert f"chat template  {shown}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", ["gptq+tuned", "a_method_whose_name_is_long"])
