@@ -19,6 +19,11 @@ from typing import Any
 HERE = Path(__file__).parent
 PROMPT = "The history of the lighthouse begins with fires that were lit on hills above a harbour. " * 6
 HEAP = "192m"
+ROWS = {
+    "tokens_per_s": "tokens per second",
+    "first_token_ms": "first token, ms",
+    "private_mb": "private memory, MB",
+}
 PYTHON = """
 import json, sys
 import edge
@@ -53,9 +58,7 @@ def main() -> None:
             runs[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
             print(f"round {number + 1}, {name}: {runs[name][-1]['tokens_per_s']:.1f} tokens/s", file=sys.stderr)
     print(f"{'':24}{'Kotlin':>10}{'Python':>10}{'ratio':>8}")
-    for key, what in (
-        ("tokens_per_s", "tokens per second"), ("first_token_ms", "first token, ms"), ("private_mb", "private memory, MB"),
-    ):
+    for key, what in ROWS.items():
         kotlin, python = (statistics.median(run[key] for run in runs[name]) for name in runs)
         ratio = statistics.median(a[key] / b[key] for a, b in zip(*runs.values(), strict=True))
         print(f"{what:24}{kotlin:10.1f}{python:10.1f}{ratio:8.3f}")
