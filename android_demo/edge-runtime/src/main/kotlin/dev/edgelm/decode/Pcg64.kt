@@ -2,7 +2,7 @@ package dev.edgelm.decode
 
 /**
  * The generator that numpy's `default_rng(seed)` is: PCG64 (O'Neill 2014, XSL-RR over 128 bits), seeded by
- * SeedSequence. The same seed draws the same numbers on every host; docs/reference/sampling.md states it.
+ * SeedSequence. The same seed draws the same numbers on every host; docs/reference/hosts.md states it.
  */
 internal class Pcg64(seed: Long) {
     private var high = 0L
