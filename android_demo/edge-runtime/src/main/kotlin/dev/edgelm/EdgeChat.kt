@@ -4,6 +4,7 @@ import dev.edgelm.decode.Answering
 import dev.edgelm.engine.KvCache
 import dev.edgelm.text.Message
 import kotlinx.coroutines.CoroutineDispatcher
+import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.currentCoroutineContext
 import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
@@ -19,10 +20,10 @@ import kotlinx.coroutines.sync.withLock
  */
 class EdgeChat internal constructor(
     private val model: EdgeModel,
-    system: String?,
+    opening: List<Message>,
     private val dispatcher: CoroutineDispatcher,
 ) : AutoCloseable {
-    private val opening = if (system == null) emptyList() else listOf(Message("system", system))
+    private val system = opening.takeWhile { it.role == "system" }
     private val turn = Mutex()
     private var cache: KvCache? = null
     private var cached = IntArray(0) // the tokens in the cache
@@ -40,11 +41,6 @@ class EdgeChat internal constructor(
     var messages: List<Message> = opening
         private set
 
-    /** Go on from a conversation that was kept elsewhere, for example over the death of the app's process. */
-    constructor(model: EdgeModel, messages: List<Message>, dispatcher: CoroutineDispatcher) : this(model, null, dispatcher) {
-        this.messages = messages
-    }
-
     /**
      * Say something; the answer streams. What was said of it counts also when its collector is cancelled.
      *
@@ -57,7 +53,10 @@ class EdgeChat internal constructor(
             val text = model.rendered(asked, raw = false)
             val prompt = tokens(text)
             model.checkRoom(prompt, "start the conversation over")
-            val cache = cache ?: model.engine.newCache(model.context).also { cache = it }
+            val cache = cache ?: model.engine.newCache(model.context).also {
+                cache = it
+                cached = IntArray(0)
+            }
             // The last token is run in any case: its logits are needed.
             cache.length = minOf(shared(cached, prompt), prompt.size - 1)
             val shown = StringBuilder()
@@ -65,10 +64,10 @@ class EdgeChat internal constructor(
             var ended = false
             try {
                 for (piece in Answering(model.engine, model.tokenizer, cache, prompt, options) { job.ensureActive() }) {
+                    emit(piece) // what nobody received was not said
                     shown.append(piece.text)
                     sampled += piece.token
                     ended = piece.finish == FinishReason.STOP
-                    emit(piece)
                 }
             } finally {
                 val all = prompt + sampled.toIntArray()
@@ -84,11 +83,11 @@ class EdgeChat internal constructor(
                 }
             }
         }
-    }.buffer(BUFFERED).flowOn(dispatcher)
+    }.buffer(Channel.RENDEZVOUS).flowOn(dispatcher)
 
     /** Start over: forget every turn but the system message. */
     suspend fun reset() = turn.withLock {
-        messages = opening
+        messages = system
         cached = IntArray(0)
         said = IntArray(0)
         saidText = ""
@@ -111,12 +110,9 @@ class EdgeChat internal constructor(
     override fun close() {
         cache?.close()
         cache = null
-        cached = IntArray(0)
     }
 
     private companion object {
-        const val BUFFERED = 4
-
         fun shared(a: IntArray, b: IntArray): Int {
             val most = minOf(a.size, b.size)
             for (i in 0 until most) if (a[i] != b[i]) return i

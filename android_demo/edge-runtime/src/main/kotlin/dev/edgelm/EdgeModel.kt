@@ -80,7 +80,11 @@ class EdgeModel private constructor(
     }.buffer(BUFFERED).flowOn(dispatcher)
 
     /** A conversation that keeps its keys and values from turn to turn. */
-    fun chat(system: String? = null): EdgeChat = EdgeChat(this, system, dispatcher)
+    fun chat(system: String? = null): EdgeChat =
+        EdgeChat(this, if (system == null) emptyList() else listOf(Message("system", system)), dispatcher)
+
+    /** A conversation that goes on from [messages], which an app kept over the death of its process. */
+    fun chat(messages: List<Message>): EdgeChat = EdgeChat(this, messages, dispatcher)
 
     /** The token ids that [generate] runs for this conversation; InputException where it is empty or too long. */
     fun promptIds(messages: List<Message>, raw: Boolean = false): IntArray {

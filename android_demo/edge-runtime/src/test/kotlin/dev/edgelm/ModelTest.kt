@@ -202,8 +202,16 @@ class ModelTest {
                     chat.say("Again", GenerateOptions(6)).take(2).toList() // cut short
                     val said = chat.messages.map { it.role }
                     assertEquals(listOf("user", "assistant", "user", "assistant"), said)
-                    chat.close() // as an app that needs memory: the conversation goes on
-                    assertTrue(chat.say("And now?", GenerateOptions(6)).toList().isNotEmpty())
+                    chat.close() // as an app that needs memory: the conversation goes on, and is read anew
+                    chat.say("And then?", GenerateOptions(6)).toList()
+                    model.chat(chat.messages).use { again -> // as after the death of the app's process
+                        assertTrue(again.say("And now?", GenerateOptions(6)).toList().isNotEmpty())
+                        assertEquals(chat.messages, again.messages.dropLast(2))
+                    }
+                    val closed = assertThrows(EdgeException::class.java) {
+                        runBlocking { chat.say("More", GenerateOptions(100)).collect { chat.close() } }
+                    }
+                    assertEquals("The conversation was closed.", closed.message)
                     chat.reset()
                     assertEquals(emptyList<Message>(), chat.messages)
                 }

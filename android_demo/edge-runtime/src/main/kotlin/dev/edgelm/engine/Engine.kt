@@ -147,6 +147,7 @@ internal class Engine(
         by: () -> OrtSession?,
     ): Step? = lock.read {
         checkOpen()
+        if (cache !in caches) throw EdgeException("The conversation was closed.")
         val session = by() ?: return null
         require(count in 1..cache.room) { "a step of $count tokens on a cache with room for ${cache.room}" }
         // At the end of the bundle's context there is no position for one more.

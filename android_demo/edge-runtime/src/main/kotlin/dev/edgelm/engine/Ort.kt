@@ -6,6 +6,7 @@ import ai.onnxruntime.OrtLoggingLevel
 import ai.onnxruntime.OrtSession
 import ai.onnxruntime.OrtSession.SessionOptions
 import dev.edgelm.BundleException
+import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
 
@@ -33,7 +34,11 @@ internal object Ort {
         val options = OrtEnvironment.ThreadingOptions()
         options.setGlobalIntraOpNumThreads(pool)
         options.setGlobalInterOpNumThreads(1)
-        val made = OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, "edge", options)
+        val made = try {
+            OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, "edge", options)
+        } catch (e: IllegalStateException) {
+            throw EdgeException("This app used onnxruntime before edge, without a shared pool; open edge's model first.", e)
+        }
         this.threads = pool
         environment = made
         return made
