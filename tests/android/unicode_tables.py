@@ -141,7 +141,7 @@ def main() -> None:
         ),
         "WORDS": (
             "word characters that are neither letters, marks, digits nor connectors",
-            ranges(c for c in matched(r"\w") if names[c][0] not in "LM" and names[c] not in ("Nd", "Nl", "Pc")),
+            ranges(c for c in matched(r"[\w]") if names[c][0] not in "LM" and names[c] not in ("Nd", "Nl", "Pc")),
         ),
         "INERT": ("characters that newer versions of Unicode normalize, and the library does not", ranges(inert())),
         "LOWER": (

@@ -70,8 +70,8 @@ internal class AddedTokens(tokens: List<AddedToken>, private val model: Model, p
         var start = 0
         trie.matches(text) { from, to, id ->
             val token = tokens.getValue(id)
-            val isInWord = from > 0 && Unicode.isOwnWord(text.codePointBefore(from)) ||
-                to < text.length && Unicode.isOwnWord(text.codePointAt(to))
+            val isInWord = from > 0 && Unicode.isWord(text.codePointBefore(from)) ||
+                to < text.length && Unicode.isWord(text.codePointAt(to))
             if (!token.singleWord || !isInWord) {
                 // What the token before took is not taken again.
                 val left = if (token.lstrip) minOf(maxOf(spaceBefore(text, from), start), to) else from

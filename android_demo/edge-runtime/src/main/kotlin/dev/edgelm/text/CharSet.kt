@@ -52,9 +52,15 @@ internal class CharSet private constructor(
         val space: CharSet = Builder().range(0x09, 0x0d).range(0x20).range(0x85).range(0xa0).range(0x1680)
             .range(0x2000, 0x200a).range(0x2028, 0x2029).range(0x202f).range(0x205f).range(0x3000).build()
         val digit: CharSet = Builder().category(Category.ND.bit).build()
+
+        /** What `\w` is within brackets. */
         val word: CharSet = Unicode.wordRanges.fold(Builder().category(Unicode.WORDS)) { set, each ->
             set.range(each.first, each.last)
         }.build()
+
+        /** And outside of them, where Oniguruma takes superscripts and fractions of Latin-1 for word characters. */
+        val wordAlone: CharSet =
+            Builder().set(word).range(0xb2, 0xb3).range(0xb9).range(0xbc, 0xbe).build()
         val hexDigit: CharSet =
             Builder().range('0'.code, '9'.code).range('a'.code, 'f'.code).range('A'.code, 'F'.code).build()
         val anyButNewline: CharSet = Builder().range('\n'.code).build().negate()

@@ -3,12 +3,12 @@ package dev.edgelm.text
 /**
  * A regular expression of a `tokenizer.json`, or a fixed text.
  *
- * Own code, because java.util.regex is another engine on Android than on a JVM, and knows another Unicode on each phone.
+ * Own code, because java.util.regex is another engine on Android than on a JVM and knows another Unicode on each phone.
  */
 internal class Pattern private constructor(private val literal: String?, private val start: Node?) {
     /**
-     * Calls [found] for each match in turn with its start and end. An empty match right after the last match is none, as
-     * in the library.
+     * Calls [found] for each match in turn with its start and end. An empty match right after the last match is none,
+     * as in the library.
      */
     inline fun matches(text: String, found: (Int, Int) -> Unit) {
         var at = 0
@@ -142,7 +142,10 @@ internal class Loop(private val greedy: Boolean, private val next: Node) : Node(
 
 /** A part whose first match is the only one that is tried. */
 internal class Atomic(private val body: Node, private val next: Node) : Node() {
-    override fun match(text: String, at: Int): Int = body.match(text, at).let { if (it >= 0) next.match(text, it) else -1 }
+    override fun match(text: String, at: Int): Int {
+        val end = body.match(text, at)
+        return if (end >= 0) next.match(text, end) else -1
+    }
 }
 
 internal class Ahead(private val body: Node, private val wanted: Boolean, private val next: Node) : Node() {

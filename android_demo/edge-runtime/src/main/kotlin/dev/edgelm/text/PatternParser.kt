@@ -65,7 +65,7 @@ internal class PatternParser(private val text: String) {
                     at++
                     Anchor(letter)
                 } else {
-                    Chars(escapedSet(caseless) ?: single(escaped(), caseless))
+                    Chars(escapedSet(CharSet.wordAlone, caseless) ?: single(escaped(), caseless))
                 }
             }
             else -> Chars(single(code, caseless))
@@ -107,7 +107,10 @@ internal class PatternParser(private val text: String) {
             return
         }
         val isEscape = take("\\")
-        if (isEscape) escapedSet(caseless)?.let { return result.set(it).let { } }
+        if (isEscape) escapedSet(CharSet.word, caseless)?.let { set ->
+            result.set(set)
+            return
+        }
         val first = if (isEscape) escaped() else next()
         val isRange = text.startsWith("-", at) && at + 1 < text.length && text[at + 1] !in "]["
         if (!isRange) return add(result, first, first, caseless)
@@ -135,12 +138,12 @@ internal class PatternParser(private val text: String) {
     }
 
     /** The set that an escape stands for; null where it is a character. */
-    private fun escapedSet(caseless: Boolean): CharSet? {
+    private fun escapedSet(word: CharSet, caseless: Boolean): CharSet? {
         val letter = if (at < text.length) text[at] else refuse("a backslash at its end")
         val set = when (letter.lowercaseChar()) {
             's' -> CharSet.space
             'd' -> CharSet.digit
-            'w' -> CharSet.word
+            'w' -> word
             'h' -> CharSet.hexDigit
             'p' -> return property(caseless)
             else -> return null

@@ -108,7 +108,7 @@ internal object Whitespace : PreTokenizer {
         var kind = SPACE
         var at = 0
         forEachCode(span.text) { code ->
-            val next = if (Unicode.isOwnWord(code)) WORD else if (Unicode.isSpace(code)) SPACE else OTHER
+            val next = if (Unicode.isWord(code)) WORD else if (Unicode.isSpace(code)) SPACE else OTHER
             if (next != kind) {
                 if (kind != SPACE) words.add(span.part(start, at))
                 start = at
@@ -127,7 +127,8 @@ internal object Whitespace : PreTokenizer {
 internal enum class Scheme(val written: String) { ALWAYS("always"), FIRST("first"), NEVER("never") }
 
 /** Spaces as a visible character, which begins each word. */
-internal class Metaspace(private val mark: Char, private val scheme: Scheme, private val split: Boolean) : PreTokenizer {
+internal class Metaspace(private val mark: Char, private val scheme: Scheme, private val split: Boolean) :
+    PreTokenizer {
     override fun split(span: Span, words: Words) {
         val replaced = Span(span.text.replace(' ', mark), span.first)
         val isStart = scheme == Scheme.ALWAYS || scheme == Scheme.FIRST && span.first > 0

@@ -66,8 +66,10 @@ class Tokenizer internal constructor(
         }
 
         private fun damaged(file: File, cause: Throwable): BundleException {
-            val reason = (cause.message ?: cause.javaClass.simpleName).lineSequence().first().take(MAX_REASON).trimEnd('.')
-            return BundleException("$file cannot be read as a tokenizer ($reason); export or copy the bundle again.", cause)
+            val message = cause.message ?: cause.javaClass.simpleName
+            val reason = message.lineSequence().first().take(MAX_REASON).trimEnd('.')
+            val sentence = "$file cannot be read as a tokenizer ($reason); export or copy the bundle again."
+            return BundleException(sentence, cause)
         }
 
         private const val MAX_REASON = 300

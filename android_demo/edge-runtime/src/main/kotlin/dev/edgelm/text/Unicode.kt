@@ -42,15 +42,8 @@ internal object Unicode {
 
     fun isMark(code: Int): Boolean = isIn(MARKS, code) != code in marks
 
-    /** What `\w` is in patterns of the file. */
-    fun isWord(code: Int): Boolean = isIn(WORDS, code) || code in words
-
-    /** What `\w` is where the library has a pattern of its own: joiners are, superscripts and fractions are not. */
-    fun isOwnWord(code: Int): Boolean = when (code) {
-        0xb2, 0xb3, 0xb9, 0xbc, 0xbd, 0xbe -> false
-        0x200c, 0x200d -> true
-        else -> isWord(code)
-    }
+    /** What `\w` is where the library has a pattern of its own. */
+    fun isWord(code: Int): Boolean = isIn(WORDS, code) || code in words || code == 0x200c || code == 0x200d
 
     /** The lower-case form of a character by itself; no other is in two characters. */
     fun lower(code: Int): String = if (code == 0x130) "i\u0307" else String(Character.toChars(lowerCode(code)))
@@ -66,8 +59,8 @@ internal object Unicode {
         lower.filterValues { it == code }.keys
 
     /**
-     * A normalization form as the library's version of Unicode has it, which is old: characters that came later are left
-     * alone, and nothing moves past them.
+     * A normalization form as the library's version of Unicode has it, which is old: characters that came later are
+     * left alone, and nothing moves past them.
      */
     fun normalize(text: String, form: Normalizer.Form): String {
         if (text.all { it.code < 0x80 }) return text

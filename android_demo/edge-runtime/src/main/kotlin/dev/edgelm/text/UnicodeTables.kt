@@ -144,7 +144,7 @@ internal object UnicodeTables {
 
     /** Word characters that are neither letters, marks, digits nor connectors. */
     const val WORDS =
-        "5i 2 5 1 2 3 8vn 1k 3j26 q 6 q 6 q"
+        "95m 1k 3j26 q 6 q 6 q"
 
     /** Characters that newer versions of Unicode normalize, and the library does not. */
     const val INERT =

@@ -87,7 +87,8 @@ internal class Unigram(
         for (each in all.reversed()) found.add(each)
     }
 
-    private fun missing() = BundleException("The tokenizer has no token for a character of the text, and none for unknown.")
+    private fun missing() =
+        BundleException("The tokenizer has no token for a character of the text, and none for unknown.")
 
     private companion object {
         const val PENALTY = 10.0 // of an unknown character, below the lowest score

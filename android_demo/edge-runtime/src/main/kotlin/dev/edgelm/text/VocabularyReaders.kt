@@ -13,7 +13,7 @@ import kotlinx.serialization.encoding.decodeStructure
 import kotlinx.serialization.json.JsonArray
 import kotlinx.serialization.json.JsonElement
 import kotlinx.serialization.json.JsonPrimitive
-import kotlinx.serialization.json.double
+import kotlinx.serialization.json.doubleOrNull
 
 /** Takes an object's known fields, each with its own reader. */
 private class Fields(name: String, private val readers: Map<String, DeserializationStrategy<Unit>>) :
@@ -108,7 +108,8 @@ internal class UnigramReader {
         val piece = decodeSerializableElement(descriptor, at, element)
         if (piece !is JsonArray || piece.size != 2) throw BundleException("its piece $piece is not a text and a score")
         if (pieces.count == scores.size) scores = scores.copyOf(2 * scores.size)
-        scores[pieces.count] = (piece[1] as? JsonPrimitive)?.double ?: throw BundleException("its piece $piece has no score")
+        val score = (piece[1] as? JsonPrimitive)?.doubleOrNull
+        scores[pieces.count] = score ?: throw BundleException("its piece $piece has no score")
         pieces.add(piece[0].string(), pieces.count)
     }
 

@@ -8,7 +8,7 @@ import org.junit.jupiter.api.Assumptions.assumeTrue
 import org.junit.jupiter.api.DynamicTest
 import org.junit.jupiter.api.TestFactory
 
-/** Compares with what tests/android/tokenizer_corpus.py wrote: what the `tokenizers` library makes of the same texts. */
+/** Compares with what tests/android/tokenizer_corpus.py wrote: what the `tokenizers` library makes of texts. */
 class CorpusTest {
     @Serializable
     private class Case(
@@ -64,7 +64,8 @@ class CorpusTest {
 
     @TestFactory
     fun `each pattern splits as the library does`(): List<DynamicTest> {
-        val cases = File(corpus(), "patterns.jsonl").readLines().map { json.decodeFromString(PatternCase.serializer(), it) }
+        val lines = File(corpus(), "patterns.jsonl").readLines()
+        val cases = lines.map { json.decodeFromString(PatternCase.serializer(), it) }
         return cases.groupBy { it.pattern }.map { (expression, group) ->
             DynamicTest.dynamicTest(expression.ifEmpty { "(empty)" }) {
                 val split = Split(Pattern.regex(expression), Behavior.ISOLATED, false)
@@ -84,7 +85,8 @@ class CorpusTest {
 
         fun compare(about: Any, expected: Any?, actual: Any?) {
             cases++
-            if (expected != actual) found += "${visible(about)}\n  library ${visible(expected)}\n  here    ${visible(actual)}"
+            if (expected == actual) return
+            found += "${visible(about)}\n  library ${visible(expected)}\n  here    ${visible(actual)}"
         }
 
         fun assertNone() = assertEquals(

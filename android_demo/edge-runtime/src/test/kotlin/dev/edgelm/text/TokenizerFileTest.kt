@@ -24,6 +24,8 @@ class TokenizerFileTest {
 
     private fun read(text: String): Tokenizer = Tokenizer.read(file(text))
 
+    private fun bpeWith(option: String) = """{"model": ${bpe.replace("\"merges\"", "$option, \"merges\"")}}"""
+
     private fun assertRefused(reason: String, text: String) {
         val message = assertThrows(BundleException::class.java) { read(text) }.message.orEmpty()
         assertTrue(reason in message && message.endsWith("; export or copy the bundle again."), message)
@@ -69,12 +71,12 @@ class TokenizerFileTest {
     fun `parts that are not known are named`() {
         assertRefused("model WordPiece", """{"model": {"type": "WordPiece", "vocab": {}}}""")
         assertRefused("normalizer BertNormalizer", """{"normalizer": {"type": "BertNormalizer"}, "model": $bpe}""")
-        assertRefused("pre-tokenizer UnicodeScripts", """{"pre_tokenizer": {"type": "UnicodeScripts"}, "model": $bpe}""")
+        assertRefused("pre-tokenizer Other", """{"pre_tokenizer": {"type": "Other"}, "model": $bpe}""")
         assertRefused("decoder CTC", """{"decoder": {"type": "CTC"}, "model": $bpe}""")
         val look = """{"type": "Split", "pattern": {"Regex": "(?<=a)b"}, "behavior": "Isolated", "invert": false}"""
         assertRefused("(?<=", """{"pre_tokenizer": $look, "model": $bpe}""")
-        assertRefused("end_of_word_suffix", """{"model": ${bpe.replace("\"merges\"", "\"end_of_word_suffix\": \"x\", \"merges\"")}}""")
-        assertRefused("at random", """{"model": ${bpe.replace("\"merges\"", "\"dropout\": 0.1, \"merges\"")}}""")
+        assertRefused("end_of_word_suffix", bpeWith("\"end_of_word_suffix\": \"x\""))
+        assertRefused("at random", bpeWith("\"dropout\": 0.1"))
     }
 
     @Test
