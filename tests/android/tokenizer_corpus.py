@@ -1,9 +1,11 @@
-"""Writes what the Kotlin tokenizer is compared with: tokenizers of all kinds, texts, and what the library makes of them.
+"""Writes what the Kotlin tokenizer is compared with: tokenizers of all kinds, texts, what the library makes of them.
 
 `write(folder, lines, seed)` makes a folder for each tokenizer with its `tokenizer.json` and `cases.jsonl`, of which
 each line has a text with its ids and their text, or ids with their text, or a stream of ids with the detokenizer's
 pieces; the first has what the vocabulary is. `patterns.jsonl` has regular expressions with the parts that they split.
 """
+
+# ruff: noqa: RUF001 (patterns of real tokenizers have characters that look like others)
 
 from __future__ import annotations
 
@@ -30,13 +32,12 @@ from unigram_tokenizers import trained_pieces
 
 from edge.runtime.text.tokenizer import Detokenizer
 
+LEARNT = [*SENTENCES[:12], SENTENCES[39]]  # for vocabularies that lack most scripts
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-OLMO = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+OLMO = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -48,10 +49,10 @@ DEEPSEEK = (
 )
 BLOOM = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 PATTERNS = [
-    LLAMA3, OLMO, O200K, DEEPSEEK, BLOOM, r"\w+|[^\w\s]+", r"\s+", " {2,}", r"\d", r"\D+", r"\W", r"[^\S\n]+", ".+", "^", "$",
-    r"\Aa|\n\z", "[一-龥぀-ゟ゠-ヿ]+", r"(?:ab|a)+b?", "a{2}", "a{,2}b", "a{1,}?", "(?>a|ab)c", "a++b", "x*", "(?=b)", "(?!a)[a-c]",
-    r"[]a-c-]+", r"[\]\\\-a]+", r"\p{^L}+", r"\P{Lu}+", r"(?i)[a-k]+|S", "(?i:k|s)+", r"\h+", r"[^a-z&]+", r"\x{1F600}|\u00e9|\x41",
-    r"\p{P}|\p{Zs}|\p{Sc}", r"(a|b)+?c", "a{", r"[\p{L}\p{M}]+['’]?(?:[a-z]+)?", "",
+    LLAMA3, OLMO, O200K, DEEPSEEK, BLOOM, r"\w+|[^\w\s]+", r"[\w-]+|\W", r"\s+", " {2,}", r"\d",
+    r"\D+", r"[^\S\n]+", ".+", "^", "$", r"\Aa|\n\z", "[一-龥぀-ゟ゠-ヿ]+", r"(?:ab|a)+b?", "a{2}", "a{,2}b", "a{1,}?", "(?>a|ab)c", "a++b", "x*",
+    "(?=b)", "(?!a)[a-c]", r"[]a-c-]+", r"[\]\\\-a]+", r"\p{^L}+", r"\P{Lu}+", r"(?i)[a-k]+|S", "(?i:k|s)+", r"\h+",
+    r"[^a-z&]+", r"\x{1F600}|\u00e9|\x41", r"\p{P}|\p{Zs}|\p{Sc}", r"(a|b)+?c", "a{", r"\p{L}+['’]?(?:[a-z]+)?", "",
 ]  # fmt: skip
 
 
@@ -88,8 +89,8 @@ def fallback(normalizer: Any, splitter: Any, **options: Any) -> Tokenizer:
     trained.normalizer = normalizer
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=900, limit_alphabet=200, special_tokens=pieces, show_progress=False)
-    trained.train_from_iterator(SENTENCES, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=pieces, show_progress=False)
+    trained.train_from_iterator(LEARNT, trainer)
     content = json.loads(trained.to_str())
     content["model"] |= {"byte_fallback": True, "fuse_unk": True, **options}
     content["added_tokens"] = [each for each in content["added_tokens"] if each["id"] < 3]
@@ -109,7 +110,7 @@ def unigram(normalizer: Any, splitter: Any, decoder: Any, byte_fallback: bool = 
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(vocab_size=900, special_tokens=special, unk_token="<unk>", show_progress=False)
-    trained.train_from_iterator(SENTENCES[:12] * 5, trainer)  # whose characters all fit
+    trained.train_from_iterator(LEARNT * 5, trainer)
     pieces = json.loads(trained.to_str())["model"]["vocab"]  # of equal ones the trainer's order is another each time
     learnt = sorted({(piece, round(score, 2)) for piece, score in pieces[3:]}, key=lambda each: (-each[1], each[0]))
     if byte_fallback:
@@ -178,10 +179,11 @@ def phi3() -> Tokenizer:
 def plain_bpe() -> Tokenizer:
     """Without bytes: unknown characters, each a token, or lost; and no decoder."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    parts = [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(parts)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.BpeTrainer(vocab_size=500, limit_alphabet=150, special_tokens=["<unk>"], show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(LEARNT, trainer)
     return tokenizer
 
 
@@ -293,7 +295,6 @@ def cases(tokenizer: Tokenizer, lines: int, seed: int) -> Iterator[dict[str, Any
         if place % 10:
             continue
         some = [chance.randrange(vocabulary + 10) for _ in range(chance.randint(1, 30))]
-        # The library ends the process where it strips an empty token.
         yield {"ids": some, "decoded": decode(some)}
         for stream in (some, ids[:200]):
             yield {"stream": stream, "pieces": [*map(detokenizer.push, stream), detokenizer.flush()]}
@@ -309,7 +310,8 @@ def write(folder: Path, lines: int, seed: int) -> None:
     with (folder / "patterns.jsonl").open("w") as file:
         for place, pattern in enumerate(PATTERNS):
             splitter = split(pattern)
-            for text in itertools.islice(odd_texts(seed + place, ["aab", "abac", "a1b2"]), max(60, lines // len(PATTERNS))):
+            texts = odd_texts(seed + place, ["aab", "abac", "a1b2"])
+            for text in itertools.islice(texts, max(60, lines // len(PATTERNS))):
                 parts = [part for part, _ in splitter.pre_tokenize_str(text)]
                 print(json.dumps({"pattern": pattern, "text": text, "parts": parts}), file=file)
 

@@ -17,7 +17,37 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 TARGET = Path(__file__).parents[2] / "android_demo/edge-runtime/src/main/kotlin/dev/edgelm/text/UnicodeTables.kt"
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 TEXT = "".join(map(chr, CODES))
-CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()
+CATEGORIES = [
+    "Lu",
+    "Ll",
+    "Lt",
+    "Lm",
+    "Lo",
+    "Mn",
+    "Mc",
+    "Me",
+    "Nd",
+    "Nl",
+    "No",
+    "Pc",
+    "Pd",
+    "Ps",
+    "Pe",
+    "Pi",
+    "Pf",
+    "Po",
+    "Sm",
+    "Sc",
+    "Sk",
+    "So",
+    "Zs",
+    "Zl",
+    "Zp",
+    "Cc",
+    "Cf",
+    "Co",
+    "Cn",
+]
 CLUSTERS = [  # later ones win
     ("Control", r"[\p{GCB=Control}\p{GCB=CR}\p{GCB=LF}]"),
     ("Extend", r"\p{GCB=Extend}"),
