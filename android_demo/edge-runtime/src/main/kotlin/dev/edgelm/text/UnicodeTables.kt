@@ -1,6 +1,6 @@
 package dev.edgelm.text
 
-/** Written by tests/android/unicode_tables.py; numbers have base 32. */
+/** Written by unicode_tables.py; numbers have base 32. */
 internal object UnicodeTables {
     /** General categories, in the order of `Category`. */
     const val CATEGORIES =

@@ -42,7 +42,7 @@ class CorpusTest {
     private fun compare(folder: File) {
         val tokenizer = Tokenizer.read(File(folder, "tokenizer.json"))
         val silent: (Int) -> Boolean = { it in tokenizer.special }
-        val differences = Differences()
+        val differences = Differences(folder.name)
         File(folder, "cases.jsonl").forEachLine { line ->
             val case = json.decodeFromString(Case.serializer(), line)
             if (case.size != null) {
@@ -69,7 +69,7 @@ class CorpusTest {
         return cases.groupBy { it.pattern }.map { (expression, group) ->
             DynamicTest.dynamicTest(expression.ifEmpty { "(empty)" }) {
                 val split = Split(Pattern.regex(expression), Behavior.ISOLATED, false)
-                val differences = Differences()
+                val differences = Differences(expression)
                 for (case in group) {
                     val words = Words().also { split.split(Span(case.text, 0), it) }
                     differences.compare(case.text, case.parts, words.spans.map { it.text })
@@ -79,7 +79,7 @@ class CorpusTest {
         }
     }
 
-    private class Differences {
+    private class Differences(private val name: String) {
         private var cases = 0
         private val found = ArrayList<String>()
 
@@ -92,7 +92,7 @@ class CorpusTest {
         fun assertNone() = assertEquals(
             "",
             found.take(SHOWN).joinToString("\n"),
-            "${found.size} of $cases differ; the first are:\n",
+            "$name: ${found.size} of $cases differ; the first are:\n",
         )
 
         /** Characters beyond the visible ones of ASCII as numbers. */

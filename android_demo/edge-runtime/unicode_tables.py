@@ -3,6 +3,7 @@
 Phones know other versions of Unicode than the library does, and the library's parts know three versions among
 themselves. These tables are what each part of the library says, so that a text has the same tokens on every phone. Run
 this file when a release of the library knows a newer Unicode: it takes a minute, and prints what it wrote.
+It needs the package regex, which comes with transformers.
 """
 
 from __future__ import annotations
@@ -14,40 +15,13 @@ from pathlib import Path
 import regex
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-TARGET = Path(__file__).parents[2] / "android_demo/edge-runtime/src/main/kotlin/dev/edgelm/text/UnicodeTables.kt"
+TARGET = Path(__file__).parent / "src/main/kotlin/dev/edgelm/text/UnicodeTables.kt"
 CODES = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
 TEXT = "".join(map(chr, CODES))
 CATEGORIES = [
-    "Lu",
-    "Ll",
-    "Lt",
-    "Lm",
-    "Lo",
-    "Mn",
-    "Mc",
-    "Me",
-    "Nd",
-    "Nl",
-    "No",
-    "Pc",
-    "Pd",
-    "Ps",
-    "Pe",
-    "Pi",
-    "Pf",
-    "Po",
-    "Sm",
-    "Sc",
-    "Sk",
-    "So",
-    "Zs",
-    "Zl",
-    "Zp",
-    "Cc",
-    "Cf",
-    "Co",
-    "Cn",
-]
+    "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
+    "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co", "Cn",
+]  # fmt: skip
 CLUSTERS = [  # later ones win
     ("Control", r"[\p{GCB=Control}\p{GCB=CR}\p{GCB=LF}]"),
     ("Extend", r"\p{GCB=Extend}"),
@@ -182,7 +156,7 @@ def main() -> None:
             ),
         ),
     }
-    text = "package dev.edgelm.text\n\n/** Written by tests/android/unicode_tables.py; numbers have base 32. */\n"
+    text = "package dev.edgelm.text\n\n/** Written by unicode_tables.py; numbers have base 32. */\n"
     text += "internal object UnicodeTables {\n"
     text += "\n\n".join(
         f"    /** {about[0].upper()}{about[1:]}. */\n    const val {name} =\n{lines(table)}"
