@@ -1,15 +1,10 @@
 package dev.edgelm
 
-import dev.edgelm.decode.Answering
+import dev.edgelm.decode.answer
 import dev.edgelm.engine.KvCache
 import dev.edgelm.text.Message
 import kotlinx.coroutines.CoroutineDispatcher
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.buffer
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 import kotlinx.coroutines.sync.Mutex
 import kotlinx.coroutines.sync.withLock
 
@@ -50,8 +45,7 @@ class EdgeChat internal constructor(
      *
      * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
      */
-    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = flow {
-        val job = currentCoroutineContext()
+    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = streaming(dispatcher) { goOn ->
         turn.withLock {
             val asked = messages + Message("user", message)
             val text = model.rendered(asked, raw = false)
@@ -64,7 +58,7 @@ class EdgeChat internal constructor(
             val sampled = ArrayList<Int>()
             var ended = false
             try {
-                for (piece in Answering(model.engine, model.tokenizer, cache, prompt, options) { job.ensureActive() }) {
+                for (piece in answer(model.engine, model.tokenizer, cache, prompt, options, goOn)) {
                     shown.append(piece.text)
                     sampled += piece.token
                     ended = piece.finish == FinishReason.STOP
@@ -84,7 +78,7 @@ class EdgeChat internal constructor(
                 }
             }
         }
-    }.buffer(BUFFERED).flowOn(dispatcher)
+    }
 
     /** Start over: forget every turn but the system message. */
     suspend fun reset() = turn.withLock {
@@ -115,8 +109,6 @@ class EdgeChat internal constructor(
     }
 
     private companion object {
-        const val BUFFERED = 4
-
         fun shared(a: IntArray, b: IntArray): Int {
             val most = minOf(a.size, b.size)
             for (i in 0 until most) if (a[i] != b[i]) return i
