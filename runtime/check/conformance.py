@@ -1,9 +1,11 @@
-"""A conformance corpus: what this runtime answers with a decoder's bundle, for another host of it to repeat.
+"""A conformance corpus: what this runtime answers with a bundle, for another host of it to repeat.
 
-A folder with two files, one JSON object per line. `answers.jsonl`: `prompt`, `raw`, `kv` and `options` as they were
-given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`. `chats.jsonl`, where the bundle has a chat
-format: `system` and `turns`, each with `say`, `ids` and `text`. The same processor gives the same tokens; another one
-may choose otherwise in a near-tie, and `golden.json` says what that is.
+A folder of files with one JSON object per line. Of a decoder two: `answers.jsonl`: `prompt`, `raw`, `kv` and `options`
+as they were given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`; `chats.jsonl`, where the bundle has
+a chat format: `system` and `turns`, each with `say`, `ids` and `text`. Of a model from text to text `outputs.jsonl`:
+`source` and `options` as they were given, `prompt_ids`, `ids`, `text` and `finish`, and where beams were searched the
+`score` of each of the n best, whose first is the output. The same processor gives the same tokens; another one may
+choose otherwise in a near-tie, and `golden.json` says what that is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import AUTO
+from edge.runtime.text2text import Text2Text, Text2TextOptions
 
 PROMPTS = (
     "Why is the sky blue?",
@@ -39,6 +42,24 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 TOKENS = 24
 TURNS = ("My name is Ada.", "What is my name?", "And what is 3 + 4?")
 SYSTEM = "Answer in one short sentence."
+SOURCES = (
+    "A man rides a bicycle.",
+    "Zwei Hunde spielen.",
+    "Two dogs are playing in the snow, and a child watches them.",
+    "A girl at the shore of a beach with a mountain in the distance \u2013 it is 7:45, and the café closes.",
+    "  People walk, people talk; people walk, people talk.\n",
+)
+OUTPUTS: tuple[dict[str, Any], ...] = (
+    {"beams": 1},
+    {"beams": 1, "no_repeat_ngram": 2},
+    {"beams": 1, "min_tokens": 12, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 1.1, "top_k": 20, "top_p": 0.95, "seed": 99},
+    {"beams": 2, "n_best": 2},
+    {"beams": 4, "n_best": 3, "length_penalty": 2.0},
+    {"beams": 4, "length_penalty": 0.5, "early_stopping": "never", "no_repeat_ngram": 3},
+    {"beams": 3, "early_stopping": True, "min_tokens": 6, "repetition_penalty": 1.2},
+)
 
 
 def emit(
@@ -52,10 +73,18 @@ def emit(
     """Write the corpus of a bundle to `folder`; the number of answers. progress: gets the answers just made.
 
     Raises:
-        InputError: the bundle is no decoder, or the folder cannot be written.
+        InputError: the bundle transcribes speech, or the folder cannot be written.
     """
-    if bundle.manifest.encoder is not None:
-        raise InputError(f"{bundle.manifest.name} is an encoder-decoder; a corpus is written of decoders alone.")
+    if bundle.manifest.speech is not None:
+        raise InputError(f"{bundle.manifest.name} transcribes speech; a corpus is written of models of text alone.")
+    if bundle.manifest.text is not None:
+        translator = load(bundle.root, speculate="off", threads=threads, provider=provider, kind=Text2Text)
+        outputs: list[dict[str, Any]] = []
+        for output in _outputs(translator):
+            outputs.append(output)
+            progress(1)
+        _write(folder, {"outputs.jsonl": outputs})
+        return len(outputs)
     kinds = [FLOAT32, INT8] if any(graph.role == KV8 for graph in bundle.manifest.graphs) else [FLOAT32]
     answers: list[dict[str, Any]] = []
     chats: list[dict[str, Any]] = []
@@ -69,16 +98,14 @@ def emit(
                 chats.append(_chat(model, system))
                 progress(len(TURNS))
         del model
-    try:
-        replace_text(folder / "answers.jsonl", _lines(answers))
-        replace_text(folder / "chats.jsonl", _lines(chats))
-    except OSError as e:
-        raise InputError(f"{folder} cannot be written: {e.strerror or e}.") from None
+    _write(folder, {"answers.jsonl": answers, "chats.jsonl": chats})
     return len(answers) + len(TURNS) * len(chats)
 
 
 def count(bundle: Bundle) -> int:
     """The answers that `emit` makes at most."""
+    if bundle.manifest.text is not None:
+        return len(SOURCES) * len(OUTPUTS)
     return 2 * (len(PROMPTS) * len(OPTIONS) + 2) + 2 * len(TURNS)
 
 
@@ -102,9 +129,39 @@ def _chat(model: Model, system: str | None) -> dict[str, Any]:
     return {"system": system, "turns": turns}
 
 
+def _outputs(model: Text2Text) -> Iterator[dict[str, Any]]:
+    """Of a multilingual model into one language and into another by turns."""
+    pairs = _pairs(model)
+    for number, (source, given) in enumerate((source, given) for source in SOURCES for given in OUTPUTS):
+        options = given | pairs[number % len(pairs)] | {"max_tokens": TOKENS}
+        try:
+            ids = model.prompt_ids(source, Text2TextOptions(**options))
+        except InputError:  # longer than the encoder takes
+            continue
+        output = {"source": source, "options": options, "prompt_ids": ids}
+        output |= _said(model.generate(source, **options))
+        if options.get("beams", 1) > 1:
+            output["score"] = [each.score for each in model.candidates(source, **options)]
+        yield output
+
+
+def _pairs(model: Text2Text) -> list[dict[str, str]]:
+    """Options that name languages."""
+    codes, form = model.languages, model.bundle.manifest.text
+    if not codes:
+        return [{}]
+    assert form is not None
+    pairs = [(codes[-1], codes[0]), (codes[0], codes[-1])]
+    return [{"target_language": into} | ({"source_language": of} if form.source_at else {}) for of, into in pairs]
+
+
 def _said(result: Result) -> dict[str, Any]:
     return {"ids": result.token_ids, "text": result.text, "finish": result.finish_reason}
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _write(folder: Path, files: dict[str, list[dict[str, Any]]]) -> None:
+    try:
+        for name, rows in files.items():
+            replace_text(folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    except OSError as e:
+        raise InputError(f"{folder} cannot be written: {e.strerror or e}.") from None

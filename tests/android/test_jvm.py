@@ -14,6 +14,7 @@ import chat_corpus
 import pytest
 import tokenizer_corpus
 from texts import SENTENCES
+from tiny_encoder_decoders import nllb_bundle, t5_bundle
 
 import edge
 
@@ -65,6 +66,8 @@ def corpus(
     )
     text = " ".join(SENTENCES)
     edge.export(tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False)
+    for made in (t5_bundle(folder), nllb_bundle(folder)):
+        made.root.rename(bundles / made.root.name)
     for path in bundles.iterdir():
         answers = folder / "answers" / path.stem
         command = [sys.executable, "-m", "edge.cli.main", "verify", str(path), "--emit", str(answers)]
@@ -87,8 +90,10 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
         name = suite.attrib["name"].rsplit(".", 1)[-1]
         passed[name] = int(suite.attrib["tests"]) - int(suite.attrib["skipped"])
     # What needs the corpus may not have been skipped.
-    assert passed["GoldenTest"] >= 5  # two decoders, each over float and int8 keys, and a prefill graph
+    # Two decoders, each over float and int8 keys, a prefill graph, and two encoder-decoders.
+    assert passed["GoldenTest"] >= 7
     assert passed["ConformanceTest"] >= 6
     assert passed["ModelTest"] >= 12
+    assert passed["Text2TextTest"] >= 15
     assert passed["ChatFormatTest"] >= 1
     assert sum(count for name, count in passed.items() if "Tokenizer" in name) >= 5

@@ -47,6 +47,11 @@ data class Timings(
  * What one token added to an answer.
  *
  * @property text empty while a character or a possible stop string is not complete.
+ * @property token its id; -1 where an output ended because no token was allowed to follow.
  * @property finish set on the last piece alone, as is [timings].
  */
-class Piece internal constructor(val text: String, val token: Int, val finish: FinishReason?, val timings: Timings?)
+class Piece internal constructor(val text: String, val token: Int, val finish: FinishReason?, val timings: Timings?) {
+    internal companion object {
+        const val NONE = -1
+    }
+}

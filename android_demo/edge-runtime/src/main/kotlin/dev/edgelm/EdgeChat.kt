@@ -1,16 +1,11 @@
 package dev.edgelm
 
-import dev.edgelm.decode.Answering
+import dev.edgelm.decode.answer
 import dev.edgelm.engine.KvCache
 import dev.edgelm.text.Message
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.channels.Channel
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.buffer
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 import kotlinx.coroutines.sync.Mutex
 import kotlinx.coroutines.sync.withLock
 
@@ -46,8 +41,7 @@ class EdgeChat internal constructor(
      *
      * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
      */
-    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = flow {
-        val job = currentCoroutineContext()
+    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = streaming(dispatcher, Channel.RENDEZVOUS) { goOn ->
         turn.withLock {
             val asked = messages + Message("user", message)
             val text = model.rendered(asked, raw = false)
@@ -63,7 +57,7 @@ class EdgeChat internal constructor(
             val sampled = ArrayList<Int>()
             var ended = false
             try {
-                for (piece in Answering(model.engine, model.tokenizer, cache, prompt, options) { job.ensureActive() }) {
+                for (piece in answer(model.engine, model.tokenizer, cache, prompt, options, goOn)) {
                     emit(piece) // what nobody received was not said
                     shown.append(piece.text)
                     sampled += piece.token
@@ -83,7 +77,7 @@ class EdgeChat internal constructor(
                 }
             }
         }
-    }.buffer(Channel.RENDEZVOUS).flowOn(dispatcher)
+    }
 
     /** Start over: forget every turn but the system message. */
     suspend fun reset() = turn.withLock {

@@ -1,8 +1,7 @@
 package dev.edgelm
 
 import dev.edgelm.bundle.Bundle
-import dev.edgelm.bundle.TOKENIZER
-import dev.edgelm.decode.Answering
+import dev.edgelm.decode.answer
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
 import dev.edgelm.text.Message
@@ -10,12 +9,7 @@ import dev.edgelm.text.Tokenizer
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.buffer
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 
 /**
  * How a bundle is opened.
@@ -29,6 +23,8 @@ import kotlinx.coroutines.flow.flowOn
  * @property kv what keys and values are kept in; [Kv.AUTO]: float32, or int8 where [memory] has room for no other.
  * @property cacheDir a folder of the app's in which it is remembered that the bundle's files were checked; null: all
  *   files are read every time.
+ * @property beams of a model from text to text: outputs searched side by side that [memory] has room for; null: as many
+ *   as the bundle sets.
  */
 data class EdgeOptions(
     val context: Int? = null,
@@ -36,6 +32,7 @@ data class EdgeOptions(
     val threads: Int? = null,
     val kv: Kv = Kv.AUTO,
     val cacheDir: File? = null,
+    val beams: Int? = null,
 )
 
 /** What keys and values are kept in. int8 takes a quarter of the memory. */
@@ -46,13 +43,17 @@ enum class Kv { AUTO, FLOAT32, INT8 }
  * wanted.
  */
 class EdgeModel private constructor(
-    val bundle: Bundle,
-    /** What it takes, as it was planned before it was loaded. */
-    val plan: Plan,
-    internal val engine: Engine,
-    internal val tokenizer: Tokenizer,
+    private val loaded: Loaded,
     private val dispatcher: CoroutineDispatcher,
 ) : AutoCloseable {
+    internal val engine: Engine get() = loaded.engine
+    internal val tokenizer: Tokenizer get() = loaded.tokenizer
+
+    val bundle: Bundle get() = loaded.bundle
+
+    /** What it takes, as it was planned before it was loaded. */
+    val plan: Plan get() = loaded.plan
+
     /** Maximum tokens of prompt and answer together. */
     val context: Int get() = engine.context
 
@@ -71,13 +72,12 @@ class EdgeModel private constructor(
     /** Answer a conversation, whose last message is the user's. */
     fun generate(
         messages: List<Message>, options: GenerateOptions = GenerateOptions(), raw: Boolean = false,
-    ): Flow<Piece> = flow {
-        val job = currentCoroutineContext()
+    ): Flow<Piece> = streaming(dispatcher) { goOn ->
         val ids = promptIds(messages, raw)
         engine.newCache(minOf(engine.context, ids.size + options.maxTokens)).use { cache ->
-            for (piece in Answering(engine, tokenizer, cache, ids, options) { job.ensureActive() }) emit(piece)
+            for (piece in answer(engine, tokenizer, cache, ids, options, goOn)) emit(piece)
         }
-    }.buffer(BUFFERED).flowOn(dispatcher)
+    }
 
     /** A conversation that keeps its keys and values from turn to turn. */
     fun chat(system: String? = null): EdgeChat =
@@ -119,9 +119,6 @@ class EdgeModel private constructor(
     override fun close() = engine.close()
 
     companion object {
-        private const val DEFAULT_CONTEXT = 4096
-        private const val BUFFERED = 4 // pieces that may wait for a slow collector, which then slows the answer down
-
         /**
          * Open a bundle: check its files, plan its memory, load it.
          *
@@ -131,23 +128,10 @@ class EdgeModel private constructor(
         fun open(
             path: File, options: EdgeOptions = EdgeOptions(), dispatcher: CoroutineDispatcher = Dispatchers.Default,
         ): EdgeModel {
-            val bundle = Bundle.open(path)
-            val manifest = bundle.manifest
-            if (manifest.kind != "decoder") {
-                throw BundleException("${manifest.name} is an ${manifest.kind}; this library runs decoders.")
+            val loaded = Loaded.open(path, options) {
+                if (it.kind == "decoder") null else "is an ${it.kind}, not a decoder; EdgeText2Text opens those of text."
             }
-            options.context?.let {
-                if (it !in 1..manifest.context) {
-                    throw InputException("The context must be between 1 and ${manifest.context} tokens, not $it.")
-                }
-            }
-            bundle.checkSizes()
-            val plan = Plan.make(manifest, options, minOf(DEFAULT_CONTEXT, manifest.context))
-            bundle.checkFiles(options.cacheDir)
-            val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
-            val role = if (plan.int8) Engine.KV8 else Engine.DECODER
-            val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill)
-            return EdgeModel(bundle, plan, engine, tokenizer, dispatcher)
+            return EdgeModel(loaded, dispatcher)
         }
     }
 }

@@ -1,6 +1,7 @@
 package dev.edgelm
 
 import dev.edgelm.bundle.Bundle
+import dev.edgelm.bundle.Manifest
 import java.io.File
 import org.junit.jupiter.api.Assumptions.assumeTrue
 
@@ -17,6 +18,10 @@ object Corpus {
     /** The bundles by name. */
     fun bundles(): List<File> = get("bundles").listFiles()!!.filter { it.name.endsWith(".edge") }.sorted()
 
-    /** Those of decoders. */
-    fun decoders(): List<File> = bundles().filter { Bundle.open(it).manifest.kind == "decoder" }
+    fun decoders(): List<File> = of { it.kind == "decoder" }
+
+    /** Of models from text to text. */
+    fun text2text(): List<File> = of { it.text != null }
+
+    private fun of(kind: (Manifest) -> Boolean) = bundles().filter { kind(Bundle.open(it).manifest) }
 }

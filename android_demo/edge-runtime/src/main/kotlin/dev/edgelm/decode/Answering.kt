@@ -10,33 +10,35 @@ import dev.edgelm.text.Detokenizer
 import dev.edgelm.text.StopStrings
 import dev.edgelm.text.Tokenizer
 
+/** What ends an answer: [room] is how many tokens the context has room for. */
+internal class Ends(val stop: List<String>, val eos: Set<Int>, val maxTokens: Int, val room: Int) {
+    /** What ends an answer whose [count]th token is [token]; null: it may go on. */
+    fun reached(token: Int, count: Int): FinishReason? = when {
+        token in eos -> FinishReason.STOP
+        count == maxTokens -> FinishReason.LENGTH
+        count == room -> FinishReason.CONTEXT
+        else -> null
+    }
+}
+
 /**
- * One answer as it streams: tokens become pieces of text until something ends it. The last token is never in the cache,
- * whenever this is left.
+ * One answer as it streams: [tokens], as they come, become pieces of text until something ends it. Where they run out
+ * before, which a search does that may say nothing more, a last piece has no token.
  *
- * [prompt]: token ids, of which the first `cache.length` are in the cache. [goOn] is called before every step, and
- * throws where the answer is to end.
+ * [asked]: the time when the answer was asked for.
  */
 internal class Answering(
-    private val engine: Engine,
-    private val tokenizer: Tokenizer,
-    private val cache: KvCache,
-    private val prompt: IntArray,
-    private val options: GenerateOptions,
-    private val goOn: () -> Unit,
+    private val tokens: Iterator<Int>,
+    tokenizer: Tokenizer,
+    private val ends: Ends,
+    private val promptTokens: Int,
+    private val cachedTokens: Int = 0,
+    private val asked: Long = System.nanoTime(),
 ) : Iterator<Piece> {
-    private val vocab = engine.bundle.manifest.dims.vocabSize
-    private val ends = engine.bundle.manifest.tokens.eos.toSet()
-    private val sampler = Sampler(options.sampling, prompt, vocab)
-    private val chooses = engine.chooses && !sampler.needsLogits
     private val detokenizer = Detokenizer(tokenizer::decode) { it >= tokenizer.size || it in tokenizer.special }
-    private val stops = StopStrings(options.stop)
-    private val cached = cache.length
-    private val room = cache.capacity - prompt.size + 1 // the last token is never run
-    private val last = IntArray(1)
+    private val stops = StopStrings(ends.stop)
     private var generated = 0
     private var done = false
-    private val asked = System.nanoTime()
     private var firstMs = 0.0
     private var decodeNs = 0L
 
@@ -45,28 +47,20 @@ internal class Answering(
     override fun next(): Piece {
         if (done) throw NoSuchElementException()
         val begun = System.nanoTime()
-        last[0] = if (generated == 0) first() else following()
+        if (!tokens.hasNext()) return last(rest(), Piece.NONE, FinishReason.LENGTH)
+        val token = tokens.next()
         val now = System.nanoTime()
         if (generated == 0) firstMs = (now - asked) / 1e6 else decodeNs += now - begun
         generated++
-        val token = last[0]
         val (text, stopped) = stops.push(detokenizer.push(token))
-        val finish = when {
-            stopped || token in ends -> FinishReason.STOP
-            generated == options.maxTokens -> FinishReason.LENGTH
-            generated == room -> FinishReason.CONTEXT
-            else -> return Piece(text, token, null, null)
-        }
-        done = true
-        val timings = Timings(prompt.size, cached, generated, firstMs, decodeNs / 1e9)
-        return Piece(if (stopped) text else text + rest(), token, finish, timings)
+        if (stopped) return last(text, token, FinishReason.STOP)
+        val finish = ends.reached(token, generated) ?: return Piece(text, token, null, null)
+        return last(text + rest(), token, finish)
     }
 
-    private fun first(): Int = sampler.next(engine.prefill(cache, prompt, cache.length, goOn))
-
-    private fun following(): Int {
-        goOn()
-        return if (chooses) engine.choose(cache, last, 0, 1).get(0).toInt() else sampler.next(engine.step(cache, last, 0, 1))
+    private fun last(text: String, token: Int, finish: FinishReason): Piece {
+        done = true
+        return Piece(text, token, finish, Timings(promptTokens, cachedTokens, generated, firstMs, decodeNs / 1e9))
     }
 
     /** What was held back, now that nothing follows. */
@@ -74,4 +68,20 @@ internal class Answering(
         val (shown, found) = stops.push(detokenizer.flush())
         return if (found) shown else shown + stops.flush()
     }
+}
+
+/**
+ * A decoder's answer to [prompt], token ids of which the first `cache.length` are in the cache. [goOn] is called before
+ * every step, and throws where the answer is to end.
+ */
+internal fun answer(
+    engine: Engine, tokenizer: Tokenizer, cache: KvCache, prompt: IntArray, options: GenerateOptions, goOn: () -> Unit,
+): Answering {
+    val manifest = engine.bundle.manifest
+    val ends = Ends(
+        options.stop, manifest.tokens.eos.toSet(), options.maxTokens,
+        room = cache.capacity - prompt.size + 1, // the last token is never run
+    )
+    val sampler = Sampler(options.sampling, prompt, manifest.dims.vocabSize)
+    return Answering(DecodeLoop(engine, cache, prompt, sampler, goOn), tokenizer, ends, prompt.size, cache.length)
 }

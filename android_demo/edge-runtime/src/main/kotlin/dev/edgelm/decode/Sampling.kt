@@ -11,7 +11,8 @@ import kotlin.math.exp
  * @property topK draw from the k likeliest tokens; 0 for all.
  * @property topP draw from the smallest set of likeliest tokens whose probabilities reach it; 1 for all.
  * @property minP leave out tokens less likely than this share of the likeliest one; 0 for none.
- * @property repetitionPenalty divides positive and multiplies negative logits of tokens that occurred; 1 for none.
+ * @property repetitionPenalty divides positive and multiplies negative logits of tokens that occurred; 1 for none. Null:
+ *   the bundle's, where it has one.
  * @property seed makes draws repeatable, the same as Python's; null draws anew every time.
  */
 data class SamplingOptions(
@@ -19,7 +20,7 @@ data class SamplingOptions(
     val topK: Int = 0,
     val topP: Double = 1.0,
     val minP: Double = 0.0,
-    val repetitionPenalty: Double = 1.0,
+    val repetitionPenalty: Double? = null,
     val seed: Long? = null,
 ) {
     init {
@@ -27,8 +28,8 @@ data class SamplingOptions(
         check("top-k", topK, "0 or more (0: all tokens)", topK >= 0)
         check("top-p", topP, "above 0 and at most 1", topP > 0 && topP <= 1)
         check("min-p", minP, "between 0 and 1", minP in 0.0..1.0)
-        val penalized = repetitionPenalty > 0 && repetitionPenalty.isFinite()
-        check("repetition penalty", repetitionPenalty, "above 0 (1: no penalty)", penalized)
+        val penalty = repetitionPenalty ?: 1.0
+        check("repetition penalty", penalty, "above 0 (1: no penalty)", penalty > 0 && penalty.isFinite())
         check("seed", seed ?: 0, "0 or more", (seed ?: 0) >= 0)
         if (temperature == 0.0 && (topK != 0 || topP != 1.0 || minP != 0.0)) {
             throw InputException(
@@ -43,38 +44,38 @@ data class SamplingOptions(
     }
 }
 
-/** Makes the next token of logits [V]. One for each answer: it remembers what was said. */
-internal class Sampler(private val options: SamplingOptions, prompt: IntArray, vocab: Int) {
-    private val random = Pcg64(options.seed ?: java.security.SecureRandom().nextLong().ushr(1))
+/** Makes the next token of logits [V]. One for each answer: its [processors] go by what was said after [prompt]. */
+internal class Sampler(
+    private val options: SamplingOptions,
+    prompt: IntArray,
+    vocab: Int,
+    private val processors: List<Processor> = penalty(options),
+) {
+    /** Whether logits are needed at all: else the likeliest token is chosen inside the graph, if it can be. */
+    val needsLogits: Boolean = options.temperature > 0 || processors.isNotEmpty()
+
+    private val random by lazy(LazyThreadSafetyMode.NONE) {
+        Pcg64(options.seed ?: java.security.SecureRandom().nextLong().ushr(1))
+    }
     private val logits = FloatArray(vocab)
     private val weights = FloatArray(if (options.temperature > 0) vocab else 0)
     private val scratch = FloatArray(if (options.temperature > 0) vocab else 0)
     private val candidates = IntArray(if (options.temperature > 0) vocab else 0)
-    private val said = BooleanArray(if (options.repetitionPenalty == 1.0) 0 else vocab)
-
-    init {
-        if (said.isNotEmpty()) for (token in prompt) said[token] = true
-    }
-
-    /** Whether logits are needed at all: without a penalty the likeliest token is chosen inside the graph. */
-    val needsLogits: Boolean = options.temperature > 0 || said.isNotEmpty()
+    private var text = if (processors.isEmpty()) IntArray(0) else prompt.copyOf()
+    private var length = text.size
 
     /** The next token, of the logits [V] that stand in [row] of [given]. */
     fun next(given: FloatBuffer, row: Int = 0): Int {
         given.position(row * logits.size)
         given.get(logits)
         given.position(0)
-        if (said.isNotEmpty()) penalize()
+        for (processor in processors) processor.process(text, length, logits)
         val token = if (options.temperature == 0.0) likeliest(logits) else draw()
-        if (said.isNotEmpty()) said[token] = true
-        return token
-    }
-
-    private fun penalize() {
-        val penalty = options.repetitionPenalty.toFloat()
-        for (token in said.indices) {
-            if (said[token]) logits[token] = logits[token].let { if (it < 0) it * penalty else it / penalty }
+        if (processors.isNotEmpty()) {
+            if (length == text.size) text = text.copyOf(2 * length + 16)
+            text[length++] = token
         }
+        return token
     }
 
     private fun draw(): Int {
@@ -167,6 +168,10 @@ internal class Sampler(private val options: SamplingOptions, prompt: IntArray, v
 
     private companion object {
         const val NUCLEUS = 256
+
+        /** What a decoder's answer is shaped by. */
+        fun penalty(options: SamplingOptions): List<Processor> =
+            listOfNotNull(options.repetitionPenalty?.takeIf { it != 1.0 }?.let(::RepetitionPenalty))
     }
 }
 

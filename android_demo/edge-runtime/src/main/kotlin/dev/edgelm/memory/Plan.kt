@@ -7,19 +7,24 @@ import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.TensorGroup
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.FLOAT
+import dev.edgelm.engine.KEPT_STEP
 import dev.edgelm.engine.PREFILL_CHUNK
 
 /**
  * What a model takes outside the Java heap, in bytes by kind, computed from its manifest before anything is loaded, for
- * one answer or chat at a time. The constants are those of Python's `edge.runtime.memory.footprint`, where they were
+ * one answer, chat or output at a time. The constants are those of Python's `edge.runtime.memory.footprint`, where they were
  * measured.
  *
  * @property context tokens of prompt and answer.
+ * @property source tokens of an encoder's text; 0 where there is no such encoder.
+ * @property beams texts that grow side by side.
  * @property int8 whether keys and values are kept in int8.
  * @property prefill whether long prompts are read in the int8 prefill graph.
  */
 class Plan private constructor(
     val context: Int,
+    val source: Int,
+    val beams: Int,
     val int8: Boolean,
     val prefill: Boolean,
     val kinds: Map<String, Long>,
@@ -34,14 +39,21 @@ class Plan private constructor(
         private const val BRANCHED = 32 // of a graph with branches
         private const val SMALLEST = 128 // tokens: a question and a short answer
         private const val GOAL = 1024 // tokens, for which the prefill graph and float keys are given up
+        private const val DEFAULT_CONTEXT = 4096
         private const val UNPACKED = 5 // copies of a layer's keys, where they are kept in int8
+        private const val TEXT_START = 4 // tokens that a text decoder begins with: start, language and what is forced
+        private const val SAMPLING = 3 // rows of logits that choosing a token works on
+        private const val CROSS_SCORES = 4 // copies of the scores over the encoder's rows
+        private val LATER = setOf(Engine.PREFILL, "tree", Engine.KV8, "skip") // opened when they pay, or instead
 
         /**
          * The plan that keeps most: float keys and the prefill graph first.
          *
          * @throws InputException the bundle cannot have what was asked for, or it does not fit.
          */
-        internal fun make(manifest: Manifest, options: EdgeOptions, default: Int): Plan {
+        internal fun make(manifest: Manifest, options: EdgeOptions): Plan {
+            val beams = options.beams ?: if (manifest.text == null) 1 else manifest.generation?.numBeams ?: 1
+            if (beams < 1) throw InputException("The number of beams must be 1 or more, not $beams.")
             val hasInt8 = manifest.graph(Engine.KV8) != null
             if (options.kv == Kv.INT8 && !hasInt8) {
                 throw InputException("${manifest.name} has no graph over keys in int8; export the model again.")
@@ -54,16 +66,19 @@ class Plan private constructor(
                 }
                 if (hasInt8 && options.kv != Kv.FLOAT32) add(true to false)
             }
-            val most = options.context ?: default
+            // Of an encoder's text as well, which may be longer than what the decoder writes.
+            val limit = if (manifest.text == null) manifest.context else maxOf(manifest.context, manifest.encoder!!.maxLength)
+            val most = options.context ?: minOf(DEFAULT_CONTEXT, limit)
             val plans = choices.map { (int8, prefill) ->
-                val context = if (options.memory == null) most else fitting(manifest, options.memory, most, int8, prefill)
-                of(manifest, context, int8, prefill)
+                val plan = { size: Int -> of(manifest, size, beams, int8, prefill) }
+                val size = if (options.memory == null) most else fitting(options.memory, most, plan)
+                size to plan(size)
             }
             val wanted = options.context ?: minOf(GOAL, most)
-            val found = plans.firstOrNull { it.context >= wanted } ?: plans.maxBy { it.context }
+            val (size, found) = plans.firstOrNull { (size, _) -> size >= wanted } ?: plans.maxBy { (size, _) -> size }
             val least = options.context ?: minOf(SMALLEST, most)
-            if (found.context >= least) return found
-            val needed = choices.minOf { (int8, prefill) -> of(manifest, least, int8, prefill).bytes }
+            if (size >= least) return found
+            val needed = choices.minOf { (int8, prefill) -> of(manifest, least, beams, int8, prefill).bytes }
             throw InputException(
                 "${manifest.name} needs ${megabytes(needed)} MB for $least tokens, and ${options.memory!! / 1_000_000} MB " +
                     "are allowed; free memory, ask for fewer tokens, or take a smaller model.",
@@ -72,60 +87,79 @@ class Plan private constructor(
 
         private fun megabytes(bytes: Long) = (bytes + 999_999) / 1_000_000
 
-        /** The largest context up to [most] that fits; 0 where none does. */
-        private fun fitting(manifest: Manifest, memory: Long, most: Int, int8: Boolean, prefill: Boolean): Int {
+        /** The largest size up to [most] whose plan fits; 0 where none does. */
+        private fun fitting(memory: Long, most: Int, plan: (Int) -> Plan): Int {
             var low = 0
             var high = most
             while (low < high) {
                 val middle = (low + high + 1) / 2
-                if (of(manifest, middle, int8, prefill).bytes <= memory) low = middle else high = middle - 1
+                if (plan(middle).bytes <= memory) low = middle else high = middle - 1
             }
             return low
         }
 
-        private fun of(manifest: Manifest, context: Int, int8: Boolean, prefill: Boolean): Plan {
+        /** The plan for [size] tokens of prompt and answer and, where there is an encoder, of its text. */
+        private fun of(manifest: Manifest, size: Int, beams: Int, int8: Boolean, prefill: Boolean): Plan {
             val dims = manifest.dims
-            val groups = manifest.groups.associateBy { it.name }
-            val head = groups["head"] ?: groups["embedding"]
-            val read = manifest.groups.filter { it.name !in setOf("embedding", "head", "norm") } + listOfNotNull(head)
-            val role = if (int8) Engine.KV8 else Engine.DECODER
+            val context = minOf(size, manifest.context)
+            val encoding = manifest.text?.let { EncodingPlan(manifest, minOf(size, manifest.encoder!!.maxLength)) }
+            val head = manifest.groups.firstOrNull { it.name == "head" }
+                ?: manifest.groups.firstOrNull { it.name.endsWith("embedding") }
+            val unread = listOf("embedding", "head", "norm")
+            val read = manifest.groups.filter { group -> unread.none { group.name.endsWith(it) } } + listOfNotNull(head)
+            val graphs = manifest.graphs.map { it.role }.filter { if (int8) it == Engine.KV8 else it !in LATER }
             val tables = manifest.kv.layers.map { it.window }.distinct().size
+            val cached = context.toLong() * beams
             val kinds = linkedMapOf(
-                "weights" to read.sumOf(::packed),
-                "graph" to SESSION + (if (int8) BRANCHED else GRAPH) * graphSize(manifest, role),
-                "tables of positions" to context.toLong() * dims.headDim * FLOAT * tables,
-                "keys and values" to (context + 1) * manifest.kv.bytesPerToken(if (int8) 1 else FLOAT),
-                "activations" to activations(manifest, context, int8, prefill),
-                "logits" to 5L * dims.vocabSize * FLOAT,
+                "weights" to read.sumOf(::packed) + (encoding?.precise ?: 0),
+                "graph" to graphs.sumOf { SESSION + (if (int8) BRANCHED else GRAPH) * graphSize(manifest, it) },
+                "tables of positions" to (encoding?.tables(context) ?: (context.toLong() * dims.headDim * FLOAT * tables)),
+                "keys and values" to (cached + 1) * manifest.kv.bytesPerToken(if (int8) 1 else FLOAT),
+                "activations" to activations(manifest, context, beams, encoding?.source ?: 0, int8, prefill),
+                "logits" to (2L * beams + SAMPLING) * dims.vocabSize * FLOAT,
             )
+            if (encoding != null) {
+                kinds["keys and values of the text"] = encoding.cross
+                kinds["encoder activations"] = encoding.activations
+            }
             if (prefill) {
                 val own = manifest.prefill!!.groups + listOfNotNull(head)
                 kinds["prefill graph"] = SESSION + GRAPH * graphSize(manifest, Engine.PREFILL) + own.sumOf(::packed) +
                     2L * dims.hiddenSize * dims.hiddenSize * FLOAT
             }
-            return Plan(context, int8, prefill, kinds)
+            return Plan(context, encoding?.source ?: 0, beams, int8, prefill, kinds)
         }
 
         private fun graphSize(manifest: Manifest, role: String) = manifest.graph(role)?.let { manifest.size(it.path) } ?: 0
 
         /** Bytes of a group's matrices as the kernels keep them. */
-        private fun packed(group: TensorGroup): Long = when {
+        internal fun packed(group: TensorGroup): Long = when {
             group.blockSize == 0 -> group.parameters * FLOAT
             group.method.startsWith("rows") -> group.bytes
             else -> group.bytes + group.parameters / group.blockSize * FLOAT // with the sums of blocks
         }
 
-        private fun activations(manifest: Manifest, context: Int, int8: Boolean, prefill: Boolean): Long {
+        private fun activations(
+            manifest: Manifest, context: Int, beams: Int, source: Int, int8: Boolean, prefill: Boolean,
+        ): Long {
             val dims = manifest.dims
-            val tokens = minOf(if (prefill) 2 * PREFILL_CHUNK else PREFILL_CHUNK, context)
-            val gated = manifest.groups.firstOrNull { it.name == "feed_forward" }?.let {
-                it.parameters / (dims.numLayers.toLong() * dims.hiddenSize) - dims.intermediateSize
-            } ?: 0
-            val feedForward = maxOf(dims.intermediateSize.toLong(), gated)
+            val chunk = if (source > 0) TEXT_START else if (prefill) 2 * PREFILL_CHUNK else PREFILL_CHUNK
+            val tokens = maxOf(minOf(chunk, context), beams)
+            val feedForward = width(manifest, "feed_forward", dims.numLayers, dims.hiddenSize)
             val attention = (dims.numHeads + 2L * dims.numKvHeads) * dims.headDim
             val row = manifest.kv.layers.maxOf { it.heads * it.headDim }
             val unpacked = if (int8) UNPACKED.toLong() * context * row else 0
-            return (tokens * (7 * feedForward / 2 + 2 * attention) + unpacked) * FLOAT
+            val scores = CROSS_SCORES.toLong() * dims.numHeads * source
+            // The host keeps a bias for its widest step, and the graph takes a copy of that of the step.
+            val bias = if (source > 0) (maxOf(KEPT_STEP, beams) + tokens) * context.toLong() * beams else 0
+            return (tokens * (7 * feedForward / 2 + 2 * attention + scores) + unpacked + bias) * FLOAT
+        }
+
+        /** Values per token of a feed-forward block's first products: gate and up, or one where there is no gate. */
+        internal fun width(manifest: Manifest, group: String, layers: Int, hidden: Int): Long {
+            val inner = manifest.dims.intermediateSize.toLong()
+            val found = manifest.groups.firstOrNull { it.name == group } ?: return inner
+            return maxOf(inner, found.parameters / (layers.toLong() * hidden) - inner)
         }
     }
 }

@@ -1,0 +1,59 @@
+package dev.edgelm
+
+import dev.edgelm.bundle.Bundle
+import dev.edgelm.bundle.Manifest
+import dev.edgelm.bundle.TOKENIZER
+import dev.edgelm.engine.Engine
+import dev.edgelm.memory.Plan
+import dev.edgelm.text.Tokenizer
+import java.io.File
+import kotlinx.coroutines.CoroutineDispatcher
+import kotlinx.coroutines.currentCoroutineContext
+import kotlinx.coroutines.ensureActive
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.FlowCollector
+import kotlinx.coroutines.flow.buffer
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
+
+/** What every kind of model is made of, once its bundle was opened. */
+internal class Loaded private constructor(
+    val bundle: Bundle, val plan: Plan, val engine: Engine, val tokenizer: Tokenizer,
+) {
+    companion object {
+        /**
+         * Open a bundle: check its files, plan its memory, load it. [refused] says why a bundle is not of the wanted kind,
+         * before anything is read; null: it is.
+         */
+        fun open(path: File, options: EdgeOptions, refused: (Manifest) -> String?): Loaded {
+            val bundle = Bundle.open(path)
+            val manifest = bundle.manifest
+            refused(manifest)?.let { throw BundleException("${manifest.name} $it") }
+            options.context?.let {
+                if (it !in 1..manifest.context) {
+                    throw InputException("The context must be between 1 and ${manifest.context} tokens, not $it.")
+                }
+            }
+            bundle.checkSizes()
+            val plan = Plan.make(manifest, options)
+            bundle.checkFiles(options.cacheDir)
+            val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
+            val role = if (plan.int8) Engine.KV8 else Engine.DECODER
+            val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill)
+            return Loaded(bundle, plan, engine, tokenizer)
+        }
+    }
+}
+
+private const val BUFFERED = 4 // pieces that may wait for a slow collector, which then slows the answer down
+
+/** A stream of pieces that is made on [dispatcher], up to [ahead] before they are received. [answer] calls what it is given before every step: it throws once
+ * the collector is cancelled. */
+internal fun streaming(
+    dispatcher: CoroutineDispatcher,
+    ahead: Int = BUFFERED,
+    answer: suspend FlowCollector<Piece>.(goOn: () -> Unit) -> Unit,
+): Flow<Piece> = flow {
+    val job = currentCoroutineContext()
+    answer { job.ensureActive() }
+}.buffer(ahead).flowOn(dispatcher)
