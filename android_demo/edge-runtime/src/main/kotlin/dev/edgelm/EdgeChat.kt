@@ -41,8 +41,8 @@ class EdgeChat internal constructor(
      *
      * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
      */
-    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> = streaming(dispatcher, Channel.RENDEZVOUS) { goOn ->
-        turn.withLock {
+    fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> =
+        streaming(dispatcher, ahead = Channel.RENDEZVOUS) { goOn -> turn.withLock {
             val asked = messages + Message("user", message)
             val text = model.rendered(asked, raw = false)
             val prompt = tokens(text)
@@ -76,8 +76,7 @@ class EdgeChat internal constructor(
                     saidText = text + shown
                 }
             }
-        }
-    }
+        } }
 
     /** Start over: forget every turn but the system message. */
     suspend fun reset() = turn.withLock {

@@ -47,8 +47,10 @@ internal class Loaded private constructor(
 
 private const val BUFFERED = 4 // pieces that may wait for a slow collector, which then slows the answer down
 
-/** A stream of pieces that is made on [dispatcher], up to [ahead] before they are received. [answer] calls what it is given before every step: it throws once
- * the collector is cancelled. */
+/**
+ * A stream of pieces that is made on [dispatcher], up to [ahead] before they are received. [answer] calls what it is given
+ * before every step: it throws once the collector is cancelled.
+ */
 internal fun streaming(
     dispatcher: CoroutineDispatcher,
     ahead: Int = BUFFERED,
