@@ -2,7 +2,8 @@
 
 A folder with two files, one JSON object per line. `answers.jsonl`: `prompt`, `raw`, `kv` and `options` as they were
 given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`. `chats.jsonl`, where the bundle has a chat
-format: `system` and `turns`, each with `say`, `ids` and `text`. The same processor gives the same tokens; another one
+format: `system` and `turns`, each with `say`, `ids` and `text`. Of a speech model there is `speech.jsonl` instead
+(`edge.runtime.check.conformance_speech`). The same processor gives the same tokens; another one
 may choose otherwise in a near-tie, and `golden.json` says what that is.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from edge.bundle import Bundle, replace_text
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8
+from edge.runtime.check import conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -52,10 +54,14 @@ def emit(
     """Write the corpus of a bundle to `folder`; the number of answers. progress: gets the answers just made.
 
     Raises:
-        InputError: the bundle is no decoder, or the folder cannot be written.
+        InputError: the bundle is of another kind, or the folder cannot be written.
     """
+    if bundle.manifest.speech is not None:
+        return _emit_speech(bundle, folder, threads, provider, progress)
     if bundle.manifest.encoder is not None:
-        raise InputError(f"{bundle.manifest.name} is an encoder-decoder; a corpus is written of decoders alone.")
+        raise InputError(
+            f"{bundle.manifest.name} is an encoder-decoder; a corpus is written of decoders and speech models."
+        )
     kinds = [FLOAT32, INT8] if any(graph.role == KV8 for graph in bundle.manifest.graphs) else [FLOAT32]
     answers: list[dict[str, Any]] = []
     chats: list[dict[str, Any]] = []
@@ -79,7 +85,24 @@ def emit(
 
 def count(bundle: Bundle) -> int:
     """The answers that `emit` makes at most."""
+    if bundle.manifest.speech is not None:
+        return conformance_speech.count(bundle)
     return 2 * (len(PROMPTS) * len(OPTIONS) + 2) + 2 * len(TURNS)
+
+
+def _emit_speech(
+    bundle: Bundle, folder: Path, threads: int | None, provider: str, progress: Callable[[int], object]
+) -> int:
+    heard = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in conformance_speech.hear(bundle, folder, threads=threads, provider=provider):
+            heard.append(each)
+            progress(1)
+        replace_text(folder / "speech.jsonl", _lines(heard))
+    except OSError as e:
+        raise InputError(f"{folder} cannot be written: {e.strerror or e}.") from None
+    return len(heard)
 
 
 def _answers(model: Model, kv: str) -> Iterator[dict[str, Any]]:

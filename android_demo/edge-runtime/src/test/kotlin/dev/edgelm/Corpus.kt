@@ -19,4 +19,7 @@ object Corpus {
 
     /** Those of decoders. */
     fun decoders(): List<File> = bundles().filter { Bundle.open(it).manifest.kind == "decoder" }
+
+    /** Those of speech models. */
+    fun speakers(): List<File> = bundles().filter { Bundle.open(it).manifest.speech != null }
 }
