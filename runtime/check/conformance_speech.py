@@ -27,7 +27,8 @@ UNJUDGED = {"compression_ratio_threshold": None, "logprob_threshold": None, "no_
 
 
 def make_sounds(rate: int, window: int) -> dict[str, NDArray[np.float32]]:
-    """Sounds [N] by name: shorter than a window of so many samples, longer, silent, and with a long gap."""
+    """Sounds [N] by name: shorter than a window of so many samples, longer than two, silent, and with a
+    long gap."""
     random = np.random.default_rng(0)
 
     def noisy(seconds: float) -> NDArray[np.float32]:
@@ -48,7 +49,7 @@ def make_sounds(rate: int, window: int) -> dict[str, NDArray[np.float32]]:
         "sentence": noisy(7.3)[: -rate // 37],  # whose end is no whole timestamp
         "silence": quiet(3.0),
         "gap": np.concatenate([quiet(1.5), noisy(2.4), quiet(6.0), noisy(1.2), quiet(0.5)]),
-        "long": noisy(1.4 * window / rate),
+        "long": noisy(2.4 * window / rate),
     }
 
 

@@ -3,7 +3,7 @@ package dev.edgelm.speech
 import dev.edgelm.bundle.Speech
 
 /**
- * What was said from [start] to [end], in seconds. Joined, the texts are the whole transcript: most begin with a space.
+ * What was said from [startSeconds] to [endSeconds]. Joined, the texts are the whole transcript: most begin with a space.
  *
  * @property tokens the ids of the words, with the timestamps around them.
  * @property language the code of the language that was named or heard.
@@ -13,8 +13,8 @@ import dev.edgelm.bundle.Speech
  * @property temperature at which the text was found.
  */
 data class Segment(
-    val start: Double,
-    val end: Double,
+    val startSeconds: Double,
+    val endSeconds: Double,
     val text: String,
     val tokens: List<Int>,
     val language: String,

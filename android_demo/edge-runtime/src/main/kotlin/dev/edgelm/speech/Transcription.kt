@@ -80,8 +80,8 @@ internal class Transcription(
         val end = minOf(span.end, latest)
         if (text.stripped().isEmpty() || end <= span.start) return null
         return Segment(
-            start = (position + span.start) / rate.toDouble(),
-            end = (position + end) / rate.toDouble(),
+            startSeconds = (position + span.start) / rate.toDouble(),
+            endSeconds = (position + end) / rate.toDouble(),
             text = text,
             tokens = span.tokens.toList(),
             language = language,

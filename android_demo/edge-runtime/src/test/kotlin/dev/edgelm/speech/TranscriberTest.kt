@@ -86,8 +86,8 @@ class TranscriberTest {
         assertEquals(wanted.map { it.tokens }, found.map { it.tokens }, what)
         for ((python, own) in wanted.zip(found)) {
             assertEquals(python.text, own.text, what)
-            assertEquals(python.start, own.start, what)
-            assertEquals(python.end, own.end, what)
+            assertEquals(python.start, own.startSeconds, what)
+            assertEquals(python.end, own.endSeconds, what)
             assertEquals(python.temperature, own.temperature, what)
             assertEquals(python.compressionRatio, own.compressionRatio, 1e-9, what)
             assertEquals(python.avgLogprob, own.avgLogprob, NEAR, what)
