@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.options()
     add_threads(add)
     add_provider(add)
-    what = "also write what edge answers to some prompts and chats, for another host of the bundle to repeat"
+    what = "also write what edge answers to some prompts, chats or sounds, for another host of the bundle to repeat"
     add("--emit FOLDER", what, Path)
 
 

@@ -4,7 +4,8 @@ A folder of files with one JSON object per line. Of a decoder two: `answers.json
 as they were given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`; `chats.jsonl`, where the bundle has
 a chat format: `system` and `turns`, each with `say`, `ids` and `text`. Of a model from text to text `outputs.jsonl`:
 `source` and `options` as they were given, `prompt_ids`, `ids`, `text` and `finish`, and where beams were searched the
-`score` of each of the n best, whose first is the output. The same processor gives the same tokens; another one may
+`score` of each of the n best, whose first is the output. Of a speech model `speech.jsonl`
+(`edge.runtime.check.conformance_speech`). The same processor gives the same tokens; another one may
 choose otherwise in a near-tie, and `golden.json` says what that is.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 from edge.bundle import Bundle, replace_text
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8
+from edge.runtime.check import conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -73,10 +75,10 @@ def emit(
     """Write the corpus of a bundle to `folder`; the number of answers. progress: gets the answers just made.
 
     Raises:
-        InputError: the bundle transcribes speech, or the folder cannot be written.
+        InputError: the folder cannot be written.
     """
     if bundle.manifest.speech is not None:
-        raise InputError(f"{bundle.manifest.name} transcribes speech; a corpus is written of models of text alone.")
+        return _emit_speech(bundle, folder, threads, provider, progress)
     if bundle.manifest.text is not None:
         translator = load(bundle.root, speculate="off", threads=threads, provider=provider, kind=Text2Text)
         outputs: list[dict[str, Any]] = []
@@ -106,7 +108,24 @@ def count(bundle: Bundle) -> int:
     """The answers that `emit` makes at most."""
     if bundle.manifest.text is not None:
         return len(SOURCES) * len(OUTPUTS)
+    if bundle.manifest.speech is not None:
+        return conformance_speech.count(bundle)
     return 2 * (len(PROMPTS) * len(OPTIONS) + 2) + 2 * len(TURNS)
+
+
+def _emit_speech(
+    bundle: Bundle, folder: Path, threads: int | None, provider: str, progress: Callable[[int], object]
+) -> int:
+    heard = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in conformance_speech.hear(bundle, folder, threads=threads, provider=provider):
+            heard.append(each)
+            progress(1)
+        replace_text(folder / "speech.jsonl", _lines(heard))
+    except OSError as e:
+        raise InputError(f"{folder} cannot be written: {e.strerror or e}.") from None
+    return len(heard)
 
 
 def _answers(model: Model, kv: str) -> Iterator[dict[str, Any]]:

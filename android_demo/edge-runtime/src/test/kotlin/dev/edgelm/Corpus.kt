@@ -23,5 +23,8 @@ object Corpus {
     /** Of models from text to text. */
     fun text2text(): List<File> = of { it.text != null }
 
+    /** Of speech models. */
+    fun speakers(): List<File> = of { it.speech != null }
+
     private fun of(kind: (Manifest) -> Boolean) = bundles().filter { kind(Bundle.open(it).manifest) }
 }

@@ -108,6 +108,10 @@ internal class Engine(
     fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer =
         run(cache, tokens, start, count, rows, true, null) { session }!!.logits!!
 
+    /** As the other, with logits of these [rows] of the [count]. */
+    fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: IntArray): FloatBuffer =
+        run(cache, tokens, start, count, rows.size, true, null, rows) { session }!!.logits!!
+
     /** A step of tokens that do not follow each other: logits of all of them. */
     fun branch(cache: KvCache, tokens: IntArray, tree: Tree): FloatBuffer =
         run(cache, tokens, 0, tokens.size, tokens.size, true, tree) { session }!!.logits!!
@@ -144,7 +148,7 @@ internal class Engine(
 
     private fun run(
         cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int, logits: Boolean, tree: Tree?,
-        by: () -> OrtSession?,
+        picked: IntArray? = null, by: () -> OrtSession?,
     ): Step? = lock.read {
         checkOpen()
         if (cache !in caches) throw EdgeException("The conversation was closed.")
@@ -158,7 +162,7 @@ internal class Engine(
         }
         try {
             step.fill(tokens, start, count, tree)
-            step.ask(count - rows, rows)
+            if (picked == null) step.ask(count - rows, rows) else step.ask(picked)
             step.run(session, tree)
         } catch (e: OrtException) {
             throw EdgeException("${bundle.manifest.name} failed to compute: ${e.message}", e)

@@ -82,6 +82,11 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
         for (i in 0 until wanted.capacity()) wanted.put(i, (first + minOf(i, count - 1)).toLong())
     }
 
+    /** Ask for these rows. */
+    fun ask(rows: IntArray) {
+        for (i in 0 until wanted.capacity()) wanted.put(i, rows[minOf(i, rows.size - 1)].toLong())
+    }
+
     fun run(session: OrtSession, tree: Tree?) {
         val end = cache.length + size
         cache.ends(end)

@@ -21,7 +21,7 @@ import dev.edgelm.engine.PREFILL_CHUNK
  * @property int8 whether keys and values are kept in int8.
  * @property prefill whether long prompts are read in the int8 prefill graph.
  */
-class Plan private constructor(
+class Plan internal constructor(
     val context: Int,
     val source: Int,
     val beams: Int,
@@ -34,8 +34,8 @@ class Plan private constructor(
 
     companion object {
         private const val MIB = 1L shl 20
-        private const val SESSION = 3 * MIB / 4
-        private const val GRAPH = 24
+        internal const val SESSION = 3 * MIB / 4
+        internal const val GRAPH = 24
         private const val BRANCHED = 32 // of a graph with branches
         private const val SMALLEST = 128 // tokens: a question and a short answer
         private const val GOAL = 1024 // tokens, for which the prefill graph and float keys are given up
@@ -85,7 +85,7 @@ class Plan private constructor(
             )
         }
 
-        private fun megabytes(bytes: Long) = (bytes + 999_999) / 1_000_000
+        internal fun megabytes(bytes: Long) = (bytes + 999_999) / 1_000_000
 
         /** The largest size up to [most] whose plan fits; 0 where none does. */
         private fun fitting(memory: Long, most: Int, plan: (Int) -> Plan): Int {
@@ -130,7 +130,7 @@ class Plan private constructor(
             return Plan(context, encoding?.source ?: 0, beams, int8, prefill, kinds)
         }
 
-        private fun graphSize(manifest: Manifest, role: String) = manifest.graph(role)?.let { manifest.size(it.path) } ?: 0
+        internal fun graphSize(manifest: Manifest, role: String) = manifest.graph(role)?.let { manifest.size(it.path) } ?: 0
 
         /** Bytes of a group's matrices as the kernels keep them. */
         internal fun packed(group: TensorGroup): Long = when {

@@ -1,0 +1,98 @@
+package dev.edgelm.memory
+
+import dev.edgelm.EdgeOptions
+import dev.edgelm.InputException
+import dev.edgelm.Kv
+import dev.edgelm.bundle.EncoderDims
+import dev.edgelm.bundle.Manifest
+import dev.edgelm.bundle.TensorGroup
+import dev.edgelm.engine.Engine
+import dev.edgelm.engine.FLOAT
+
+// The constants are those of Python's `edge.runtime.memory.footprint`, which says what they count and how they were
+// measured.
+private const val CHUNK = 64L // tokens of the decoder's largest step
+private const val CROSS_SCORES = 4L
+private const val SOUND_ATTENTION = 8L
+private const val SOUND_FEED_FORWARD = 3L
+private const val SOUND_GAPS = 1.75
+private const val WINDOWS = 4L
+private const val LEFT = 2L shl 20
+
+/**
+ * What a speech bundle takes outside the Java heap. There is nothing to give up: a window has its length, and its text
+ * the model's context.
+ *
+ * @throws InputException the bundle cannot have what was asked for, or it does not fit.
+ */
+internal fun speechPlan(manifest: Manifest, options: EdgeOptions): Plan {
+    if (options.context != null && options.context != manifest.context) {
+        throw InputException("${manifest.name} transcribes sound, a window at a time; leave out the context.")
+    }
+    if (options.kv == Kv.INT8) {
+        throw InputException("${manifest.name} has no graph over keys in int8; leave the choice out.")
+    }
+    val plan = Plan(manifest.context, int8 = false, prefill = false, kinds(manifest))
+    if (options.memory == null || plan.bytes <= options.memory) return plan
+    throw InputException(
+        "${manifest.name} needs ${Plan.megabytes(plan.bytes)} MB, and ${options.memory / 1_000_000} MB are allowed; free " +
+            "memory, or take a smaller model.",
+    )
+}
+
+private fun kinds(manifest: Manifest): Map<String, Long> {
+    val dims = manifest.dims
+    val encoder = manifest.encoder!!
+    val rows = encoder.maxLength.toLong()
+    val crossBytes = manifest.cross!!.bytesPerToken(FLOAT)
+    val graphs = listOf(Engine.DECODER, "encoder", "frontend")
+    return linkedMapOf(
+        "weights" to weights(manifest, encoder),
+        "graph" to graphs.sumOf { Plan.SESSION + Plan.GRAPH * Plan.graphSize(manifest, it) },
+        "tables of positions" to (manifest.context.toLong() * dims.hiddenSize + rows * encoder.hiddenSize) * FLOAT,
+        "keys and values" to (manifest.context + 1) * manifest.kv.bytesPerToken(FLOAT) + rows * crossBytes,
+        "activations" to stepping(manifest, rows) + encoding(manifest, encoder, rows),
+        "logits" to 5L * dims.vocabSize * FLOAT,
+    )
+}
+
+/** Bytes of the matrices as the kernels keep them; the first layers of a precise encoder are kept twice. */
+private fun weights(manifest: Manifest, encoder: EncoderDims): Long {
+    val groups = manifest.groups.associateBy { it.name }
+    val head = groups["head"] ?: manifest.groups.firstOrNull { it.name.endsWith("embedding") }
+    val read = manifest.groups.filterNot { group -> NOT_PACKED.any { group.name.endsWith(it) } } + listOfNotNull(head)
+    val precise = manifest.graph("encoder")!!.preciseLayers
+    val crossAttention = groups["encoder.cross_attention"]
+    if (precise == 0 || crossAttention == null) return read.sumOf(Plan::packed)
+    val layers = Plan.packed(groups.getValue("encoder.attention")) + Plan.packed(groups.getValue("encoder.feed_forward"))
+    return read.sumOf(Plan::packed) + Plan.packed(crossAttention) + layers * precise / encoder.numLayers
+}
+
+private val NOT_PACKED = listOf("embedding", "head", "norm")
+
+/** Bytes of the decoder's largest step. */
+private fun stepping(manifest: Manifest, rows: Long): Long {
+    val dims = manifest.dims
+    val feedForward = width(manifest, "feed_forward", dims.numLayers, dims.hiddenSize)
+    val attention = (dims.numHeads + 2L * dims.numKvHeads) * dims.headDim
+    val floats = 7 * feedForward / 2 + 2 * attention + CROSS_SCORES * dims.numHeads * rows + 2L * manifest.context
+    return maxOf(0, minOf(CHUNK, manifest.context.toLong()) * floats * FLOAT - LEFT)
+}
+
+/** Bytes of the encoder for a window, with the host's copies of its samples. */
+private fun encoding(manifest: Manifest, encoder: EncoderDims, rows: Long): Long {
+    val feedForward = width(manifest, "encoder.feed_forward", encoder.numLayers, encoder.hiddenSize)
+    val parts = manifest.graph("encoder")!!.parts
+    val widest = maxOf(
+        SOUND_ATTENTION * encoder.hiddenSize,
+        encoder.hiddenSize + SOUND_FEED_FORWARD * feedForward / parts,
+    )
+    return FLOAT * ((rows * widest * SOUND_GAPS).toLong() + WINDOWS * manifest.speech!!.windowSamples)
+}
+
+/** Values per token of a feed-forward block's first products. */
+private fun width(manifest: Manifest, name: String, layers: Int, hidden: Int): Long {
+    val inner = manifest.dims.intermediateSize.toLong()
+    val group: TensorGroup = manifest.groups.firstOrNull { it.name == name } ?: return inner
+    return maxOf(inner, group.parameters / (layers.toLong() * hidden) - inner)
+}

@@ -1,0 +1,190 @@
+package dev.edgelm.speech
+
+import dev.edgelm.decode.Sampler
+import dev.edgelm.decode.likeliest
+import dev.edgelm.engine.Encoder
+import dev.edgelm.engine.Engine
+import dev.edgelm.text.Tokenizer
+import java.nio.FloatBuffer
+import java.util.zip.Deflater
+import kotlin.math.exp
+
+/** What one window says. [text] is without timestamps and outer spaces; the measures judge it. */
+internal class Decoded(
+    val tokens: List<Int>,
+    val text: String,
+    val avgLogprob: Double,
+    val noSpeechProb: Double?,
+    val temperature: Double,
+) {
+    /** Bytes of the text over bytes of what zlib makes of it. */
+    val compressionRatio: Double
+
+    init {
+        val data = text.toByteArray()
+        val deflater = Deflater()
+        deflater.setInput(data)
+        deflater.finish()
+        val made = ByteArray(CHUNK)
+        while (!deflater.finished()) deflater.deflate(made)
+        compressionRatio = data.size / deflater.bytesWritten.toDouble()
+        deflater.end()
+    }
+
+    private companion object {
+        const val CHUNK = 1024
+    }
+}
+
+/**
+ * Decodes one window after the other: [hear] it, then [decode] it. The rules are those of the reference implementation
+ * (openai/whisper, decoding.py and decode_with_fallback in transcribe.py; Radford et al. 2022, section 4.5).
+ *
+ * [room]: memory for what the encoder makes. [goOn] is called before every step, and throws where the transcription is
+ * to end.
+ */
+internal class Decoder(
+    private val engine: Engine,
+    private val tokenizer: Tokenizer,
+    private val options: TranscribeOptions,
+    private val room: Encoder.Room,
+    private val goOn: () -> Unit,
+) : AutoCloseable {
+    private val manifest = engine.bundle.manifest
+    private val speech = manifest.speech!!
+    private val end = manifest.tokens.eos.first()
+    private val cache = engine.newCache(engine.context)
+    private val samplers = HashMap<Double, Sampler>() // each draws on through all windows
+    private var samples = FloatArray(0) // what is heard
+    private var count = 0
+    private var last: Int? = null // its end, where the encoder reads less than a window: see `Rules`
+    private val first = FloatArray(manifest.dims.vocabSize) // logits after the prompt
+    private val scores = FloatArray(first.size)
+    private val shown = FloatBuffer.wrap(scores)
+    private val token = IntArray(1)
+
+    /**
+     * Encode the first [count] of [samples], up to a window, which stay as they are until it is decoded; what follows is
+     * about this window.
+     */
+    fun hear(samples: FloatArray, count: Int) {
+        this.samples = samples
+        this.count = count
+        encode(if (manifest.encoder!!.anyLength) encoderWindow(count, speech) else speech.windowSamples)
+    }
+
+    /** Encode the samples and silence, [window] samples in all. */
+    private fun encode(window: Int) {
+        goOn()
+        last = if (window < speech.windowSamples) (count + speech.tick - 1) / speech.tick else null
+        // The cache takes it while the engine cannot be closed, and closes it with itself.
+        engine.encode { encoder -> encoder.encodeAudio(samples, 0, count, room, window).also { cache.reset(it) } }
+    }
+
+    /** The likeliest language of the window, from one step after the start token. */
+    fun detectLanguage(): String {
+        cache.length = 0
+        token[0] = speech.start
+        val logits = engine.step(cache, token, 0, 1)
+        return speech.languages.maxBy { logits.get(it.value) }.key
+    }
+
+    /**
+     * The text after [prompt], at the first temperature whose result is good enough, or else the last one. Where the
+     * encoder read less than a window and the text is in doubt, it is heard again in a whole one.
+     */
+    fun decode(prompt: IntArray): Decoded {
+        if (last != null) {
+            val decoded = decode(prompt, options.temperatures.take(1))
+            if (!isDoubtful(decoded)) return decoded
+            encode(speech.windowSamples)
+        }
+        return decode(prompt, options.temperatures)
+    }
+
+    private fun decode(prompt: IntArray, temperatures: List<Double>): Decoded {
+        val noSpeechProb = prefill(prompt)
+        var decoded: Decoded? = null
+        for (temperature in temperatures) {
+            decoded = sample(prompt, temperature, noSpeechProb)
+            if (!hasFailed(decoded)) break
+        }
+        return decoded!!
+    }
+
+    /** Whether a window has no speech: the model says so, and is not sure of its text. */
+    fun isSilence(decoded: Decoded): Boolean {
+        if (options.noSpeechThreshold == null || (decoded.noSpeechProb ?: return false) <= options.noSpeechThreshold) {
+            return false
+        }
+        return options.logprobThreshold == null || decoded.avgLogprob <= options.logprobThreshold
+    }
+
+    /** Whether a whole window may say better what was heard in a short one, whatever the options accept. */
+    private fun isDoubtful(decoded: Decoded): Boolean {
+        val loops = decoded.compressionRatio > TranscribeOptions.REPETITIVE || repeats(decoded.text)
+        return loops || decoded.avgLogprob < TranscribeOptions.UNSURE || isSilence(decoded)
+    }
+
+    /** Whether another temperature may do better. */
+    private fun hasFailed(decoded: Decoded): Boolean {
+        val unsure = options.logprobThreshold != null && decoded.avgLogprob < options.logprobThreshold
+        if (unsure && isSilence(decoded)) return false
+        val limit = options.compressionRatioThreshold
+        return unsure || limit != null && decoded.compressionRatio > limit
+    }
+
+    /** Run the prompt; the chance that there is no speech, which the model gives after its start token. */
+    private fun prefill(prompt: IntArray): Double? {
+        cache.length = 0
+        val start = prompt.indexOf(speech.start) // earlier text stands before it
+        for (at in 0 until start step PREFILL_CHUNK) {
+            goOn()
+            engine.step(cache, prompt, at, minOf(PREFILL_CHUNK, start - at))
+        }
+        goOn()
+        val rest = prompt.size - start
+        val logits = engine.step(cache, prompt, start, rest, intArrayOf(0, rest - 1))
+        logits.get(scores).get(first).position(0)
+        return speech.noSpeech?.let { exp(logProbability(scores, it)) }
+    }
+
+    /** The text after the prompt that was run. */
+    private fun sample(prompt: IntArray, temperature: Double, noSpeechProb: Double?): Decoded {
+        val most = minOf(engine.context / 2, engine.context - prompt.size + 1) // the last token is never run
+        val rules = Rules(speech, end, last)
+        val said = IntArray(most)
+        var size = 0
+        var logprob = 0.0
+        cache.length = prompt.size
+        first.copyInto(scores)
+        while (true) {
+            rules.apply(scores, said, size)
+            token[0] = choose(temperature)
+            logprob += logProbability(scores, token[0])
+            if (token[0] == end) break
+            said[size++] = token[0]
+            if (size == most) break
+            goOn()
+            engine.step(cache, token, 0, 1).get(scores).position(0)
+        }
+        val tokens = said.take(size)
+        val text = tokenizer.decode(tokens.filter { it < end }.toIntArray()).stripped()
+        return Decoded(tokens, text, logprob / (size + 1), noSpeechProb, temperature)
+    }
+
+    private fun choose(temperature: Double): Int {
+        if (temperature == 0.0) return likeliest(scores)
+        val sampler = samplers.getOrPut(temperature) { Sampler(options.sampling(temperature), IntArray(0), scores.size) }
+        return sampler.next(shown)
+    }
+
+    override fun close() = cache.close()
+
+    private companion object {
+        const val PREFILL_CHUNK = 64 // tokens of earlier text run at once: 223 took 48 MB more
+    }
+}
+
+/** A text without outer spaces, as Python's `strip` does it. */
+internal fun String.stripped(): String = trim { it.isWhitespace() || it == '\u0085' }
