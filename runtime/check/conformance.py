@@ -122,9 +122,9 @@ def _emit_speech(
         for each in conformance_speech.hear(bundle, folder, threads=threads, provider=provider):
             heard.append(each)
             progress(1)
-        replace_text(folder / "speech.jsonl", _lines(heard))
     except OSError as e:
         raise InputError(f"{folder} cannot be written: {e.strerror or e}.") from None
+    _write(folder, {"speech.jsonl": heard})
     return len(heard)
 
 
