@@ -163,7 +163,8 @@ def test_whatever_export_needs_is_named_where_it_is_missing() -> None:
 
 def test_what_the_tests_import_comes_with_their_extras() -> None:
     files = list((ROOT / "tests").rglob("*.py"))
-    beside = {path.stem for folder in ("tests/android", "tests/fixtures", "benchmarks") for path in (ROOT / folder).iterdir()}
+    own = "tests/android", "tests/fixtures", "benchmarks"
+    beside = {path.stem for folder in own for path in (ROOT / folder).iterdir()}
     used = set().union(*map(foreign, files)) - beside
     assert "pytest" in used and used <= declared("tune", "test")
 

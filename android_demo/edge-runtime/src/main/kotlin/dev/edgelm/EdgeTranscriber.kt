@@ -1,7 +1,6 @@
 package dev.edgelm
 
 import dev.edgelm.bundle.Bundle
-import dev.edgelm.bundle.TOKENIZER
 import dev.edgelm.engine.Encoder
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
@@ -118,17 +117,10 @@ class EdgeTranscriber private constructor(
         fun open(
             path: File, options: EdgeOptions = EdgeOptions(), dispatcher: CoroutineDispatcher = Dispatchers.Default,
         ): EdgeTranscriber {
-            val bundle = Bundle.open(path)
-            val manifest = bundle.manifest
-            if (manifest.speech == null) {
-                throw BundleException("${manifest.name} reads text; only a bundle of a speech model transcribes sound.")
+            val loaded = Loaded.open(path, options, ::speechPlan) { manifest ->
+                if (manifest.speech != null) null else "reads text; only a bundle of a speech model transcribes sound."
             }
-            bundle.checkSizes()
-            val plan = speechPlan(manifest, options)
-            bundle.checkFiles(options.cacheDir)
-            val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
-            val engine = Engine(bundle, Engine.DECODER, plan.context, options.threads, prefills = false)
-            return EdgeTranscriber(bundle, plan, engine, tokenizer, dispatcher)
+            return with(loaded) { EdgeTranscriber(bundle, plan, engine, tokenizer, dispatcher) }
         }
     }
 }

@@ -25,7 +25,12 @@ internal class Loaded private constructor(
          * Open a bundle: check its files, plan its memory, load it. [refused] says why a bundle is not of the wanted kind,
          * before anything is read; null: it is.
          */
-        fun open(path: File, options: EdgeOptions, refused: (Manifest) -> String?): Loaded {
+        fun open(
+            path: File,
+            options: EdgeOptions,
+            planned: (Manifest, EdgeOptions) -> Plan = Plan::make,
+            refused: (Manifest) -> String?,
+        ): Loaded {
             val bundle = Bundle.open(path)
             val manifest = bundle.manifest
             refused(manifest)?.let { throw BundleException("${manifest.name} $it") }
@@ -35,7 +40,7 @@ internal class Loaded private constructor(
                 }
             }
             bundle.checkSizes()
-            val plan = Plan.make(manifest, options)
+            val plan = planned(manifest, options)
             bundle.checkFiles(options.cacheDir)
             val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
             val role = if (plan.int8) Engine.KV8 else Engine.DECODER

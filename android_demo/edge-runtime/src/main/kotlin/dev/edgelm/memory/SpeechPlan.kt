@@ -5,7 +5,6 @@ import dev.edgelm.InputException
 import dev.edgelm.Kv
 import dev.edgelm.bundle.EncoderDims
 import dev.edgelm.bundle.Manifest
-import dev.edgelm.bundle.TensorGroup
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.FLOAT
 
@@ -32,7 +31,7 @@ internal fun speechPlan(manifest: Manifest, options: EdgeOptions): Plan {
     if (options.kv == Kv.INT8) {
         throw InputException("${manifest.name} has no graph over keys in int8; leave the choice out.")
     }
-    val plan = Plan(manifest.context, int8 = false, prefill = false, kinds(manifest))
+    val plan = Plan(manifest.context, source = 0, beams = 1, int8 = false, prefill = false, kinds(manifest))
     if (options.memory == null || plan.bytes <= options.memory) return plan
     throw InputException(
         "${manifest.name} needs ${Plan.megabytes(plan.bytes)} MB, and ${options.memory / 1_000_000} MB are allowed; free " +
@@ -73,7 +72,7 @@ private val NOT_PACKED = listOf("embedding", "head", "norm")
 /** Bytes of the decoder's largest step. */
 private fun stepping(manifest: Manifest, rows: Long): Long {
     val dims = manifest.dims
-    val feedForward = width(manifest, "feed_forward", dims.numLayers, dims.hiddenSize)
+    val feedForward = Plan.width(manifest, "feed_forward", dims.numLayers, dims.hiddenSize)
     val attention = (dims.numHeads + 2L * dims.numKvHeads) * dims.headDim
     val floats = 7 * feedForward / 2 + 2 * attention + CROSS_SCORES * dims.numHeads * rows + 2L * manifest.context
     return maxOf(0, minOf(CHUNK, manifest.context.toLong()) * floats * FLOAT - LEFT)
@@ -81,18 +80,11 @@ private fun stepping(manifest: Manifest, rows: Long): Long {
 
 /** Bytes of the encoder for a window, with the host's copies of its samples. */
 private fun encoding(manifest: Manifest, encoder: EncoderDims, rows: Long): Long {
-    val feedForward = width(manifest, "encoder.feed_forward", encoder.numLayers, encoder.hiddenSize)
+    val feedForward = Plan.width(manifest, "encoder.feed_forward", encoder.numLayers, encoder.hiddenSize)
     val parts = manifest.graph("encoder")!!.parts
     val widest = maxOf(
         SOUND_ATTENTION * encoder.hiddenSize,
         encoder.hiddenSize + SOUND_FEED_FORWARD * feedForward / parts,
     )
     return FLOAT * ((rows * widest * SOUND_GAPS).toLong() + WINDOWS * manifest.speech!!.windowSamples)
-}
-
-/** Values per token of a feed-forward block's first products. */
-private fun width(manifest: Manifest, name: String, layers: Int, hidden: Int): Long {
-    val inner = manifest.dims.intermediateSize.toLong()
-    val group: TensorGroup = manifest.groups.firstOrNull { it.name == name } ?: return inner
-    return maxOf(inner, group.parameters / (layers.toLong() * hidden) - inner)
 }
