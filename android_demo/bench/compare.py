@@ -3,7 +3,8 @@
     python android_demo/bench/compare.py smol.edge
 
 Both answer the same prompt greedily, without drafts, in a process of their own each round. Memory is private memory
-after the answers, less that before the model was opened; the Java heap is there from the start and does not count.
+after the answers, less that before onnxruntime was loaded, and without that of the Java machine itself: heap, compiler,
+code and classes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PROMPT = "The history of the lighthouse begins with fires that were lit on hills above a harbour. " * 6
 HEAP = "192m"
+FLAGS = ["-XX:+AlwaysPreTouch", "-XX:NativeMemoryTracking=summary"]
 ROWS = {
     "tokens_per_s": "tokens per second",
     "first_token_ms": "first token, ms",
@@ -26,15 +28,21 @@ ROWS = {
 }
 PYTHON = """
 import json, sys
-import edge
-from edge.runtime.memory.process import private_bytes
+import numpy
+from pathlib import Path
+def private_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 path, prompt, tokens, rounds = sys.argv[1:]
 before = private_bytes()
+import onnxruntime
+import edge
 model = edge.load(path, speculate="off", context=1024)
 runs = [model.generate(prompt, raw=True, max_tokens=int(tokens)) for _ in range(int(rounds) + 1)]
 print(json.dumps({
     "tokens_per_s": max(run.decode_tokens_per_s for run in runs), "first_token_ms": min(run.ttft_ms for run in runs),
     "tokens": runs[-1].generated_tokens, "private_mb": (private_bytes() - before) / 1e6,
+    "onnxruntime": onnxruntime.__version__,
 }))
 """
 
@@ -49,7 +57,7 @@ def main() -> None:
     classes = [HERE / "target" / "classes", HERE.parent / "edge-runtime" / "target" / "classes"]
     found = (HERE / "target" / "classpath.txt").read_text().strip()
     path = ":".join([*map(str, classes), found])
-    java = ["java", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+AlwaysPreTouch", "-cp", path, "dev.edgelm.bench.BenchKt"]
+    java = ["java", f"-Xms{HEAP}", f"-Xmx{HEAP}", *FLAGS, "-cp", path, "dev.edgelm.bench.BenchKt"]
     given = [str(args.bundle), PROMPT, str(args.tokens), "3"]
     runs: dict[str, list[dict[str, Any]]] = {"Kotlin": [], "Python": []}
     for number in range(args.rounds):
@@ -58,6 +66,8 @@ def main() -> None:
             runs[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
             print(f"round {number + 1}, {name}: {runs[name][-1]['tokens_per_s']:.1f} tokens/s", file=sys.stderr)
     print(f"{'':24}{'Kotlin':>10}{'Python':>10}{'ratio':>8}")
+    versions = [runs[name][-1]["onnxruntime"] for name in runs]
+    print(f"{'onnxruntime':24}{versions[0]:>10}{versions[1]:>10}")
     for key, what in ROWS.items():
         kotlin, python = (statistics.median(run[key] for run in runs[name]) for name in runs)
         ratio = statistics.median(a[key] / b[key] for a, b in zip(*runs.values(), strict=True))

@@ -1,5 +1,6 @@
 package dev.edgelm.bench
 
+import ai.onnxruntime.OrtEnvironment
 import com.sun.management.ThreadMXBean
 import dev.edgelm.EdgeModel
 import dev.edgelm.EdgeOptions
@@ -7,6 +8,7 @@ import dev.edgelm.GenerateOptions
 import dev.edgelm.Timings
 import java.io.File
 import java.lang.management.ManagementFactory
+import javax.management.ObjectName
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.runBlocking
 
@@ -27,7 +29,8 @@ fun main(args: Array<String>) {
         println(
             "{\"tokens_per_s\": $best, \"first_token_ms\": ${(runs + last).minOf { it.firstTokenMs }}, " +
                 "\"tokens\": ${last.generatedTokens}, \"private_mb\": ${(privateBytes() - before) / 1e6}, " +
-                "\"allocated_per_token\": $bytes, \"collections\": ${collections() - collections}}",
+                "\"allocated_per_token\": $bytes, \"collections\": ${collections() - collections}, " +
+                "\"onnxruntime\": \"${OrtEnvironment.getEnvironment().version}\"}",
         )
     }
 }
@@ -40,6 +43,19 @@ private fun run(model: EdgeModel, prompt: String, options: GenerateOptions): Tim
 
 private fun collections() = ManagementFactory.getGarbageCollectorMXBeans().sumOf { it.collectionCount }
 
-/** Bytes that the system cannot take back; the heap's are there from the start (-XX:+AlwaysPreTouch). */
-private fun privateBytes(): Long =
-    File("/proc/self/status").readLines().first { it.startsWith("RssAnon") }.filter { it.isDigit() }.toLong() * 1024
+/**
+ * Bytes that the system cannot take back, less those of the Java machine itself: its compiler, code and classes, which
+ * -XX:NativeMemoryTracking=summary tells. The heap is there from the start (-XX:+AlwaysPreTouch).
+ */
+private fun privateBytes(): Long {
+    val anonymous = File("/proc/self/status").readLines().first { it.startsWith("RssAnon") }.filter { it.isDigit() }.toLong()
+    val commands = ManagementFactory.getPlatformMBeanServer()
+    val name = ObjectName("com.sun.management:type=DiagnosticCommand")
+    val signature = arrayOf(Array<String>::class.java.name)
+    val told = commands.invoke(name, "vmNativeMemory", arrayOf(arrayOf("summary")), signature) as String
+    val own = COMMITTED.findAll(told).filter { it.groupValues[1].trim() !in NOT_ITS_OWN }.sumOf { it.groupValues[2].toLong() }
+    return (anonymous - own) * 1024
+}
+
+private val COMMITTED = Regex("""- +([A-Z][A-Za-z ]+) \(reserved=\d+KB, committed=(\d+)KB\)""")
+private val NOT_ITS_OWN = setOf("Java Heap", "Other") // "Other" are direct buffers
