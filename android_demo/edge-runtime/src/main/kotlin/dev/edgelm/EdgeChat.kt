@@ -19,10 +19,10 @@ import kotlinx.coroutines.sync.withLock
  */
 class EdgeChat internal constructor(
     private val model: EdgeModel,
-    system: String?,
+    given: List<Message>,
     private val dispatcher: CoroutineDispatcher,
 ) : AutoCloseable {
-    private val opening = if (system == null) emptyList() else listOf(Message("system", system))
+    private val opening = given.takeWhile { it.role == "system" }
     private val turn = Mutex()
     private var cache: KvCache? = null
     private var cached = IntArray(0) // the tokens in the cache
@@ -37,16 +37,12 @@ class EdgeChat internal constructor(
 
     /** The turns so far, the answers as they were shown. */
     @Volatile
-    var messages: List<Message> = opening
+    var messages: List<Message> = given
         private set
 
-    /** Go on from a conversation that was kept elsewhere, for example over the death of the app's process. */
-    constructor(model: EdgeModel, messages: List<Message>, dispatcher: CoroutineDispatcher) : this(model, null, dispatcher) {
-        this.messages = messages
-    }
-
     /**
-     * Say something; the answer streams. What was said of it counts also when its collector is cancelled.
+     * Say something; the answer streams. What was said of it counts also when its collector is cancelled; a turn that
+     * nothing was answered in is not kept, because models refuse an empty message.
      *
      * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
      */
@@ -72,7 +68,7 @@ class EdgeChat internal constructor(
                 }
             } finally {
                 val all = prompt + sampled.toIntArray()
-                messages = asked + Message("assistant", shown.toString())
+                if (shown.isNotBlank()) messages = asked + Message("assistant", shown.toString())
                 cached = all.copyOf(minOf(cache.length, all.size))
                 if (ended && sampled.last() in model.bundle.manifest.tokens.eos) {
                     said = all.copyOf(all.size - 1)

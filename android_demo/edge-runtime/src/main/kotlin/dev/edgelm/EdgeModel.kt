@@ -5,6 +5,10 @@ import dev.edgelm.bundle.TOKENIZER
 import dev.edgelm.decode.Answering
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
+import dev.edgelm.profile.DeviceName
+import dev.edgelm.profile.Profile
+import dev.edgelm.profile.ProfileOptions
+import dev.edgelm.profile.Profiling
 import dev.edgelm.text.Message
 import dev.edgelm.text.Tokenizer
 import java.io.File
@@ -80,7 +84,20 @@ class EdgeModel private constructor(
     }.buffer(BUFFERED).flowOn(dispatcher)
 
     /** A conversation that keeps its keys and values from turn to turn. */
-    fun chat(system: String? = null): EdgeChat = EdgeChat(this, system, dispatcher)
+    fun chat(system: String? = null): EdgeChat =
+        EdgeChat(this, if (system == null) emptyList() else listOf(Message("system", system)), dispatcher)
+
+    /** A conversation that was kept elsewhere, for example over the death of the app's process, and goes on. */
+    fun chat(messages: List<Message>): EdgeChat = EdgeChat(this, messages, dispatcher)
+
+    /**
+     * Measure this model on this device: time to first token, time per token and per step, memory. The profile grows:
+     * each one that comes has another figure. Nothing else should run meanwhile.
+     */
+    fun profile(device: DeviceName, options: ProfileOptions = ProfileOptions()): Flow<Profile> = flow {
+        val job = currentCoroutineContext()
+        for (profile in Profiling(engine, tokenizer, device, options) { job.ensureActive() }.profiles()) emit(profile)
+    }.flowOn(dispatcher)
 
     /** The token ids that [generate] runs for this conversation; InputException where it is empty or too long. */
     fun promptIds(messages: List<Message>, raw: Boolean = false): IntArray {
