@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as ElementTree
 import zipfile
 from pathlib import Path
 
@@ -55,8 +56,9 @@ def check_tools() -> None:
 def onnxruntime_jar(aar: Path | None, folder: Path) -> Path:
     """The jar with onnxruntime's Java classes: the AAR's, or the JVM's, which are the same without the libraries."""
     if aar is None:
-        found = [Path(each) for each in (TARGET / "classpath-provided.txt").read_text().split(":")]
-        return next(path for path in found if path.name.startswith("onnxruntime-"))
+        version = ElementTree.parse(APP.parent / "pom.xml").getroot().findtext(".//{*}onnxruntime.version")
+        assert version is not None
+        return fetched("com.microsoft.onnxruntime", "onnxruntime", version)
     with zipfile.ZipFile(aar) as archive:
         return Path(archive.extract("classes.jar", folder))
 
@@ -80,7 +82,6 @@ def compile_classes() -> list[Path]:
     """The app's jar, the library's and theirs."""
     run("mvn", "-q", "-B", "-Papp", "-pl", "app", "-am", "package", "-DskipTests", cwd=APP.parent)
     jars = [Path(each) for each in (TARGET / "classpath.txt").read_text().strip().split(":")]
-    # `-am` puts the library's jar in its own target folder.
     return [*TARGET.glob("edge-app-*.jar"), *jars]
 
 
