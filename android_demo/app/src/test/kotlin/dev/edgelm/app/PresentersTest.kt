@@ -108,7 +108,7 @@ class PresentersTest {
         gate.complete(Unit)
         assertFalse(chat.state.value.answering)
         assertEquals("The sky is blue because air scatters blue light.", chat.state.value.turns.last().content)
-        assertEquals("first token after 180 ms, 23.0 tokens/s, 24 tokens", chat.state.value.note)
+        assertEquals("First token after 180 ms, 23.0 tokens/s, 24 tokens", chat.state.value.note)
     }
 
     @Test

@@ -43,7 +43,7 @@ class BundleShelf(private val folder: File) {
     private fun entry(at: File): Entry = try {
         Entry(at, Bundle.open(at).also { it.checkSizes() }.manifest, null)
     } catch (e: EdgeException) {
-        Entry(at, null, e.message)
+        Entry(at, null, e.message!!.replace("${folder.path}/", "")) // nobody knows that path
     }
 
     /**

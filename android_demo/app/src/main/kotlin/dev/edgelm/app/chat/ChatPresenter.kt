@@ -185,7 +185,7 @@ class ChatPresenter(
         val Stored.turns: Int get() = messages.count { it.role == "user" }
 
         fun describe(timings: Timings, finish: FinishReason?): String = listOfNotNull(
-            "first token after ${timings.firstTokenMs.toInt()} ms",
+            "First token after ${timings.firstTokenMs.toInt()} ms",
             timings.tokensPerSecond?.let { "%.1f tokens/s".format(it) },
             "${timings.generatedTokens} tokens",
             when (finish) {

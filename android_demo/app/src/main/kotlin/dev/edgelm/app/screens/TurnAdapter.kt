@@ -33,7 +33,7 @@ class TurnAdapter(private val inflater: LayoutInflater) : BaseAdapter() {
         view.findViewById<TextView>(R.id.words).apply {
             text = turn.content.ifEmpty { WAITING }
             setBackgroundResource(if (user) R.drawable.bubble_user else R.drawable.bubble_model)
-            setTextColor(context.getColor(if (user) R.color.on_accent else R.color.text))
+            setTextColor(context.getColor(if (user) R.color.on_bubble else R.color.text))
             maxWidth = (parent.width * WIDTH).toInt()
             layoutParams = (layoutParams as FrameLayout.LayoutParams).apply { gravity = if (user) Gravity.END else Gravity.START }
         }
