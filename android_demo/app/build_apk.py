@@ -89,12 +89,13 @@ def make_dex(jars: list[Path], folder: Path) -> Path:
     plain = TARGET / "plain-classes.jar"
     print(run("java", "-cp", fetched(*ASM), APP / "tools" / "PlainClasses.java", plain, *jars), end="")
     dex = folder / "classes.dex"
-    run("java", "-Xmx2g", "-cp", fetched(*DX), "com.android.dx.command.Main", "--dex", f"--min-sdk-version={MIN_SDK}", f"--output={dex}", plain)
+    dx = "com.android.dx.command.Main"
+    run("java", "-Xmx2g", "-cp", fetched(*DX), dx, "--dex", f"--min-sdk-version={MIN_SDK}", f"--output={dex}", plain)
     return dex
 
 
-def pack(dex: Path, jars: list[Path], aar: Path | None, packed: Path) -> None:
-    """Resources as aapt made them, code, and libraries, which are stored: they are mapped from the APK."""
+def pack(dex: Path, jars: list[Path], aar: Path | None, bundles: list[Path], packed: Path) -> None:
+    """Resources as aapt made them, code, libraries and bundles."""
     shutil.copy(TARGET / "resources.ap_", packed)
     with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED) as apk:
         apk.write(dex, dex.name)
@@ -107,7 +108,11 @@ def pack(dex: Path, jars: list[Path], aar: Path | None, packed: Path) -> None:
             with zipfile.ZipFile(aar) as archive:
                 for abi in ABIS:
                     for library in LIBRARIES:
-                        apk.writestr(f"lib/{abi}/{library}", archive.read(f"jni/{abi}/{library}"), zipfile.ZIP_STORED)
+                        apk.writestr(f"lib/{abi}/{library}", archive.read(f"jni/{abi}/{library}"))
+        for bundle in bundles:
+            for path in sorted(bundle.rglob("*")):
+                if path.is_file():
+                    apk.write(path, f"assets/bundles/{bundle.name}/{path.relative_to(bundle).as_posix()}")
 
 
 def debug_key() -> Path:
@@ -123,18 +128,21 @@ def debug_key() -> Path:
     return key
 
 
-def build(aar: Path | None) -> Path:
+def build(aar: Path | None, bundles: list[Path]) -> Path:
     """Returns the APK."""
     check_tools()
     if aar is not None:
         check_aar(aar)
+    for bundle in bundles:
+        if bundle.suffix != ".edge" or not (bundle / "edge.json").is_file():
+            raise Stop(f"{bundle} is not a bundle: its name must end in .edge, and it must have an edge.json.")
     jars = compile_classes()
     apk = TARGET / ("edge-debug.apk" if aar is not None else "edge-debug-without-onnxruntime.apk")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         jars.append(onnxruntime_jar(aar, folder))
         dex = make_dex(jars, folder)
-        pack(dex, jars, aar, folder / "packed.apk")
+        pack(dex, jars, aar, bundles, folder / "packed.apk")
         run("zipalign", "-f", "-p", "4", folder / "packed.apk", apk)
     run("apksigner", "sign", "--ks", debug_key(), "--ks-pass", "pass:android", "--min-sdk-version", MIN_SDK, apk)
     run("apksigner", "verify", "--min-sdk-version", MIN_SDK, apk)
@@ -146,9 +154,10 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--onnxruntime-aar", type=Path, metavar="FILE", help="onnxruntime-android-1.29.0.aar")
     which.add_argument("--without-onnxruntime", action="store_true", help="an APK that cannot load models")
+    parser.add_argument("--bundle", type=Path, action="append", default=[], metavar="FOLDER", help="packed with the app")
     args = parser.parse_args()
     try:
-        apk = build(args.onnxruntime_aar)
+        apk = build(args.onnxruntime_aar, [bundle.resolve() for bundle in args.bundle])
     except Stop as e:
         print(e, file=sys.stderr)
         return 2
