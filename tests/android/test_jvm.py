@@ -18,6 +18,7 @@ from tiny_encoder_decoders import nllb_bundle, t5_bundle
 from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
+from edge.runtime.profile.record import read_profile
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "android_demo"
@@ -103,3 +104,6 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
     assert passed["TranscriberTest"] >= 9
     assert passed["ChatFormatTest"] >= 1
     assert sum(count for name, count in passed.items() if "Tokenizer" in name) >= 5
+    assert passed["ProfilingTest"] >= 5
+    measured = read_profile(PROJECT / "edge-runtime" / "target" / "profile.json")
+    assert measured.decode and measured.curve and measured.device.runtime.startswith("onnxruntime 1.")

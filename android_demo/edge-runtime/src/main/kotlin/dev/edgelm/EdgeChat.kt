@@ -37,7 +37,8 @@ class EdgeChat internal constructor(
         private set
 
     /**
-     * Say something; the answer streams. What was said of it counts also when its collector is cancelled.
+     * Say something; the answer streams. What was said of it counts also when its collector is cancelled; a turn that
+     * nothing was answered in is not kept, because models refuse an empty message.
      *
      * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
      */
@@ -65,7 +66,7 @@ class EdgeChat internal constructor(
                 }
             } finally {
                 val all = prompt + sampled.toIntArray()
-                messages = asked + Message("assistant", shown.toString())
+                if (shown.isNotBlank()) messages = asked + Message("assistant", shown.toString())
                 cached = all.copyOf(minOf(cache.length, all.size))
                 if (ended && sampled.last() in model.bundle.manifest.tokens.eos) {
                     said = all.copyOf(all.size - 1)

@@ -4,12 +4,20 @@ import dev.edgelm.bundle.Bundle
 import dev.edgelm.decode.answer
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
+import dev.edgelm.profile.DeviceName
+import dev.edgelm.profile.Profile
+import dev.edgelm.profile.ProfileOptions
+import dev.edgelm.profile.Profiling
 import dev.edgelm.text.Message
 import dev.edgelm.text.Tokenizer
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.currentCoroutineContext
+import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.flow
+import kotlinx.coroutines.flow.flowOn
 
 /**
  * How a bundle is opened.
@@ -85,6 +93,15 @@ class EdgeModel private constructor(
 
     /** A conversation that goes on from [messages], which an app kept over the death of its process. */
     fun chat(messages: List<Message>): EdgeChat = EdgeChat(this, messages, dispatcher)
+
+    /**
+     * Measure this model on this device: time to first token, time per token and per step, memory. The profile grows:
+     * each one that comes has another figure. Nothing else should run meanwhile.
+     */
+    fun profile(device: DeviceName, options: ProfileOptions = ProfileOptions()): Flow<Profile> = flow {
+        val job = currentCoroutineContext()
+        for (profile in Profiling(engine, tokenizer, device, options) { job.ensureActive() }.profiles()) emit(profile)
+    }.flowOn(dispatcher)
 
     /** The token ids that [generate] runs for this conversation; InputException where it is empty or too long. */
     fun promptIds(messages: List<Message>, raw: Boolean = false): IntArray {

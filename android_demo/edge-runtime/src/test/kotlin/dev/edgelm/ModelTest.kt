@@ -220,6 +220,28 @@ class ModelTest {
     }
 
     @Test
+    fun `a chat goes on from its messages, and a turn without an answer is not kept`() {
+        EdgeModel.open(source).use { model ->
+            assumeTrue(model.hasChatFormat, "the bundle has no chat format")
+            runBlocking {
+                val first = model.chat()
+                first.say("Hello", GenerateOptions(6)).toList()
+                val next = first.say("Again", GenerateOptions(6)).toList().map { it.token }
+                val kept = first.messages
+                model.chat(kept.take(2)).use { assertEquals(next, it.say("Again", GenerateOptions(6)).toList().map { it.token }) }
+                val answer = model.chat(kept).use { chat -> chat.say("And now?", GenerateOptions(6)).toList().joinToString("") { it.text } }
+                assumeTrue(answer.isNotEmpty(), "the model says nothing")
+                model.chat(kept).use { chat ->
+                    chat.say("And now?", GenerateOptions(6, stop = listOf(answer.take(1)))).toList()
+                    assertEquals(kept, chat.messages)
+                    assertThrows(EdgeException::class.java) { runBlocking { chat.say("many words ".repeat(5000)).toList() } }
+                    assertEquals(kept, chat.messages)
+                }
+            }
+        }
+    }
+
+    @Test
     fun `many answers leave memory flat`() {
         val status = File("/proc/self/status")
         assumeTrue(status.exists(), "private memory is read from /proc")

@@ -22,6 +22,9 @@ internal object Ort {
     var threads: Int = 0
         private set
 
+    /** Of onnxruntime, once the environment is there. */
+    val version: String get() = environment!!.version
+
     /** The environment. The first call sizes the pool: [threads], default one per core, up to 8. */
     @Synchronized
     fun environment(threads: Int?): OrtEnvironment {
