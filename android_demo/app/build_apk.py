@@ -2,8 +2,7 @@
 """Build a debug APK of the app without Google's repositories.
 
 Needs a JDK (17 or later), Maven, and Debian's packages aapt, zipalign and apksigner. onnxruntime-android's AAR is not
-fetched: --onnxruntime-aar names it. --without-onnxruntime makes an APK that installs and starts but cannot load a model,
-to test the packaging.
+fetched: --onnxruntime-aar names it. --without-onnxruntime makes an APK that cannot load a model, to test the packaging.
 """
 
 from __future__ import annotations
@@ -19,7 +18,13 @@ from pathlib import Path
 
 APP = Path(__file__).resolve().parent
 TARGET = APP / "target"
-TOOLS = {"mvn": "maven", "javac": "openjdk-17-jdk-headless", "aapt": "aapt", "zipalign": "zipalign", "apksigner": "apksigner"}
+TOOLS = {
+    "mvn": "maven",
+    "javac": "openjdk-17-jdk-headless",
+    "aapt": "aapt",
+    "zipalign": "zipalign",
+    "apksigner": "apksigner",
+}  # and the packages they are in
 ABIS = ("arm64-v8a", "x86_64")
 LIBRARIES = ("libonnxruntime.so", "libonnxruntime4j_jni.so")
 MIN_SDK = "27"
@@ -32,7 +37,8 @@ class Stop(Exception):
 
 
 def run(*command: str | Path, cwd: Path = APP) -> str:
-    ran = subprocess.run([str(part) for part in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    words = [str(part) for part in command]
+    ran = subprocess.run(words, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if ran.returncode:
         raise Stop(f"{command[0]} failed:\n{ran.stdout[-4000:]}")
     return ran.stdout
@@ -120,11 +126,9 @@ def debug_key() -> Path:
     key = Path.home() / ".android" / "edge-debug.keystore"
     if not key.exists():
         key.parent.mkdir(exist_ok=True)
-        name = "CN=edge debug"
-        run(
-            "keytool", "-genkeypair", "-keystore", key, "-storepass", "android", "-keypass", "android", "-alias", "debug",
-            "-keyalg", "RSA", "-keysize", "2048", "-validity", "10000", "-dname", name,
-        )  # fmt: skip
+        who = ["-alias", "debug", "-dname", "CN=edge debug", "-storepass", "android", "-keypass", "android"]
+        kind = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "10000"]
+        run("keytool", "-genkeypair", "-keystore", key, *who, *kind)
     return key
 
 
@@ -154,7 +158,8 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--onnxruntime-aar", type=Path, metavar="FILE", help="onnxruntime-android-1.29.0.aar")
     which.add_argument("--without-onnxruntime", action="store_true", help="an APK that cannot load models")
-    parser.add_argument("--bundle", type=Path, action="append", default=[], metavar="FOLDER", help="packed with the app")
+    help = "a bundle that is packed with the app; may be given again"
+    parser.add_argument("--bundle", type=Path, action="append", default=[], metavar="FOLDER", help=help)
     args = parser.parse_args()
     try:
         apk = build(args.onnxruntime_aar, [bundle.resolve() for bundle in args.bundle])

@@ -54,8 +54,8 @@ def test_an_aar_that_lacks_a_library_is_told(tmp_path: Path) -> None:
 def test_the_app_passes_its_tests_and_its_profile_is_read() -> None:
     reports = APP / "target" / "surefire-reports"
     shutil.rmtree(reports, ignore_errors=True)
-    tests = "-Dtest=dev.edgelm.app.**"
-    command = ["mvn", "-q", "-B", "-Papp", "-pl", "app", "-am", "test", tests, "-Dsurefire.failIfNoSpecifiedTests=false"]
+    tests = ["-Dtest=dev.edgelm.app.**", "-Dsurefire.failIfNoSpecifiedTests=false"]
+    command = ["mvn", "-q", "-B", "-Papp", "-pl", "app", "-am", "test", *tests]
     ran = subprocess.run(command, cwd=PROJECT, text=True, capture_output=True, timeout=60 * MINUTES)
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
     suites = [ElementTree.parse(path).getroot().attrib for path in reports.glob("TEST-*.xml")]
@@ -75,7 +75,8 @@ def test_the_apk_is_signed_and_has_no_invokedynamic(tmp_path: Path) -> None:
             if name.endswith(".class"):
                 classes.writestr(name, jvm.read(name))
     aar, bundle = tmp_path / "some.aar", tmp_path / "tiny.edge"
-    libraries = [f"{abi}/lib{name}.so" for abi in ("arm64-v8a", "x86_64") for name in ("onnxruntime", "onnxruntime4j_jni")]
+    names = ("libonnxruntime.so", "libonnxruntime4j_jni.so")
+    libraries = [f"{abi}/{name}" for abi in ("arm64-v8a", "x86_64") for name in names]
     with zipfile.ZipFile(aar, "w") as archive:
         archive.write(tmp_path / "classes.jar", "classes.jar")
         for library in libraries:
@@ -91,9 +92,9 @@ def test_the_apk_is_signed_and_has_no_invokedynamic(tmp_path: Path) -> None:
     assert "uses-permission" not in badging
     subprocess.run(["apksigner", "verify", str(apk)], check=True)
     with zipfile.ZipFile(apk) as archive:
-        names, dex = set(archive.namelist()), archive.read("classes.dex")
+        packed, dex = set(archive.namelist()), archive.read("classes.dex")
         assert archive.getinfo("resources.arsc").compress_type == zipfile.ZIP_STORED  # else Android 11 refuses it
-    assert {"assets/bundles/tiny.edge/edge.json", *(f"lib/{library}" for library in libraries)} <= names
+    assert {"assets/bundles/tiny.edge/edge.json", *(f"lib/{library}" for library in libraries)} <= packed
     assert b"LambdaMetafactory" not in dex and CALL_SITES not in kinds(dex)
-    for name in (b"Ldev/edgelm/EdgeModel;", b"Lai/onnxruntime/OrtSession;", b"Ldev/edgelm/app/screens/ChatActivity;"):
-        assert name in dex
+    for type_ in (b"Ldev/edgelm/EdgeModel;", b"Lai/onnxruntime/OrtSession;", b"Ldev/edgelm/app/screens/ChatActivity;"):
+        assert type_ in dex
