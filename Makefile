@@ -1,7 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
-# make android    the Kotlin runtime for apps: the library's jar and its tests, with a JDK and Maven
+# make android    the Kotlin runtime for apps and the Android app: jar, tests and APK   (AAR=onnxruntime-android.aar)
 # make bench      what the benchmarks need and how to start them
 
 SHELL := bash
@@ -43,7 +43,8 @@ android: $(VENV)/.test
 	@$(JVM) || { echo "This needs a JDK and Maven (Debian: apt install openjdk-17-jdk-headless maven)."; exit 1; }
 	mvn --quiet --batch-mode --file android_demo package -DskipTests
 	$(BIN)/python -m pytest tests/android
-	@ls android_demo/edge-runtime/target/*.jar
+	$(BIN)/python android_demo/app/build_apk.py $(if $(AAR),--onnxruntime-aar $(AAR),--without-onnxruntime)
+	@ls android_demo/edge-runtime/target/*.jar android_demo/app/target/*.apk
 
 bench:
 	@echo "The benchmarks run this project beside its peers, whose packages stand in the extra 'bench':"
