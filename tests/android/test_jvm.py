@@ -22,7 +22,7 @@ from edge.runtime.profile.record import read_profile
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "android_demo"
-LINES = 2_000  # for each tokenizer; the 20,000 take minutes, and were run by hand: docs/lab/android.md
+LINES = 2_000  # for each tokenizer; 20,000 take minutes, and were run by hand: docs/lab/android.md
 MINUTES = 15  # with all that Maven fetches
 
 
