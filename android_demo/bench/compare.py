@@ -1,8 +1,12 @@
 """The Kotlin runtime next to Python's, in turns on the same machine and bundle: tokens per second, memory, garbage.
 
     python android_demo/bench/compare.py smol.edge
+    python android_demo/bench/compare.py translator.edge
+    python android_demo/bench/compare.py whisper.edge --sound speech.wav
 
-Both answer the same prompt greedily, without drafts, in a process of their own each round. Memory is private memory
+Both answer the same prompt, translate the same sentences or transcribe the same recording, greedily and without drafts,
+in a process of their own each round. Tokens per second are those after the first of an answer; of translations and
+transcriptions all time counts. Memory is private memory
 after the answers, less that before onnxruntime was loaded, and without that of the Java machine itself: heap, compiler,
 code and classes.
 """
@@ -17,8 +21,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edge.bundle import open_bundle
+from edge.runtime.speech.audio import open_audio
+
 HERE = Path(__file__).parent
 PROMPT = "The history of the lighthouse begins with fires that were lit on hills above a harbour. " * 6
+TEXTS = """A man in a blue shirt is standing on a ladder cleaning a window.
+Two young, white males are outside near many bushes.
+A little girl climbs into a wooden playhouse.
+Several people wait at a bus stop in the rain while a dog sleeps under the bench.
+A group of musicians plays on a stage in front of a large crowd."""
 HEAP = "192m"
 FLAGS = ["-XX:+AlwaysPreTouch", "-XX:NativeMemoryTracking=summary"]
 ROWS = {
@@ -37,20 +51,51 @@ path, prompt, tokens, rounds = sys.argv[1:]
 before = private_bytes()
 import onnxruntime
 import edge
-model = edge.load(path, speculate="off", context=1024)
-runs = [model.generate(prompt, raw=True, max_tokens=int(tokens)) for _ in range(int(rounds) + 1)]
+import time
+from edge.bundle import open_bundle
+manifest = open_bundle(path).manifest
+model = edge.load(path, speculate="off", **({"context": 1024} if manifest.encoder is None else {}))
+def run():
+    if manifest.encoder is None:
+        made = model.generate(prompt, raw=True, max_tokens=int(tokens))
+        return made.generated_tokens, made.decode_tokens_per_s, made.ttft_ms
+    begun, count, first = time.perf_counter(), 0, None
+    if manifest.speech is None:
+        for text in prompt.splitlines():
+            made = model.generate(text, max_tokens=int(tokens), beams=1)
+            count, first = count + made.generated_tokens, first or made.ttft_ms
+    else:
+        for segment in model.transcribe_stream(pcm, beams=1):
+            first = first or 1000 * (time.perf_counter() - begun)
+            count += len(segment.tokens)
+    return count, count / (time.perf_counter() - begun), first
+pcm = None if manifest.speech is None else numpy.fromfile(prompt, "<f4")
+runs = [run() for _ in range(int(rounds) + 1)]
 print(json.dumps({
-    "tokens_per_s": max(run.decode_tokens_per_s for run in runs), "first_token_ms": min(run.ttft_ms for run in runs),
-    "tokens": runs[-1].generated_tokens, "private_mb": (private_bytes() - before) / 1e6,
+    "tokens_per_s": max(run[1] for run in runs), "first_token_ms": min(run[2] for run in runs),
+    "tokens": runs[-1][0], "private_mb": (private_bytes() - before) / 1e6,
     "onnxruntime": onnxruntime.__version__,
 }))
 """
+
+
+def asked(bundle: Path, sound: Path | None) -> str:
+    """The prompt, the texts, or a file with a recording's samples."""
+    manifest = open_bundle(bundle).manifest
+    if manifest.speech is None:
+        return PROMPT if manifest.text is None else TEXTS
+    if sound is None:
+        raise SystemExit("A speech model needs a recording: --sound FILE.")
+    samples = HERE / "target" / "sound.pcm"
+    np.concatenate(list(open_audio(sound, manifest.speech.sample_rate).blocks)).astype("<f4").tofile(samples)
+    return str(samples)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--sound", type=Path, help="a recording, for a speech model")
     parser.add_argument("--rounds", type=int, default=5, help="processes of each, in turns")
     args = parser.parse_args()
     subprocess.run(["mvn", "-q", "-B", "package", "-DskipTests"], cwd=HERE.parent, check=True)
@@ -58,7 +103,9 @@ def main() -> None:
     found = (HERE / "target" / "classpath.txt").read_text().strip()
     path = ":".join([*map(str, classes), found])
     java = ["java", f"-Xms{HEAP}", f"-Xmx{HEAP}", *FLAGS, "-cp", path, "dev.edgelm.bench.BenchKt"]
-    given = [str(args.bundle), PROMPT, str(args.tokens), "3"]
+    # Sentences are short: a Java machine compiles what it runs after some hundreds of steps.
+    repeats = 40 if open_bundle(args.bundle).manifest.text is not None else 3
+    given = [str(args.bundle), asked(args.bundle, args.sound), str(args.tokens), str(repeats)]
     runs: dict[str, list[dict[str, Any]]] = {"Kotlin": [], "Python": []}
     for number in range(args.rounds):
         for name, command in (("Kotlin", java), ("Python", [sys.executable, "-c", PYTHON])):

@@ -4,10 +4,16 @@ import ai.onnxruntime.OrtEnvironment
 import com.sun.management.ThreadMXBean
 import dev.edgelm.EdgeModel
 import dev.edgelm.EdgeOptions
+import dev.edgelm.EdgeText2Text
+import dev.edgelm.EdgeTranscriber
 import dev.edgelm.GenerateOptions
+import dev.edgelm.Text2TextOptions
 import dev.edgelm.Timings
+import dev.edgelm.bundle.Bundle
 import java.io.File
 import java.lang.management.ManagementFactory
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
 import javax.management.ObjectName
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.runBlocking
@@ -16,29 +22,78 @@ import kotlinx.coroutines.runBlocking
 fun main(args: Array<String>) {
     val (path, prompt, tokens, rounds) = args
     val before = privateBytes()
-    // On the caller's thread, so that what is allocated can be counted.
-    EdgeModel.open(File(path), EdgeOptions(context = 1024), Dispatchers.Unconfined).use { model ->
-        val options = GenerateOptions(tokens.toInt())
-        val runs = List(rounds.toInt()) { run(model, prompt, options) }
+    subject(File(path), prompt, tokens.toInt()).use { subject ->
+        val runs = List(rounds.toInt()) { subject.run() }
         val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
         val allocated = threads.getThreadAllocatedBytes(Thread.currentThread().id)
         val collections = collections()
-        val last = run(model, prompt, options)
-        val bytes = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - allocated) / last.generatedTokens
-        val best = (runs + last).maxOf { it.tokensPerSecond ?: 0.0 }
+        val last = subject.run()
+        val bytes = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - allocated) / last.tokens
         println(
-            "{\"tokens_per_s\": $best, \"first_token_ms\": ${(runs + last).minOf { it.firstTokenMs }}, " +
-                "\"tokens\": ${last.generatedTokens}, \"private_mb\": ${(privateBytes() - before) / 1e6}, " +
+            "{\"tokens_per_s\": ${(runs + last).maxOf { it.tokensPerSecond }}, " +
+                "\"first_token_ms\": ${(runs + last).minOf { it.firstMs }}, " +
+                "\"tokens\": ${last.tokens}, \"private_mb\": ${(privateBytes() - before) / 1e6}, " +
                 "\"allocated_per_token\": $bytes, \"collections\": ${collections() - collections}, " +
                 "\"onnxruntime\": \"${OrtEnvironment.getEnvironment().version}\"}",
         )
     }
 }
 
-private fun run(model: EdgeModel, prompt: String, options: GenerateOptions): Timings = runBlocking {
-    lateinit var timings: Timings
-    model.generate(prompt, options, raw = true).collect { piece -> piece.timings?.let { timings = it } }
-    timings
+/** What one answer took; [firstMs] is the time to its first token or segment. */
+private class Run(val tokens: Int, val tokensPerSecond: Double, val firstMs: Double)
+
+/** A model with something to answer again and again, on the caller's thread, so that what is allocated can be counted. */
+private class Subject(private val model: AutoCloseable, private val answer: suspend () -> Run) : AutoCloseable by model {
+    fun run(): Run = runBlocking { answer() }
+}
+
+private fun subject(path: File, prompt: String, tokens: Int): Subject {
+    val manifest = Bundle.open(path).manifest
+    if (manifest.speech != null) return transcriber(path, File(prompt))
+    if (manifest.text != null) return translator(path, prompt.lines(), tokens)
+    val model = EdgeModel.open(path, EdgeOptions(context = 1024), Dispatchers.Unconfined)
+    return Subject(model) {
+        lateinit var timings: Timings
+        model.generate(prompt, GenerateOptions(tokens), raw = true).collect { piece -> piece.timings?.let { timings = it } }
+        Run(timings.generatedTokens, timings.tokensPerSecond ?: 0.0, timings.firstTokenMs)
+    }
+}
+
+/** All texts, one after the other; the encoder's time counts. */
+private fun translator(path: File, texts: List<String>, tokens: Int): Subject {
+    val model = EdgeText2Text.open(path, EdgeOptions(), Dispatchers.Unconfined)
+    val options = Text2TextOptions(maxTokens = tokens, beams = 1)
+    return Subject(model) {
+        val begun = System.nanoTime()
+        var count = 0
+        var first = 0.0
+        for (text in texts) {
+            model.generate(text, options).collect { piece ->
+                piece.timings?.let {
+                    count += it.generatedTokens
+                    if (first == 0.0) first = it.firstTokenMs
+                }
+            }
+        }
+        Run(count, count * 1e9 / (System.nanoTime() - begun), first)
+    }
+}
+
+/** A recording of little-endian float32 samples. */
+private fun transcriber(path: File, recording: File): Subject {
+    val model = EdgeTranscriber.open(path, EdgeOptions(), Dispatchers.Unconfined)
+    val samples = ByteBuffer.wrap(recording.readBytes()).order(ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
+    val pcm = FloatArray(samples.remaining()).also { samples.get(it) }
+    return Subject(model) {
+        val begun = System.nanoTime()
+        var count = 0
+        var first = 0.0
+        model.transcribe(pcm).collect { segment ->
+            if (first == 0.0) first = (System.nanoTime() - begun) / 1e6
+            count += segment.tokens.size
+        }
+        Run(count, count * 1e9 / (System.nanoTime() - begun), first)
+    }
 }
 
 private fun collections() = ManagementFactory.getGarbageCollectorMXBeans().sumOf { it.collectionCount }
