@@ -13,11 +13,8 @@ import dev.edgelm.text.Tokenizer
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
+import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 
 /**
  * How a bundle is opened.
@@ -98,10 +95,10 @@ class EdgeModel private constructor(
      * Measure this model on this device: time to first token, time per token and per step, memory. The profile grows:
      * each one that comes has another figure. Nothing else should run meanwhile.
      */
-    fun profile(device: DeviceName, options: ProfileOptions = ProfileOptions()): Flow<Profile> = flow {
-        val job = currentCoroutineContext()
-        for (profile in Profiling(engine, tokenizer, device, options) { job.ensureActive() }.profiles()) emit(profile)
-    }.flowOn(dispatcher)
+    fun profile(device: DeviceName, options: ProfileOptions = ProfileOptions()): Flow<Profile> =
+        streaming(dispatcher, ahead = Channel.BUFFERED) { goOn ->
+            for (profile in Profiling(engine, tokenizer, device, options, goOn).profiles()) emit(profile)
+        }
 
     /** The token ids that [generate] runs for this conversation; InputException where it is empty or too long. */
     fun promptIds(messages: List<Message>, raw: Boolean = false): IntArray {

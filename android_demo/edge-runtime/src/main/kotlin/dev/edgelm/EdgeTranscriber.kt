@@ -15,12 +15,7 @@ import dev.edgelm.text.Tokenizer
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.buffer
-import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 
 /**
  * A speech bundle in memory: sound in, text out. Several threads may use it; [close] it when nothing more is to be
@@ -60,23 +55,22 @@ class EdgeTranscriber private constructor(
         pcm: ShortArray, options: TranscribeOptions = TranscribeOptions(), sampleRate: Int = this.sampleRate,
     ): Flow<Segment> = segments(options, sampleRate) { ShortSamples(pcm) }
 
-    private fun segments(options: TranscribeOptions, rate: Int, samples: () -> Samples): Flow<Segment> = flow {
+    private fun segments(options: TranscribeOptions, rate: Int, samples: () -> Samples): Flow<Segment> = streaming(dispatcher) { goOn ->
         if (rate != sampleRate) {
             throw InputException(
                 "The sound has $rate samples a second and ${bundle.manifest.name} hears $sampleRate; resample it first.",
             )
         }
         options.check(speech)
-        val job = currentCoroutineContext()
         val room = takeRoom()
         try {
-            Transcription(engine, tokenizer, samples(), options, room) { job.ensureActive() }.use { running ->
+            Transcription(engine, tokenizer, samples(), options, room, goOn).use { running ->
                 while (true) for (segment in running.next() ?: break) emit(segment)
             }
         } finally {
             giveBack(room)
         }
-    }.buffer(BUFFERED).flowOn(dispatcher)
+    }
 
     @Synchronized
     private fun takeRoom(): Encoder.Room = (spare ?: Encoder.Room()).also { spare = null }
@@ -105,8 +99,6 @@ class EdgeTranscriber private constructor(
     }
 
     companion object {
-        private const val BUFFERED = 4 // segments that may wait for a slow collector, which then slows the model down
-
         /**
          * Open a bundle: check its files, plan its memory, load it. Of the [options] the context is the model's own, and
          * keys and values are floats.

@@ -50,17 +50,17 @@ internal class Loaded private constructor(
     }
 }
 
-private const val BUFFERED = 4 // pieces that may wait for a slow collector, which then slows the answer down
+private const val BUFFERED = 4 // pieces or segments that may wait for a slow collector, which then slows the model down
 
 /**
- * A stream of pieces that is made on [dispatcher], up to [ahead] before they are received. [answer] calls what it is given
+ * A stream that is made on [dispatcher], up to [ahead] before they are received. [answer] calls what it is given
  * before every step: it throws once the collector is cancelled.
  */
-internal fun streaming(
+internal fun <T> streaming(
     dispatcher: CoroutineDispatcher,
     ahead: Int = BUFFERED,
-    answer: suspend FlowCollector<Piece>.(goOn: () -> Unit) -> Unit,
-): Flow<Piece> = flow {
+    answer: suspend FlowCollector<T>.(goOn: () -> Unit) -> Unit,
+): Flow<T> = flow {
     val job = currentCoroutineContext()
     answer { job.ensureActive() }
 }.buffer(ahead).flowOn(dispatcher)

@@ -103,15 +103,11 @@ class Plan internal constructor(
             val dims = manifest.dims
             val context = minOf(size, manifest.context)
             val encoding = manifest.text?.let { EncodingPlan(manifest, minOf(size, manifest.encoder!!.maxLength)) }
-            val head = manifest.groups.firstOrNull { it.name == "head" }
-                ?: manifest.groups.firstOrNull { it.name.endsWith("embedding") }
-            val unread = listOf("embedding", "head", "norm")
-            val read = manifest.groups.filter { group -> unread.none { group.name.endsWith(it) } } + listOfNotNull(head)
             val graphs = manifest.graphs.map { it.role }.filter { if (int8) it == Engine.KV8 else it !in LATER }
             val tables = manifest.kv.layers.map { it.window }.distinct().size
             val cached = context.toLong() * beams
             val kinds = linkedMapOf(
-                "weights" to read.sumOf(::packed) + (encoding?.precise ?: 0),
+                "weights" to weights(manifest) + (encoding?.precise ?: 0),
                 "graph" to graphs.sumOf { SESSION + (if (int8) BRANCHED else GRAPH) * graphSize(manifest, it) },
                 "tables of positions" to (encoding?.tables(context) ?: (context.toLong() * dims.headDim * FLOAT * tables)),
                 "keys and values" to (cached + 1) * manifest.kv.bytesPerToken(if (int8) 1 else FLOAT),
@@ -123,7 +119,7 @@ class Plan internal constructor(
                 kinds["encoder activations"] = encoding.activations
             }
             if (prefill) {
-                val own = manifest.prefill!!.groups + listOfNotNull(head)
+                val own = manifest.prefill!!.groups + listOfNotNull(head(manifest))
                 kinds["prefill graph"] = SESSION + GRAPH * graphSize(manifest, Engine.PREFILL) + own.sumOf(::packed) +
                     2L * dims.hiddenSize * dims.hiddenSize * FLOAT
             }
@@ -131,6 +127,17 @@ class Plan internal constructor(
         }
 
         internal fun graphSize(manifest: Manifest, role: String) = manifest.graph(role)?.let { manifest.size(it.path) } ?: 0
+
+        /** What the output head is made of: the embedding, where it has no weights of its own. */
+        private fun head(manifest: Manifest): TensorGroup? =
+            manifest.groups.firstOrNull { it.name == "head" } ?: manifest.groups.firstOrNull { it.name.endsWith("embedding") }
+
+        /** Bytes of all matrices as the kernels keep them. */
+        internal fun weights(manifest: Manifest): Long {
+            val unread = listOf("embedding", "head", "norm")
+            val read = manifest.groups.filter { group -> unread.none { group.name.endsWith(it) } }
+            return (read + listOfNotNull(head(manifest))).sumOf(::packed)
+        }
 
         /** Bytes of a group's matrices as the kernels keep them. */
         internal fun packed(group: TensorGroup): Long = when {

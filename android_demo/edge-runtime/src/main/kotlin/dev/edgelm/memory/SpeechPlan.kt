@@ -43,31 +43,17 @@ private fun kinds(manifest: Manifest): Map<String, Long> {
     val dims = manifest.dims
     val encoder = manifest.encoder!!
     val rows = encoder.maxLength.toLong()
-    val crossBytes = manifest.cross!!.bytesPerToken(FLOAT)
+    val own = EncodingPlan(manifest, encoder.maxLength)
     val graphs = listOf(Engine.DECODER, "encoder", "frontend")
     return linkedMapOf(
-        "weights" to weights(manifest, encoder),
+        "weights" to Plan.weights(manifest) + own.precise,
         "graph" to graphs.sumOf { Plan.SESSION + Plan.GRAPH * Plan.graphSize(manifest, it) },
-        "tables of positions" to (manifest.context.toLong() * dims.hiddenSize + rows * encoder.hiddenSize) * FLOAT,
-        "keys and values" to (manifest.context + 1) * manifest.kv.bytesPerToken(FLOAT) + rows * crossBytes,
+        "tables of positions" to own.tables(manifest.context),
+        "keys and values" to (manifest.context + 1) * manifest.kv.bytesPerToken(FLOAT) + own.cross,
         "activations" to stepping(manifest, rows) + encoding(manifest, encoder, rows),
         "logits" to 5L * dims.vocabSize * FLOAT,
     )
 }
-
-/** Bytes of the matrices as the kernels keep them; the first layers of a precise encoder are kept twice. */
-private fun weights(manifest: Manifest, encoder: EncoderDims): Long {
-    val groups = manifest.groups.associateBy { it.name }
-    val head = groups["head"] ?: manifest.groups.firstOrNull { it.name.endsWith("embedding") }
-    val read = manifest.groups.filterNot { group -> NOT_PACKED.any { group.name.endsWith(it) } } + listOfNotNull(head)
-    val precise = manifest.graph("encoder")!!.preciseLayers
-    val crossAttention = groups["encoder.cross_attention"]
-    if (precise == 0 || crossAttention == null) return read.sumOf(Plan::packed)
-    val layers = Plan.packed(groups.getValue("encoder.attention")) + Plan.packed(groups.getValue("encoder.feed_forward"))
-    return read.sumOf(Plan::packed) + Plan.packed(crossAttention) + layers * precise / encoder.numLayers
-}
-
-private val NOT_PACKED = listOf("embedding", "head", "norm")
 
 /** Bytes of the decoder's largest step. */
 private fun stepping(manifest: Manifest, rows: Long): Long {
