@@ -11,7 +11,8 @@ import java.nio.ByteOrder
  * there it is shared memory that nobody shares.
  */
 internal object Memory {
-    private val android = System.getProperty("java.vm.name") == "Dalvik"
+    /** Whether this is a phone's machine. */
+    val android = System.getProperty("java.vm.name") == "Dalvik"
 
     /** Zeroed bytes in the machine's order; InputException where there are not so many. */
     fun allocate(bytes: Long): ByteBuffer {

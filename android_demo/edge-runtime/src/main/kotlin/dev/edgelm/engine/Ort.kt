@@ -16,6 +16,7 @@ import dev.edgelm.bundle.Bundle
  */
 internal object Ort {
     private const val MOST_THREADS = 8
+    private const val NO_FLASH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
     private var environment: OrtEnvironment? = null
 
     /** Threads of the pool, once it is there. */
@@ -34,6 +35,7 @@ internal object Ort {
         }
         environment?.let { return it }
         val pool = threads ?: minOf(cores, MOST_THREADS)
+        plainAttentionOnArm()
         val options = OrtEnvironment.ThreadingOptions()
         options.setGlobalIntraOpNumThreads(pool)
         options.setGlobalInterOpNumThreads(1)
@@ -45,6 +47,19 @@ internal object Ort {
         this.threads = pool
         environment = made
         return made
+    }
+
+    /**
+     * On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2, and so an
+     * answer would depend on how its text is cut into steps; onnxruntime reads in its environment that it is off. Android
+     * lets a process set that; a Java machine on Arm is started with it.
+     */
+    private fun plainAttentionOnArm() {
+        if (!Memory.android || System.getProperty("os.arch") != "aarch64" || System.getenv(NO_FLASH) != null) return
+        val set = Class.forName("android.system.Os").getMethod(
+            "setenv", String::class.java, String::class.java, Boolean::class.javaPrimitiveType,
+        )
+        set.invoke(null, NO_FLASH, "1", false)
     }
 
     /** A session over the graph with this role. Weights are mapped by onnxruntime and never pass through the heap. */
