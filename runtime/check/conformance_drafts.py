@@ -2,14 +2,15 @@
 
 `drafts.jsonl` has lines of two kinds, in which nothing depends on a clock.
 
-Of a drafter: its name as `drafter`, the `context` that it is made for, the `text`, the number of tokens that it `begins`
-with, and `rounds`, each after the first `length` tokens: the budget (`most`, `min_chance`), and the `tokens` and `grades`
-of the draft. The text grows from one round to the next.
+Of a drafter: its name as `drafter`, the `context` that it is made for, the `text`, the number of tokens that it
+`begins` with, and `rounds`, each after the first `length` tokens: the budget (`most`, `min_chance`), and the `tokens`
+and `grades` of the draft. The text grows from one round to the next.
 
-Of a planner: the drafter whose grades it starts from as `planner`, the maximum tokens of a step (`width`) and what sizes
-are a `multiple` of, without a cost curve; and `answers`, each `drawn` or not, with `rounds`: the `context`, the tokens that
-have room (`most`), what is asked for of them (`budget`, `min_chance`), a draft of `tokens` and `grades` that took
-`draft_s` seconds, how many of it to run (`cut`), and what came: the step's `seconds` and the tokens `sampled`.
+Of a planner: the drafter whose grades it starts from as `planner`, the maximum tokens of a step (`width`) and what
+sizes are a `multiple` of, without a cost curve; and `answers`, each `drawn` or not, with `rounds`: the `context`, the
+tokens that have room (`most`), what is asked for of them (`budget`, `min_chance`), a draft of `tokens` and `grades`
+that took `draft_s` seconds, how many of it to run (`cut`), and what came: the step's `seconds` and the tokens
+`sampled`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def lines(model: Model) -> Iterator[dict[str, Any]]:
     """All lines, of a decoder that drafts nothing while it answers."""
     texts = list[list[int]]()
     for prompt in TEXTS:
-        said = model.generate(prompt, GenerateOptions(max_tokens=ANSWERED), raw=True)
-        texts.append([*model.prompt_ids(prompt, raw=True), *said.token_ids])
+        ids = model.prompt_ids(prompt, raw=True)
+        if len(ids) < model.engine.context:
+            said = model.generate(prompt, GenerateOptions(max_tokens=ANSWERED), raw=True)
+            texts.append([*ids, *said.token_ids])
     for name in DRAFTERS:
         for text in texts:
             yield _drafted(model.bundle, name, text, model.engine.context)

@@ -63,7 +63,7 @@ enum class Speculate {
  * A decoder's bundle in memory: text in, text out. Several threads may use it; [close] it when no more answers are
  * wanted.
  */
-class EdgeModel private constructor(
+class EdgeModel internal constructor(
     private val loaded: Loaded,
     internal val speculation: Speculation?,
     private val dispatcher: CoroutineDispatcher,
