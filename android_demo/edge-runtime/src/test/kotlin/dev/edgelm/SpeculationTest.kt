@@ -2,6 +2,7 @@ package dev.edgelm
 
 import dev.edgelm.bundle.Bundle
 import dev.edgelm.decode.SamplingOptions
+import dev.edgelm.decode.answer
 import dev.edgelm.profile.CostCurve
 import dev.edgelm.profile.DeviceName
 import dev.edgelm.profile.ProfileOptions
@@ -11,6 +12,7 @@ import dev.edgelm.speculate.Planner
 import dev.edgelm.speculate.Speculation
 import dev.edgelm.speculate.StepCosts
 import dev.edgelm.speculate.Successors
+import dev.edgelm.text.Message
 import java.io.File
 import java.nio.file.Path
 import kotlinx.coroutines.CoroutineDispatcher
@@ -105,6 +107,21 @@ class SpeculationTest {
             val alone = EdgeModel.open(source, plain.copy(context = context)).use { it.pieces("Hello there", options) }
             remembering(Remembering(), EdgeOptions(context = context)).use { model ->
                 repeat(2) { assertEquals(alone.said(), model.pieces("Hello there", options).said(), "context $context") }
+            }
+        }
+    }
+
+    @Test
+    fun `the last token that came is never in the cache`() {
+        val drafter = Remembering()
+        remembering(drafter).use { it.pieces("Hello there", LONG) }
+        remembering(drafter).use { model ->
+            val prompt = model.promptIds(listOf(Message("user", "Hello there")))
+            model.engine.newCache(prompt.size + LONG.maxTokens).use { cache ->
+                answer(model.engine, model.tokenizer, cache, prompt, LONG, {}, model.speculation).use { pieces ->
+                    var before = 0
+                    for (piece in pieces) assertEquals(prompt.size + before++, cache.length)
+                }
             }
         }
     }
