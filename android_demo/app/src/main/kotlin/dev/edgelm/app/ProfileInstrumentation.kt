@@ -7,14 +7,16 @@ import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import dev.edgelm.app.latency.measure
 import dev.edgelm.app.latency.profileFile
+import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.withContext
 
 /**
  * Measures a model when a computer asks: `adb shell am instrument -w -r -e bundle NAME.edge
  * dev.edgelm.app/.ProfileInstrumentation`, which `edge push` calls. A status `measured` tells each figure; the result has
  * the `profile`'s path in the app's folder, or the `problem` in a sentence.
  */
-class ProfileInstrumentation : Instrumentation() {
+open class ProfileInstrumentation : Instrumentation() {
     private var name: String? = null
 
     override fun onCreate(arguments: Bundle?) {
@@ -29,8 +31,10 @@ class ProfileInstrumentation : Instrumentation() {
         try {
             val bundle = app.shelf.folder(name ?: throw InputException("Name the bundle: -e bundle NAME.edge."))
             val file = profileFile(app.profiles, bundle)
-            runOnMainSync { app.holder.open(bundle, anyway = true) }
-            runBlocking { measure(bundle, app.holder, file) { sendStatus(0, said("measured", it)) } }
+            runBlocking {
+                withContext(Dispatchers.Main) { app.holder.open(bundle, anyway = true) }
+                measure(bundle, app.holder, file) { sendStatus(0, said("measured", it)) }
+            }
             finish(Activity.RESULT_OK, said("profile", file.toRelativeString(app.dataDir)))
         } catch (e: EdgeException) {
             finish(Activity.RESULT_CANCELED, said("problem", e.message!!))

@@ -6,12 +6,10 @@ import android.media.AudioRecord
 import android.media.MediaRecorder
 import dev.edgelm.InputException
 import dev.edgelm.app.dictate.Microphone
-import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.flow
-import kotlinx.coroutines.flow.flowOn
 
-/** The phone's microphone. The screen asks for the permission. */
+/** The phone's microphone, whose flow blocks the thread that collects it. The screen asks for the permission. */
 class PhoneMicrophone : Microphone {
     override fun record(rate: Int): Flow<ShortArray> = flow {
         val recorder = open(rate)
@@ -27,7 +25,7 @@ class PhoneMicrophone : Microphone {
         } finally {
             recorder.release()
         }
-    }.flowOn(Dispatchers.IO)
+    }
 
     @SuppressLint("MissingPermission")
     private fun open(rate: Int): AudioRecord {
