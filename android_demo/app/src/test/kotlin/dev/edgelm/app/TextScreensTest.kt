@@ -57,8 +57,8 @@ class TextScreensTest {
         val gate = CompletableDeferred<Unit>()
         val model = FakeTranslator(gate)
         val translate = Process(this) { model }.translate
-        assertEquals("eng_Latn" to "eng_Latn", translate.state.value.translation.run { from to to }) // the phone's
-        translate.chooseTarget("deu_Latn")
+        assertEquals("eng_Latn" to "deu_Latn", translate.state.value.translation.run { from to to }) // the phone's, and another
+        translate.chooseTarget("fra_Latn")
         translate.keepSource("A man rides a bicycle.")
         translate.start()
         assertTrue(translate.state.value.working)
@@ -68,7 +68,7 @@ class TextScreensTest {
         assertFalse(translate.state.value.working)
         assertEquals("Ein Mann fährt auf einem Fahrrad.", translate.output)
         assertEquals("First token after 95 ms, 20.0 tokens/s, 11 tokens", translate.state.value.note)
-        assertEquals(listOf(listOf("A man rides a bicycle.", "eng_Latn", "deu_Latn")), model.asked)
+        assertEquals(listOf(listOf("A man rides a bicycle.", "eng_Latn", "fra_Latn")), model.asked)
     }
 
     @Test

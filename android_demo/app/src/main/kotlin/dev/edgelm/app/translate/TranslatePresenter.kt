@@ -71,7 +71,8 @@ class TranslatePresenter(
         with(model ?: return) {
             states.update {
                 val from = Language.choose(sources, it.translation.from, source)
-                val to = Language.choose(targets, it.translation.to, target)
+                val others = targets.filter { code -> code != from }.ifEmpty { targets }
+                val to = Language.choose(others, it.translation.to, target)
                 it.copy(
                     detail = "${bytes / 1_000_000} MB",
                     sources = Language.all(sources),
