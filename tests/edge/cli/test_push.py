@@ -119,8 +119,7 @@ def test_a_bundle_is_copied_measured_and_its_profile_fetched(push: Push, phone: 
 
 
 def test_what_is_there_is_not_copied_again(push: Push, phone: Path, paper_bundle: Bundle) -> None:
-    push()
-    stand_in_adb.calls(phone)
+    shutil.copytree(paper_bundle.root, phone / "app" / "files" / "bundles" / "paper.edge")
     _, out, _ = push("-o", "again.json")
     assert "paper.edge is on the phone emulator-5554 already" in out
     assert not [call for call in stand_in_adb.calls(phone) if "cat >" in call]
@@ -130,11 +129,9 @@ def test_what_is_there_is_not_copied_again(push: Push, phone: Path, paper_bundle
 def test_a_new_bundle_of_the_same_name_takes_over_what_is_the_same(
     push: Push, phone: Path, paper_bundle: Bundle
 ) -> None:
-    push()
-    copy = phone / "app" / "files" / "bundles" / "paper.edge"
+    copy = shutil.copytree(paper_bundle.root, phone / "app" / "files" / "bundles" / "paper.edge")
     (copy / "edge.json").write_text("an older one's")
     (copy / "old.bin").write_text("which it had")
-    stand_in_adb.calls(phone)
     _, out, _ = push()
     assert "1 of 5 copied" in out and same(phone, paper_bundle) and shelf(phone) == ["paper.edge"]
     made = stand_in_adb.calls(phone)
@@ -160,11 +157,9 @@ def test_a_copy_that_was_cut_off_is_invisible_and_goes_on(
 def test_a_phone_that_goes_away_between_the_two_renames_loses_nothing(
     push: Push, phone: Path, paper_bundle: Bundle
 ) -> None:
-    push()
     folder = phone / "app" / "files" / "bundles"
-    (folder / "paper.edge").rename(folder / "paper.edge.part")
+    shutil.copytree(paper_bundle.root, folder / "paper.edge.part")
     (folder / "paper.edge.old").mkdir()
-    stand_in_adb.calls(phone)
     push()
     assert not [call for call in stand_in_adb.calls(phone) if "cat >" in call]
     assert same(phone, paper_bundle) and shelf(phone) == ["paper.edge"]
@@ -186,12 +181,23 @@ def test_a_phone_that_goes_away_between_the_two_renames_loses_nothing(
         ),
         ({"free": "?"}, "does not say how much storage is free, but Filesystem"),
         ({"gone": "sha256sum"}, "went away (device 'emulator-5554' not found)"),
-        ({"gone": "am instrument"}, "went away (device 'emulator-5554' not found)"),
-        ({"gone": "cat files/profiles"}, "went away (device 'emulator-5554' not found)"),
         (
             {"harm": "cat > files/bundles/paper.edge.part/weights.bin"},
             "did not arrive on the phone emulator-5554 as it was sent",
         ),
+    ],
+)
+def test_what_goes_wrong_before_measuring_is_a_sentence(
+    refused: Callable[..., str], state: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in refused(**state)
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ({"gone": "am instrument"}, "went away (device 'emulator-5554' not found)"),
+        ({"gone": "cat files/profiles"}, "went away (device 'emulator-5554' not found)"),
         ({"profile": None}, "refused: cat: files/profiles/paper.profile.json: No such file or directory."),
         ({"profile": '{"format": "edge-'}, "The profile of the phone emulator-5554"),
         ({"instrument": MEASURED.partition("INSTRUMENTATION_RESULT")[0]}, "went away while it measured paper.edge"),
@@ -213,7 +219,10 @@ def test_a_phone_that_goes_away_between_the_two_renames_loses_nothing(
         ),
     ],
 )
-def test_what_goes_wrong_is_a_sentence(refused: Callable[..., str], state: dict[str, Any], sentence: str) -> None:
+def test_what_goes_wrong_while_measuring_is_a_sentence(
+    refused: Callable[..., str], phone: Path, paper_bundle: Bundle, state: dict[str, Any], sentence: str
+) -> None:
+    shutil.copytree(paper_bundle.root, phone / "app" / "files" / "bundles" / "paper.edge")
     assert sentence in refused(**state)
 
 
