@@ -1,8 +1,8 @@
 """The app of `android_demo/app` on a phone, as `edge push` uses it: its bundles, and its way to measure one.
 
-Files are written by `run-as`, which lets adb act as a debug build in that app's own folder, on every version of Android.
-`adb push` to the app's folder on the shared storage fails on some phones since Android 11, and from `/data/local/tmp` a
-file would have to be copied once more. They are sent through `cat`, so that nothing is on the phone twice.
+Files are written by `run-as`, which lets adb act as a debug build in that app's own folder, on every Android. To the
+app's folder on the shared storage `adb push` fails on some phones since Android 11, and from `/data/local/tmp` a file
+would have to be copied once more. They are sent through `cat`, so that nothing is on the phone twice.
 """
 
 from __future__ import annotations

@@ -110,7 +110,6 @@ abstract class ScreenActivity : Activity() {
             }
         }
         spinner.visibility = if (all.size < 2) View.GONE else View.VISIBLE
-        if (spinner.selectedItemPosition != selected) spinner.setSelection(selected)
         spinner.onItemSelectedListener = object : AdapterView.OnItemSelectedListener {
             override fun onItemSelected(parent: AdapterView<*>, view: View?, position: Int, id: Long) {
                 if (position != selected) choose(position)
@@ -118,6 +117,7 @@ abstract class ScreenActivity : Activity() {
 
             override fun onNothingSelected(parent: AdapterView<*>) = Unit
         }
+        if (spinner.selectedItemPosition != selected) spinner.setSelection(selected)
     }
 
     companion object {
