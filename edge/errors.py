@@ -30,6 +30,10 @@ class InputError(EdgeError):
     """A prompt or an option has a value that cannot be used."""
 
 
+class PhoneError(EdgeError):
+    """A phone is not connected, lacks the app, has no room, or went away."""
+
+
 class MissingExtraError(EdgeError):
     """A command needs an optional dependency that is not installed."""
 

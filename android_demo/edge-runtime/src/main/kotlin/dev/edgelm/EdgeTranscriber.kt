@@ -13,6 +13,7 @@ import dev.edgelm.speech.TranscribeOptions
 import dev.edgelm.speech.Transcription
 import dev.edgelm.text.Tokenizer
 import java.io.File
+import java.nio.ShortBuffer
 import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.flow.Flow
@@ -53,6 +54,11 @@ class EdgeTranscriber private constructor(
     /** As the other, for the 16-bit samples that microphones give. */
     fun transcribe(
         pcm: ShortArray, options: TranscribeOptions = TranscribeOptions(), sampleRate: Int = this.sampleRate,
+    ): Flow<Segment> = transcribe(ShortBuffer.wrap(pcm), options, sampleRate)
+
+    /** As the others, from the buffer's begin to its limit: a recording in a file may be mapped, and takes no memory. */
+    fun transcribe(
+        pcm: ShortBuffer, options: TranscribeOptions = TranscribeOptions(), sampleRate: Int = this.sampleRate,
     ): Flow<Segment> = segments(options, sampleRate) { ShortSamples(pcm) }
 
     private fun segments(options: TranscribeOptions, rate: Int, samples: () -> Samples): Flow<Segment> = streaming(dispatcher) { goOn ->

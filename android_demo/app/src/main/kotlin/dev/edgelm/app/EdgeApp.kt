@@ -3,19 +3,22 @@ package dev.edgelm.app
 import android.app.ActivityManager
 import android.app.Application
 import android.os.Build
-import dev.edgelm.EdgeModel
 import dev.edgelm.EdgeOptions
 import dev.edgelm.app.bundles.BundleShelf
 import dev.edgelm.app.bundles.BundlesPresenter
 import dev.edgelm.app.chat.ChatPresenter
 import dev.edgelm.app.chat.ConversationStore
+import dev.edgelm.app.dictate.DictatePresenter
+import dev.edgelm.app.dictate.Microphone
 import dev.edgelm.app.latency.LatencyPresenter
 import dev.edgelm.app.model.LoadMarker
 import dev.edgelm.app.model.LoadedModel
 import dev.edgelm.app.model.ModelHolder
-import dev.edgelm.app.model.OpenModel
 import dev.edgelm.app.model.Pressure
+import dev.edgelm.app.model.openModel
 import dev.edgelm.app.screens.AssetSource
+import dev.edgelm.app.screens.PhoneMicrophone
+import dev.edgelm.app.translate.TranslatePresenter
 import dev.edgelm.profile.DeviceName
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
@@ -26,31 +29,37 @@ import kotlinx.coroutines.MainScope
 open class EdgeApp : Application() {
     private val scope = MainScope()
     protected open val io: CoroutineDispatcher = Dispatchers.IO
+    protected open val microphone: Microphone = PhoneMicrophone()
     private val marker by lazy { LoadMarker(File(filesDir, "loading")) }
     private val conversations by lazy { ConversationStore(File(filesDir, "conversations")) }
-    private var chat: ChatPresenter? = null
-    private var latency: LatencyPresenter? = null
+    private val presenters = HashMap<Class<*>, BundlePresenter>()
 
+    val profiles by lazy { File(filesDir, PROFILES) }
     val shelf by lazy { BundleShelf(File(filesDir, "bundles")) }
     val holder by lazy { ModelHolder(marker, scope, io, ::load) }
     val bundles by lazy { BundlesPresenter(shelf, { AssetSource.all(assets) }, marker, scope, io) }
 
-    /** The conversation with a bundle; of one at a time. */
-    fun chat(bundle: File): ChatPresenter {
-        chat?.let { if (it.bundle == bundle) return it else it.close() }
-        return ChatPresenter(bundle, holder, conversations, scope, io).also { chat = it }
-    }
+    fun chat(bundle: File): ChatPresenter = presenter(bundle) { ChatPresenter(bundle, holder, conversations, scope, io) }
 
-    /** The measurements of a bundle; of one at a time. */
-    fun latency(bundle: File): LatencyPresenter {
-        latency?.let { if (it.bundle == bundle) return it else it.close() }
-        return LatencyPresenter(bundle, holder, File(filesDir, PROFILES), scope, io).also { latency = it }
+    fun translate(bundle: File): TranslatePresenter =
+        presenter(bundle) { TranslatePresenter(bundle, holder, File(filesDir, "translations"), scope, io) }
+
+    fun dictate(bundle: File): DictatePresenter =
+        presenter(bundle) { DictatePresenter(bundle, holder, microphone, File(filesDir, "dictations"), scope, io) }
+
+    fun latency(bundle: File): LatencyPresenter =
+        presenter(bundle) { LatencyPresenter(bundle, holder, shelf.isDecoder(bundle), profiles, scope, io) }
+
+    /** The presenter of a kind; of one bundle at a time. */
+    private inline fun <reified P : BundlePresenter> presenter(bundle: File, make: () -> P): P {
+        (presenters[P::class.java] as P?)?.let { if (it.bundle == bundle) return it else it.close() }
+        return make().also { presenters[P::class.java] = it }
     }
 
     protected open fun load(bundle: File): LoadedModel {
         val memory = memory()
         val options = EdgeOptions(memory = maxOf(0, memory.availMem - memory.threshold), cacheDir = cacheDir)
-        return OpenModel(EdgeModel.open(bundle, options), device())
+        return openModel(bundle, options, device())
     }
 
     private fun memory() =

@@ -42,7 +42,7 @@ class PresentersTest {
         private val scope = test.backgroundScope
         val holder = ModelHolder(marker, TestScope(io), io) { load(it) }
         val chat by lazy { ChatPresenter(bundle, holder, store, TestScope(io), io) }
-        val latency by lazy { LatencyPresenter(bundle, holder, File(temporary.toFile(), "profiles"), TestScope(io), io) }
+        val latency by lazy { LatencyPresenter(bundle, holder, true, File(temporary.toFile(), "profiles"), TestScope(io), io) }
 
         fun opened() = apply { holder.open(bundle) }
     }

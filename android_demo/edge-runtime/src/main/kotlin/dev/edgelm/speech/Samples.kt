@@ -1,6 +1,7 @@
 package dev.edgelm.speech
 
 import dev.edgelm.InputException
+import java.nio.ShortBuffer
 import java.util.Locale
 import kotlin.math.abs
 
@@ -27,9 +28,9 @@ internal class FloatSamples(private val pcm: FloatArray) : Samples(pcm.size) {
     }
 }
 
-internal class ShortSamples(private val pcm: ShortArray) : Samples(pcm.size) {
+internal class ShortSamples(private val pcm: ShortBuffer) : Samples(pcm.limit()) {
     override fun read(from: Int, count: Int, into: FloatArray) {
-        for (i in 0 until count) into[i] = pcm[from + i] / FULL
+        for (i in 0 until count) into[i] = pcm.get(from + i) / FULL
     }
 
     private companion object {

@@ -117,6 +117,8 @@ class TranscriberTest {
             val heard = all(model.transcribe(shorts))
             assertTrue(heard.isNotEmpty())
             assertEquals(all(model.transcribe(FloatArray(shorts.size) { shorts[it] / 32768f })), heard)
+            val mapped = ByteBuffer.allocateDirect(2 * shorts.size).order(ByteOrder.LITTLE_ENDIAN).asShortBuffer().put(shorts)
+            assertEquals(heard, all(model.transcribe(mapped.apply { flip() })))
         }
     }
 

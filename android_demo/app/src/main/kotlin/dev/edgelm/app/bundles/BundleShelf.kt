@@ -36,6 +36,9 @@ class Entry(val folder: File, val manifest: Manifest?, val problem: String?) {
 class BundleShelf(private val folder: File) {
     fun folder(name: String) = File(folder, name)
 
+    /** Whether this is a chat model's bundle; also of one that cannot be read, so that opening it says why. */
+    fun isDecoder(bundle: File): Boolean = entry(bundle).manifest.let { it == null || it.kind == "decoder" }
+
     /** By name. Copies that were cut off are not among them. */
     fun entries(): List<Entry> = folder.listFiles { file -> file.isDirectory && file.name.endsWith(END) }.orEmpty()
         .sortedBy { it.name }.map(::entry)

@@ -1,8 +1,8 @@
 package dev.edgelm.app.chat
 
 import dev.edgelm.EdgeException
-import dev.edgelm.FinishReason
-import dev.edgelm.Timings
+import dev.edgelm.app.BundlePresenter
+import dev.edgelm.app.model.ChatModel
 import dev.edgelm.app.model.Conversation
 import dev.edgelm.app.model.ModelHolder
 import dev.edgelm.app.model.ModelState
@@ -43,13 +43,13 @@ data class ChatState(
 
 /** One conversation after another with one bundle. Outlives the screen; what is said is kept in [store]. */
 class ChatPresenter(
-    val bundle: File,
+    override val bundle: File,
     private val holder: ModelHolder,
     private val store: ConversationStore,
     private val scope: CoroutineScope,
     private val io: CoroutineDispatcher,
     private val clock: () -> Long = System::currentTimeMillis,
-) {
+) : BundlePresenter {
     private val states = MutableStateFlow(ChatState(bundle.name.removeSuffix(".edge"), loading = true))
     private var id = newId()
     private var conversation: Conversation? = null
@@ -65,22 +65,17 @@ class ChatPresenter(
     fun loadAnyway() = holder.open(bundle, anyway = true)
 
     private fun onModel(model: ModelState) {
-        val ours = model.takeIf { it.bundle == bundle.name }
-        if (ours !is ModelState.Ready) conversation = null
-        states.update { it.copy(ready = false, loading = false, problem = null) }
-        when (ours) {
-            is ModelState.Loading -> states.update { it.copy(loading = true) }
-            is ModelState.Missing -> states.update { it.copy(problem = ours.sentence) }
-            is ModelState.Ready -> with(ours.model) {
-                val detail = "$context tokens, ${bytes / 1_000_000} MB"
-                if (!chats) {
-                    states.update { it.copy(detail = detail, problem = "$name has no chat format, so it cannot hold a conversation.") }
-                } else {
-                    conversation = chat(states.value.turns)
-                    states.update { it.copy(detail = detail, ready = true) }
-                }
+        val talker = model.of(bundle.name) as? ChatModel
+        conversation = null
+        states.update { it.copy(ready = false, loading = model.isLoading(bundle.name), problem = model.problem(bundle.name)) }
+        with(talker ?: return) {
+            states.update { it.copy(detail = "$context tokens, ${bytes / 1_000_000} MB") }
+            if (!chats) {
+                states.update { it.copy(problem = "$name has no chat format, so it cannot hold a conversation.") }
+            } else {
+                conversation = chat(states.value.turns)
+                states.update { it.copy(ready = true) }
             }
-            else -> states.update { it.copy(problem = "This model is not loaded.") }
         }
     }
 
@@ -99,7 +94,7 @@ class ChatPresenter(
                 talk.say(text.trim()).collect { words ->
                     said.append(words.text)
                     states.update { it.copy(turns = asked + Message("assistant", said.toString())) }
-                    words.timings?.let { note = describe(it, words.finish) }
+                    words.note?.let { note = it }
                 }
             } catch (e: EdgeException) {
                 note = e.message!!
@@ -157,8 +152,7 @@ class ChatPresenter(
         }
     }
 
-    /** The screen is left for good. */
-    fun close() {
+    override fun close() {
         answer?.cancel()
         watching.cancel()
         val talk = conversation
@@ -183,16 +177,5 @@ class ChatPresenter(
         fun newId() = UUID.randomUUID().toString()
 
         val Stored.turns: Int get() = messages.count { it.role == "user" }
-
-        fun describe(timings: Timings, finish: FinishReason?): String = listOfNotNull(
-            "First token after ${timings.firstTokenMs.toInt()} ms",
-            timings.tokensPerSecond?.let { "%.1f tokens/s".format(it) },
-            "${timings.generatedTokens} tokens",
-            when (finish) {
-                FinishReason.CONTEXT -> "the context is full"
-                FinishReason.LENGTH -> "cut at the maximum length"
-                else -> null
-            },
-        ).joinToString(", ")
     }
 }

@@ -1,6 +1,8 @@
 package dev.edgelm.app.latency
 
 import dev.edgelm.EdgeException
+import dev.edgelm.app.BundlePresenter
+import dev.edgelm.app.model.ChatModel
 import dev.edgelm.app.model.ModelHolder
 import dev.edgelm.app.model.ModelState
 import dev.edgelm.profile.Profile
@@ -19,10 +21,12 @@ import kotlinx.serialization.SerializationException
 /**
  * What the latency screen shows.
  *
+ * @property measurable whether this is a kind of model that can be measured.
  * @property profile as far as it is measured; the last whole one while nothing is.
  */
 data class LatencyState(
     val title: String,
+    val measurable: Boolean = true,
     val profile: Profile? = null,
     val measuring: Boolean = false,
     val ready: Boolean = false,
@@ -36,40 +40,38 @@ data class LatencyState(
 
 /** Measures one bundle on this phone. The last whole profile is kept in [folder]. */
 class LatencyPresenter(
-    val bundle: File,
+    override val bundle: File,
     private val holder: ModelHolder,
+    measurable: Boolean,
     private val folder: File,
     private val scope: CoroutineScope,
     private val io: CoroutineDispatcher,
-) {
-    private val states = MutableStateFlow(LatencyState(bundle.name.removeSuffix(".edge"), loading = true))
+) : BundlePresenter {
+    private val states = MutableStateFlow(LatencyState(bundle.name.removeSuffix(".edge"), measurable, loading = measurable))
     private var run: Job? = null
     private val watching = scope.launch {
         val kept = withContext(io) { read() }
         states.update { it.copy(profile = kept) }
-        holder.state.collect(::onModel)
+        if (measurable) holder.state.collect(::onModel)
     }
 
     val state: StateFlow<LatencyState> = states
 
-    /** The last whole profile's file, in the format of docs/reference/profile-format.md. */
-    val file: File get() = File(folder, bundle.name.removeSuffix(".edge") + ".profile.json")
+    /** The last whole profile's file. */
+    val file: File get() = profileFile(folder, bundle)
 
     fun loadAnyway() = holder.open(bundle, anyway = true)
 
-    private fun onModel(model: ModelState) {
-        val ours = model.takeIf { it.bundle == bundle.name }
-        states.update {
-            it.copy(
-                ready = ours is ModelState.Ready,
-                loading = ours is ModelState.Loading,
-                problem = if (ours is ModelState.Missing) ours.sentence else null,
-            )
-        }
+    private fun onModel(model: ModelState) = states.update {
+        it.copy(
+            ready = model.of(bundle.name) is ChatModel,
+            loading = model.isLoading(bundle.name),
+            problem = model.problem(bundle.name),
+        )
     }
 
     fun start() {
-        val model = (holder.state.value as? ModelState.Ready)?.takeIf { it.bundle == bundle.name }?.model ?: return
+        val model = holder.state.value.of(bundle.name) as? ChatModel ?: return
         if (run?.isActive == true) return
         val before = states.value.profile
         states.update { it.copy(profile = null, measuring = true, note = "Measuring: leave the phone alone for a minute.") }
@@ -83,7 +85,8 @@ class LatencyPresenter(
                     states.update { it.copy(profile = profile) }
                 }
                 whole = last
-                note = withContext(io) { keep(last!!) }
+                withContext(io) { keep(last!!, file) }
+                note = "Measured in %.0f seconds.".format(last!!.seconds)
             } catch (e: EdgeException) {
                 note = e.message!!
             } finally {
@@ -96,14 +99,6 @@ class LatencyPresenter(
         run?.cancel()
     }
 
-    private fun keep(profile: Profile): String = try {
-        folder.mkdirs()
-        file.writeText(profile.toJson())
-        "Measured in %.0f seconds.".format(profile.seconds)
-    } catch (_: IOException) {
-        "The profile could not be kept: the phone's storage may be full."
-    }
-
     private fun read(): Profile? = try {
         file.takeIf { it.isFile }?.let { Profile.fromJson(it.readText()) }
     } catch (_: IOException) {
@@ -112,8 +107,7 @@ class LatencyPresenter(
         null
     }
 
-    /** The screen is left for good. */
-    fun close() {
+    override fun close() {
         run?.cancel()
         watching.cancel()
     }

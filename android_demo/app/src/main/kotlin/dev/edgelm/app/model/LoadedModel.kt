@@ -1,25 +1,27 @@
 package dev.edgelm.app.model
 
-import dev.edgelm.EdgeChat
-import dev.edgelm.EdgeModel
 import dev.edgelm.FinishReason
-import dev.edgelm.GenerateOptions
 import dev.edgelm.Timings
-import dev.edgelm.profile.DeviceName
 import dev.edgelm.profile.Profile
 import dev.edgelm.text.Message
+import java.nio.ShortBuffer
 import kotlinx.coroutines.flow.Flow
-import kotlinx.coroutines.flow.map
+import kotlinx.serialization.Serializable
 
-/** What the screens ask of a model, so that they are tested without one. */
+/** What the screens ask of a model, so that they are tested without one. Each kind of bundle has an interface of its own. */
 interface LoadedModel : AutoCloseable {
     val name: String
 
-    /** Maximum tokens of a conversation. */
-    val context: Int
-
     /** What it takes outside the Java heap, as planned. */
     val bytes: Long
+
+    fun trim()
+}
+
+/** A decoder. */
+interface ChatModel : LoadedModel {
+    /** Maximum tokens of a conversation. */
+    val context: Int
 
     /** Whether it was trained on conversations. */
     val chats: Boolean
@@ -27,8 +29,6 @@ interface LoadedModel : AutoCloseable {
     fun chat(messages: List<Message>): Conversation
 
     fun profile(): Flow<Profile>
-
-    fun trim()
 }
 
 /** A conversation that remembers what was said. */
@@ -38,34 +38,50 @@ interface Conversation : AutoCloseable {
     fun say(message: String): Flow<Words>
 }
 
-/** A piece of an answer; the last one has [finish] and [timings]. */
-class Words(val text: String, val finish: FinishReason? = null, val timings: Timings? = null)
+/** A model from text to text. */
+interface TextModel : LoadedModel {
+    /** Codes of the languages that a text may be in; empty where there is no choice. */
+    val sources: List<String>
 
-/** The library's model. */
-class OpenModel(private val model: EdgeModel, private val device: DeviceName) : LoadedModel {
-    override val name: String get() = model.bundle.manifest.name
-    override val context: Int get() = model.context
-    override val bytes: Long get() = model.plan.bytes
-    override val chats: Boolean get() = model.hasChatFormat
+    /** Codes of the languages that it may become. */
+    val targets: List<String>
 
-    override fun chat(messages: List<Message>): Conversation = OpenChat(model.chat(messages))
+    /** The bundle's own choice among each. */
+    val source: String?
+    val target: String?
 
-    override fun profile(): Flow<Profile> = model.profile(device)
-
-    override fun trim() = model.trim()
-
-    override fun close() = model.close()
+    fun generate(text: String, from: String?, to: String?): Flow<Words>
 }
 
-private class OpenChat(private val chat: EdgeChat) : Conversation {
-    override val messages: List<Message> get() = chat.messages
+/** A model that hears. */
+interface SpeechModel : LoadedModel {
+    /** Samples a second that it wants. */
+    val sampleRate: Int
 
-    override fun say(message: String): Flow<Words> =
-        chat.say(message, GenerateOptions(maxTokens = MOST)).map { Words(it.text, it.finish, it.timings) }
+    /** Codes of the languages that it knows; empty where there is no choice. */
+    val languages: List<String>
 
-    override fun close() = chat.close()
+    /** [language]: null where it is to find out itself. */
+    fun transcribe(pcm: ShortBuffer, language: String?): Flow<Line>
+}
 
-    private companion object {
-        const val MOST = 1024 // tokens of an answer; small models may not find an end
+/** What was said from [start] to [end], in seconds. Joined, the texts of all lines are what was said. */
+@Serializable
+data class Line(val start: Double, val end: Double, val text: String)
+
+/** A piece of an answer; the last one has [finish] and [timings]. */
+class Words(val text: String, val finish: FinishReason? = null, val timings: Timings? = null) {
+    /** How long the whole answer took, and what cut it off; null before its end. */
+    val note: String? get() = timings?.let {
+        listOfNotNull(
+            "First token after ${it.firstTokenMs.toInt()} ms",
+            it.tokensPerSecond?.let { rate -> "%.1f tokens/s".format(rate) },
+            "${it.generatedTokens} tokens",
+            when (finish) {
+                FinishReason.CONTEXT -> "the context is full"
+                FinishReason.LENGTH -> "cut at the maximum length"
+                else -> null
+            },
+        ).joinToString(", ")
     }
 }

@@ -25,6 +25,18 @@ sealed interface ModelState {
 
     /** It is not in memory; [sentence] says why. */
     data class Missing(override val bundle: String, val sentence: String) : ModelState
+
+    /** The model of the bundle in a folder of this name, where it is in memory. */
+    fun of(name: String): LoadedModel? = (this as? Ready)?.takeIf { it.bundle == name }?.model
+
+    fun isLoading(name: String): Boolean = this is Loading && bundle == name
+
+    /** Why the model of this bundle is not there; null where it is, or will be. */
+    fun problem(name: String): String? = when {
+        of(name) != null || isLoading(name) -> null
+        this is Missing && bundle == name -> sentence
+        else -> "This model is not loaded."
+    }
 }
 
 /** Loads and closes models, one at a time; two would rarely fit. Everything slow runs on [io]. */
@@ -102,7 +114,7 @@ class ModelHolder(
     private companion object {
         const val CRASHED = "The app ended while it was loading this model, so it was not loaded again. There may be too " +
             "little memory for it."
-        const val TAKEN = "The phone needed memory for other apps, so the model was closed. The conversation is kept."
+        const val TAKEN = "The phone needed memory for other apps, so the model was closed. Your words are kept."
     }
 }
 

@@ -62,12 +62,9 @@ class BundlesActivity : ScreenActivity() {
     private fun card(parent: ViewGroup, entry: Entry, crashed: Boolean): View {
         val card = layoutInflater.inflate(R.layout.card, parent, false)
         val screens = entry.manifest?.let { manifest -> SCREENS.filter { it.fits(manifest) } }.orEmpty()
-        val usable = entry.manifest != null
         card.findViewById<TextView>(R.id.name).text = entry.title
         card.findViewById<TextView>(R.id.card_detail).text = entry.detail
-        card.findViewById<TextView>(R.id.card_warning).show(
-            if (crashed) getString(R.string.crashed) else if (usable && screens.isEmpty()) getString(R.string.no_screen) else null,
-        )
+        card.findViewById<TextView>(R.id.card_warning).show(if (crashed) getString(R.string.crashed) else null)
         card.findViewById<View>(R.id.card_more).setOnClickListener { remove(entry) }
         val actions = card.findViewById<LinearLayout>(R.id.actions)
         for ((i, screen) in screens.withIndex()) {

@@ -1,8 +1,6 @@
 package dev.edgelm.app.screens
 
 import android.app.AlertDialog
-import android.content.ClipData
-import android.content.ClipboardManager
 import android.os.Bundle
 import android.view.Menu
 import android.view.View
@@ -11,7 +9,6 @@ import android.widget.ImageButton
 import android.widget.ListView
 import android.widget.PopupMenu
 import android.widget.TextView
-import android.widget.Toast
 import dev.edgelm.app.R
 import dev.edgelm.app.chat.ChatPresenter
 import dev.edgelm.app.chat.ChatState
@@ -36,7 +33,10 @@ class ChatActivity : ScreenActivity() {
         input = findViewById(R.id.input)
         findViewById<ListView>(R.id.turns).apply {
             adapter = this@ChatActivity.adapter
-            setOnItemLongClickListener { _, _, position, _ -> copy(chat.state.value.turns[position].content) }
+            setOnItemLongClickListener { _, _, position, _ ->
+                copy(chat.state.value.turns[position].content)
+                true
+            }
         }
         findViewById<View>(R.id.send).setOnClickListener { if (chat.state.value.answering) chat.stop() else send() }
         findViewById<View>(R.id.other).apply {
@@ -75,8 +75,7 @@ class ChatActivity : ScreenActivity() {
         findViewById<View>(R.id.empty).visibility = if (state.turns.isEmpty()) View.VISIBLE else View.GONE
         findViewById<TextView>(R.id.note).show(state.note)
         findViewById<ImageButton>(R.id.send).apply {
-            isEnabled = state.answering || state.ready
-            alpha = if (isEnabled) 1f else 0.4f
+            enable(state.answering || state.ready)
             setImageResource(if (state.answering) R.drawable.ic_stop else R.drawable.ic_send)
             contentDescription = getString(if (state.answering) R.string.stop else R.string.send)
         }
@@ -85,12 +84,6 @@ class ChatActivity : ScreenActivity() {
             input.setText(draft)
             input.setSelection(draft.length)
         }
-    }
-
-    private fun copy(words: String): Boolean {
-        getSystemService(ClipboardManager::class.java).setPrimaryClip(ClipData.newPlainText("", words))
-        Toast.makeText(this, R.string.copied_text, Toast.LENGTH_SHORT).show()
-        return true
     }
 
     private fun menu(at: View) {

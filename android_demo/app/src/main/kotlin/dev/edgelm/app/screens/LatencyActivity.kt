@@ -23,7 +23,7 @@ class LatencyActivity : ScreenActivity() {
         super.onCreate(state)
         setContentView(R.layout.latency)
         latency = app.latency(bundle)
-        openModel(state)
+        if (latency.state.value.measurable) openModel(state)
         findViewById<View>(R.id.measure).setOnClickListener { if (latency.state.value.measuring) latency.stop() else latency.start() }
         findViewById<View>(R.id.share).setOnClickListener { share() }
     }
@@ -43,6 +43,7 @@ class LatencyActivity : ScreenActivity() {
         // A phone that turns its screen off slows down.
         val awake = WindowManager.LayoutParams.FLAG_KEEP_SCREEN_ON
         if (state.measuring) window.addFlags(awake) else window.clearFlags(awake)
+        findViewById<TextView>(R.id.empty).setText(if (state.measurable) R.string.latency_empty else R.string.latency_decoders)
         findViewById<View>(R.id.empty).visibility = if (state.profile == null) View.VISIBLE else View.GONE
         if (state.profile !== drawn) draw(state.profile)
     }
@@ -81,11 +82,6 @@ class LatencyActivity : ScreenActivity() {
             .setType(SharedProfiles.TYPE)
             .putExtra(Intent.EXTRA_STREAM, SharedProfiles.uri(latency.file))
             .addFlags(Intent.FLAG_GRANT_READ_URI_PERMISSION)
-        startActivity(Intent.createChooser(send, getString(R.string.share)))
-    }
-
-    private fun Button.enable(on: Boolean) {
-        isEnabled = on
-        alpha = if (on) 1f else 0.4f
+        share(send)
     }
 }

@@ -1,13 +1,19 @@
 package dev.edgelm.app.screens
 
 import android.app.Activity
+import android.content.ClipData
+import android.content.ClipboardManager
 import android.content.Context
 import android.content.Intent
 import android.os.Bundle
 import android.view.View
+import android.widget.AdapterView
+import android.widget.ArrayAdapter
 import android.widget.Button
 import android.widget.ImageButton
+import android.widget.Spinner
 import android.widget.TextView
+import android.widget.Toast
 import dev.edgelm.app.EdgeApp
 import dev.edgelm.app.R
 import dev.edgelm.app.model.ModelState
@@ -66,6 +72,54 @@ abstract class ScreenActivity : Activity() {
         findViewById<View>(R.id.loading).visibility = if (shown) View.VISIBLE else View.INVISIBLE
     }
 
+    /** Offer to copy and to share a text, in the bar. */
+    protected fun textActions(text: () -> String) {
+        findViewById<ImageButton>(R.id.other).apply {
+            setImageResource(R.drawable.ic_copy)
+            contentDescription = getString(R.string.copy)
+            visibility = View.VISIBLE
+            setOnClickListener { copy(text()) }
+        }
+        findViewById<ImageButton>(R.id.more).apply {
+            setImageResource(R.drawable.ic_share)
+            contentDescription = getString(R.string.share)
+            visibility = View.VISIBLE
+            setOnClickListener { share(Intent(Intent.ACTION_SEND).setType("text/plain").putExtra(Intent.EXTRA_TEXT, text())) }
+        }
+    }
+
+    /** There is a text to copy and to share. */
+    protected fun enableTextActions(on: Boolean) {
+        findViewById<View>(R.id.other).enable(on)
+        findViewById<View>(R.id.more).enable(on)
+    }
+
+    protected fun copy(words: String) {
+        getSystemService(ClipboardManager::class.java).setPrimaryClip(ClipData.newPlainText("", words))
+        Toast.makeText(this, R.string.copied_text, Toast.LENGTH_SHORT).show()
+    }
+
+    protected fun share(send: Intent) = startActivity(Intent.createChooser(send, getString(R.string.share)))
+
+    /** A list of languages; [choose] is told a position that the user took. */
+    protected fun languages(spinner: Spinner, all: List<Any>, selected: Int, choose: (Int) -> Unit) {
+        if (spinner.tag != all) {
+            spinner.tag = all
+            spinner.adapter = ArrayAdapter(this, R.layout.language, all).apply {
+                setDropDownViewResource(android.R.layout.simple_spinner_dropdown_item)
+            }
+        }
+        spinner.visibility = if (all.size < 2) View.GONE else View.VISIBLE
+        spinner.onItemSelectedListener = object : AdapterView.OnItemSelectedListener {
+            override fun onItemSelected(parent: AdapterView<*>, view: View?, position: Int, id: Long) {
+                if (position != selected) choose(position)
+            }
+
+            override fun onNothingSelected(parent: AdapterView<*>) = Unit
+        }
+        if (spinner.selectedItemPosition != selected) spinner.setSelection(selected)
+    }
+
     companion object {
         private const val BUNDLE = "bundle"
 
@@ -73,6 +127,11 @@ abstract class ScreenActivity : Activity() {
         fun intent(context: Context, screen: Class<out Activity>, bundle: String): Intent =
             Intent(context, screen).putExtra(BUNDLE, bundle)
     }
+}
+
+internal fun View.enable(on: Boolean) {
+    isEnabled = on
+    alpha = if (on) 1f else 0.4f
 }
 
 /** Show a text, and take no room without one. */
