@@ -10,6 +10,9 @@ import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
 
+/** Whether this is an Arm core, as in most phones. */
+internal val arm = System.getProperty("os.arch").let { it.startsWith("aarch64") || it.startsWith("arm") }
+
 /**
  * onnxruntime's environment, with one pool of threads for all models of a process: pools of their own would spin next
  * to each other.
@@ -33,6 +36,7 @@ internal object Ort {
             throw InputException("The number of threads must be between 1 and ${maxOf(16, 2 * cores)}, not $threads.")
         }
         environment?.let { return it }
+        if (arm && android) attendWithoutBlocks()
         val pool = threads ?: minOf(cores, MOST_THREADS)
         val options = OrtEnvironment.ThreadingOptions()
         options.setGlobalIntraOpNumThreads(pool)
@@ -45,6 +49,19 @@ internal object Ort {
         this.threads = pool
         environment = made
         return made
+    }
+
+    /**
+     * On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2: what a model
+     * says would depend on how a text is cut into steps. onnxruntime asks for this where it opens a graph.
+     *
+     * `android.system.Os` sets it, by name: this library has no class of Android's. Other Java machines cannot, and are started
+     * with it.
+     */
+    private fun attendWithoutBlocks() {
+        val text = String::class.java
+        val set = Class.forName("android.system.Os").getMethod("setenv", text, text, Boolean::class.javaPrimitiveType)
+        set.invoke(null, "ORT_GQA_DISABLE_FLASH_ATTENTION", "1", false) // an app's own setting stays
     }
 
     /** A session over the graph with this role. Weights are mapped by onnxruntime and never pass through the heap. */
