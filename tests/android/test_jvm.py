@@ -2,99 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
-import chat_corpus
-import pytest
-import tokenizer_corpus
-from texts import SENTENCES
-from tiny_encoder_decoders import nllb_bundle, t5_bundle
-from whisper_files import talking_whisper, write_ctranslate2
-
-import edge
-from edge.export import successors
-from edge.runtime.check import conformance, conformance_drafts
-from edge.runtime.model import Model
 from edge.runtime.profile.record import read_profile
 
-ROOT = Path(__file__).parents[2]
-PROJECT = ROOT / "android_demo"
-LINES = 2_000  # for each tokenizer; 20,000 take minutes, and were run by hand: docs/lab/android.md
+PROJECT = Path(__file__).parents[2] / "android_demo"
 MINUTES = 15  # with all that Maven fetches
-
-
-@pytest.fixture(scope="module")
-def maven() -> str:
-    """The command. Without it and a JDK tests are skipped, but where EDGE_TEST_JVM_REQUIRED is set."""
-    found = shutil.which("mvn")
-    if found is None or shutil.which("javac") is None:
-        missing = "the Kotlin runtime is not tested: no JDK and Maven (Debian: openjdk-17-jdk-headless, maven)"
-        if os.environ.get("EDGE_TEST_JVM_REQUIRED"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return found
-
-
-@pytest.fixture(scope="module")
-def same_onnxruntime(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a Python with the onnxruntime that Maven has: another version's kernels round otherwise, and
-    Maven's is behind PyPI's."""
-    found = ElementTree.parse(PROJECT / "pom.xml").getroot().find(".//{*}onnxruntime.version")
-    assert found is not None and found.text is not None
-    environment = {**os.environ, "EDGE_HOME": str(tmp_path_factory.mktemp("edge-home"))}
-    if found.text == version("onnxruntime"):
-        return environment
-    folder = tmp_path_factory.mktemp("onnxruntime")
-    wanted = [f"onnxruntime=={found.text}", "--no-deps", "--target", str(folder)]
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True, timeout=60 * MINUTES)
-    return {**environment, "PYTHONPATH": str(folder)}
-
-
-@pytest.fixture(scope="module")
-def corpus(
-    tmp_path_factory: pytest.TempPathFactory,
-    same_onnxruntime: dict[str, str],
-    six_layers: Path,
-    tiny_checkpoint: Path,
-) -> Path:
-    """What the tests read: bundles, and what Python makes of them."""
-    folder = tmp_path_factory.mktemp("corpus")
-    bundles = folder / "bundles"
-    edge.export(
-        six_layers, bundles / "int8.edge", weights="int8", prefill_weights="int8", candidates=False, draft_text=0
-    )
-    text = " ".join(SENTENCES)
-    with pytest.MonkeyPatch.context() as patch:  # a table for drafts, of texts that the corpus has
-        patch.setattr(successors, "own_answers", _texts_twice)
-        edge.export(
-            tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False, draft_text=100_000
-        )
-    for made in (t5_bundle(folder), nllb_bundle(folder)):
-        made.root.rename(bundles / made.root.name)
-    # One draws at all temperatures; the other trusts what it says of short windows.
-    for name, sure, weights in (("unsure", 1, "fp32"), ("sure", 4, "int8")):
-        checkpoint = write_ctranslate2(folder / name, talking_whisper(sure), quantization="float32")
-        edge.export(checkpoint, bundles / f"{name}.edge", weights=weights)
-    for path in bundles.iterdir():
-        answers = folder / "answers" / path.stem
-        command = [sys.executable, "-m", "edge.cli.main", "verify", str(path), "--emit", str(answers)]
-        ran = subprocess.run(command, cwd=ROOT, env=same_onnxruntime, text=True, capture_output=True)
-        assert ran.returncode == 0, ran.stderr
-    tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
-    chat_corpus.write(folder / "chat_formats.jsonl")
-    return folder
-
-
-def _texts_twice(model: Model) -> Iterator[list[int]]:
-    for text in 2 * [*conformance_drafts.TEXTS, *conformance.PROMPTS, *SENTENCES]:
-        yield model.prompt_ids(text, raw=True)
 
 
 def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pickle
 import shutil
 import sys
@@ -17,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from emulators import CPUS, Emulator, Unavailable, emulators
+from emulators import CPUS, Emulator, Unavailable, emulators, or_skip
 from graph_harness import TinyCheckpoint, tiny_manifest
 from onnx import TensorProto, helper, numpy_helper
 from texts import SENTENCES
@@ -50,13 +49,8 @@ Found = dict[str, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def others() -> dict[str, Emulator]:
-    """The other processors. Without them tests are skipped, but where EDGE_TEST_EMULATORS_REQUIRED is set."""
-    try:
-        return emulators()
-    except Unavailable as e:
-        if os.environ.get("EDGE_TEST_EMULATORS_REQUIRED"):
-            pytest.fail(f"no other processors: {e}")
-        pytest.skip(f"no other processors: {e}")
+    """The other processors."""
+    return or_skip(emulators)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ import dev.edgelm.InputException
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 
+internal val android = System.getProperty("java.vm.name") == "Dalvik"
+
 /**
  * Memory outside the Java heap, for keys and values.
  *
@@ -11,9 +13,6 @@ import java.nio.ByteOrder
  * there it is shared memory that nobody shares.
  */
 internal object Memory {
-    /** Whether this is a phone's machine. */
-    val android = System.getProperty("java.vm.name") == "Dalvik"
-
     /** Zeroed bytes in the machine's order; InputException where there are not so many. */
     fun allocate(bytes: Long): ByteBuffer {
         if (bytes > Int.MAX_VALUE) throw InputException("A layer's keys for so many tokens do not fit; ask for fewer.")

@@ -10,13 +10,15 @@ import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
 
+/** Whether this is an Arm core, as in most phones. */
+internal val arm = System.getProperty("os.arch").let { it.startsWith("aarch64") || it.startsWith("arm") }
+
 /**
  * onnxruntime's environment, with one pool of threads for all models of a process: pools of their own would spin next
  * to each other.
  */
 internal object Ort {
     private const val MOST_THREADS = 8
-    private const val NO_FLASH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
     private var environment: OrtEnvironment? = null
 
     /** Threads of the pool, once it is there. */
@@ -34,8 +36,8 @@ internal object Ort {
             throw InputException("The number of threads must be between 1 and ${maxOf(16, 2 * cores)}, not $threads.")
         }
         environment?.let { return it }
+        if (arm && android) attendWithoutBlocks()
         val pool = threads ?: minOf(cores, MOST_THREADS)
-        plainAttentionOnArm()
         val options = OrtEnvironment.ThreadingOptions()
         options.setGlobalIntraOpNumThreads(pool)
         options.setGlobalInterOpNumThreads(1)
@@ -50,16 +52,16 @@ internal object Ort {
     }
 
     /**
-     * On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2, and so an
-     * answer would depend on how its text is cut into steps; onnxruntime reads in its environment that it is off. Android
-     * lets a process set that; a Java machine on Arm is started with it.
+     * On Arm attention by blocks (flash) gives a token other last bits in a step of 3 tokens than in one of 2: what a model
+     * says would depend on how a text is cut into steps. onnxruntime asks for this where it opens a graph.
+     *
+     * `android.system.Os` sets it, by name: this library has no class of Android's. Other Java machines cannot, and are started
+     * with it.
      */
-    private fun plainAttentionOnArm() {
-        if (!Memory.android || System.getProperty("os.arch") != "aarch64" || System.getenv(NO_FLASH) != null) return
-        val set = Class.forName("android.system.Os").getMethod(
-            "setenv", String::class.java, String::class.java, Boolean::class.javaPrimitiveType,
-        )
-        set.invoke(null, NO_FLASH, "1", false)
+    private fun attendWithoutBlocks() {
+        val text = String::class.java
+        val set = Class.forName("android.system.Os").getMethod("setenv", text, text, Boolean::class.javaPrimitiveType)
+        set.invoke(null, "ORT_GQA_DISABLE_FLASH_ATTENTION", "1", false) // an app's own setting stays
     }
 
     /** A session over the graph with this role. Weights are mapped by onnxruntime and never pass through the heap. */

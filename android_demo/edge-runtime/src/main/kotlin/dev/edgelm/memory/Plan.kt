@@ -10,6 +10,7 @@ import dev.edgelm.engine.Engine
 import dev.edgelm.engine.FLOAT
 import dev.edgelm.engine.KEPT_STEP
 import dev.edgelm.engine.PREFILL_CHUNK
+import dev.edgelm.engine.arm
 import dev.edgelm.speculate.Speculation
 
 /**
@@ -179,7 +180,11 @@ class Plan internal constructor(
             val attention = (dims.numHeads + 2L * dims.numKvHeads) * dims.headDim
             val row = manifest.kv.layers.maxOf { it.heads * it.headDim }
             val unpacked = if (int8) UNPACKED.toLong() * context * row else 0
-            val scores = CROSS_SCORES.toLong() * dims.numHeads * source
+            val scores = dims.numHeads * when {
+                source > 0 -> CROSS_SCORES.toLong() * source
+                arm -> context.toLong() // which attends without blocks
+                else -> 0
+            }
             // The host keeps a bias for its widest step, and the graph takes a copy of that of the step.
             val bias = if (source > 0) (maxOf(KEPT_STEP, beams) + tokens) * context.toLong() * beams else 0
             return (tokens * (7 * feedForward / 2 + 2 * attention + scores) + unpacked + bias) * FLOAT
