@@ -28,8 +28,8 @@ import kotlinx.coroutines.flow.Flow
  * @property kv what keys and values are kept in; [Kv.AUTO]: float32, or int8 where [memory] has room for no other.
  * @property cacheDir a folder of the app's in which it is remembered that the bundle's files were checked; null: all
  *   files are read every time.
- * @property beams of a model from text to text: outputs searched side by side that [memory] has room for; null: as many
- *   as the bundle sets.
+ * @property beams of an encoder-decoder: texts searched side by side that [memory] has room for; null: as many as the
+ *   bundle sets, and one of a speech model.
  */
 data class EdgeOptions(
     val context: Int? = null,
