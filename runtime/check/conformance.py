@@ -62,6 +62,9 @@ OUTPUTS: tuple[dict[str, Any], ...] = (
     {"beams": 4, "n_best": 3, "length_penalty": 2.0},
     {"beams": 4, "length_penalty": 0.5, "early_stopping": "never", "no_repeat_ngram": 3},
     {"beams": 3, "early_stopping": True, "min_tokens": 6, "repetition_penalty": 1.2},
+    {"beams": 4, "groups": 2, "diversity": 0.7, "n_best": 4},
+    {"beams": 6, "groups": 3, "diversity": 1.5, "n_best": 2, "early_stopping": "never", "no_repeat_ngram": 2},
+    {"beams": 3, "groups": 3, "diversity": 0.4, "n_best": 3, "early_stopping": True, "length_penalty": 0.3},
 )
 
 

@@ -75,7 +75,7 @@ def count(bundle: Bundle) -> int:
 
 
 def _options(speech: Speech) -> list[dict[str, Any]]:
-    """What every sound is heard with: the reference's settings, one text without judging it, and draws."""
+    """What every sound is heard with: the reference's settings, one text without judging it, draws, and beams."""
     named = {"language": list(speech.languages)[-1]} if speech.languages else {}
     translated = {"task": "translate"} if "translate" in speech.tasks else {}
     alone = {"previous_text": False, "skip_silence": False}
@@ -85,4 +85,6 @@ def _options(speech: Speech) -> list[dict[str, Any]]:
         {"temperatures": [0.0], **UNJUDGED},
         {"temperatures": [0.0], **UNJUDGED, **alone, **named},
         {"temperatures": [0.6, 1.0], "seed": 3},
+        {"temperatures": [0.0], "beams": 5, **UNJUDGED},
+        {"temperatures": [0.0, 0.8], "beams": 3, "seed": 5} | named,
     ]

@@ -166,7 +166,7 @@ def search(
         growing = [group for group in groups if not group.done]
         if not growing:
             break
-        new = _certain(growing, certain)
+        new = _certain(groups, certain)
         certain += len(new)
         yield from new
         stepped = branches.step(*_join(growing))
@@ -296,7 +296,7 @@ def _join(groups: Sequence[_Group]) -> tuple[NDArray[np.intp], NDArray[np.int64]
 
 def _certain(groups: Sequence[_Group], known: int) -> list[int]:
     """What all texts that may still be the best begin with, `known` tokens after the prompt."""
-    texts = [text[group.start + known :] for group in groups for text in group.texts]
+    texts = [text[group.start + known :] for group in groups if not group.done for text in group.texts]
     certain = texts[0][: _same(texts)]
     if ended := [group.ended[0] for group in groups if group.ended]:
         best = max(ended, key=lambda text: text.score).token_ids[known:]

@@ -167,6 +167,14 @@ def diverse_search(
     return sorted((text for group in ended for text in group), reverse=True)[: options.n_best]
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_groups_yield_the_tokens_of_the_best_text(seed: int) -> None:
+    engine, texts = PathEngine(hashed(8, EOS, seed, patience=-8)), list[Hypothesis]()
+    options = BeamOptions(4, 2, 1.5, early_stopping=True, max_tokens=12)
+    tokens = search(engine, new_cache(engine, 1, options), [0], options, texts, eos=[EOS])  # type: ignore[arg-type]
+    assert list(tokens) == texts[0].token_ids
+
+
 def test_groups_find_different_texts() -> None:
     next_logits = hashed(30, EOS)
     plain = found(PathEngine(next_logits), BeamOptions(4, n_best=4, max_tokens=10))

@@ -30,8 +30,8 @@ import kotlinx.coroutines.flow.Flow
  * @property kv what keys and values are kept in; [Kv.AUTO]: float32, or int8 where [memory] has room for no other.
  * @property cacheDir a folder of the app's in which it is remembered that the bundle's files were checked; null: all
  *   files are read every time.
- * @property beams of a model from text to text: outputs searched side by side that [memory] has room for; null: as many
- *   as the bundle sets.
+ * @property beams of an encoder-decoder: texts searched side by side that [memory] has room for; null: as many as the
+ *   bundle sets, and one of a speech model.
  * @property speculate what drafts tokens, of which the model verifies several in a step. The text is the same.
  * @property profile a profile of this bundle on this device ([EdgeModel.profile], [Profile.toJson]), which says what steps
  *   of several tokens cost; null, or one of another bundle or device: that is guessed, and learnt as answers go on.

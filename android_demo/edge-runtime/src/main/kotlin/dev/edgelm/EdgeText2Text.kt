@@ -134,12 +134,7 @@ class EdgeText2Text private constructor(
         val limit = minOf(wanted, room)
         val least = options.minTokens?.let { prompt.size + it } ?: defaults.minLength
         val beams = options.beamOptions(defaults, limit)
-        if (memory != null && beams.beams > plan.beams) {
-            throw InputException(
-                "Memory was planned for ${plan.beams} beams, not for ${beams.beams}; name them when the bundle is opened, " +
-                    "or take fewer.",
-            )
-        }
+        plan.checkBeams(beams.beams, memory)
         val processors = makeProcessors(options.over(defaults), eos, prompt.size, least, prompt.size + limit)
         return Task(prompt, options, beams, Ends(options.stop, eos, wanted, room), processors)
     }

@@ -28,6 +28,7 @@ class EdgeTranscriber private constructor(
     val plan: Plan,
     private val engine: Engine,
     private val tokenizer: Tokenizer,
+    private val memory: Long?,
     private val dispatcher: CoroutineDispatcher,
 ) : AutoCloseable {
     private val speech = bundle.manifest.speech!!
@@ -45,7 +46,7 @@ class EdgeTranscriber private constructor(
      * ends it before the next step. The array must stay as it is until then.
      *
      * The flow throws an InputException where the [sampleRate] is not the model's, the model does not know the language
-     * or task, a sample is no number, or there is less than 0.1 s of sound. Without any samples there are no segments.
+     * or task, memory was planned for fewer beams, a sample is no number, or there is less than 0.1 s of sound. Without any samples there are no segments.
      */
     fun transcribe(
         pcm: FloatArray, options: TranscribeOptions = TranscribeOptions(), sampleRate: Int = this.sampleRate,
@@ -68,6 +69,7 @@ class EdgeTranscriber private constructor(
             )
         }
         options.check(speech)
+        plan.checkBeams(options.beams, memory)
         val room = takeRoom()
         try {
             Transcription(engine, tokenizer, samples(), options, room, goOn).use { running ->
@@ -118,7 +120,7 @@ class EdgeTranscriber private constructor(
             val loaded = Loaded.open(path, options, ::speechPlan) { manifest ->
                 if (manifest.speech != null) null else "reads text; only a bundle of a speech model transcribes sound."
             }
-            return with(loaded) { EdgeTranscriber(bundle, plan, engine, tokenizer, dispatcher) }
+            return with(loaded) { EdgeTranscriber(bundle, plan, engine, tokenizer, options.memory, dispatcher) }
         }
     }
 }

@@ -23,6 +23,8 @@ enum class EarlyStopping {
  * @property minTokens minimum tokens before the output may end; 0: no such rule.
  * @property stop strings that end the output and are left out of it.
  * @property beams texts pursued at a time; 1: greedy, or drawn with a temperature.
+ * @property groups equal groups of beams, kept different by [diversity]; 1: no groups.
+ * @property diversity subtracted from the score of a token for each beam of an earlier group that has it in this step.
  * @property lengthPenalty a text's log probability is divided by its length to this power; above 0 favours longer texts.
  * @property nBest how many texts [EdgeText2Text.candidates] gives, up to [beams].
  * @property noRepeatNgram no run of so many tokens occurs twice; 0: no such rule.
@@ -34,6 +36,8 @@ data class Text2TextOptions(
     val sampling: SamplingOptions = SamplingOptions(),
     val stop: List<String> = emptyList(),
     val beams: Int? = null,
+    val groups: Int = 1,
+    val diversity: Double = 0.0,
     val lengthPenalty: Double? = null,
     val earlyStopping: EarlyStopping? = null,
     val nBest: Int = 1,
@@ -44,6 +48,8 @@ data class Text2TextOptions(
     init {
         GenerateOptions(maxTokens ?: 1, stop = stop) // says what is wrong with these
         check("number of beams", beams ?: 1, "1 or more", (beams ?: 1) >= 1)
+        check("number of beam groups", groups, "1 or more", groups >= 1)
+        check("diversity", diversity, "a number of 0 or more", diversity >= 0 && diversity.isFinite())
         check("number of best texts", nBest, "1 or more", nBest >= 1)
         check("minimum of tokens", minTokens ?: 0, "0 or more", (minTokens ?: 0) >= 0)
         check("n-gram size", noRepeatNgram ?: 0, "0 or more", (noRepeatNgram ?: 0) >= 0)
@@ -52,8 +58,10 @@ data class Text2TextOptions(
             throw InputException("At least $minTokens and at most $maxTokens tokens cannot both hold.")
         }
         if (beams != null) beamOptions(Generation(), 1)
-        if (sampling.temperature > 0 && maxOf(beams ?: 1, nBest) > 1) {
-            throw InputException("Tokens are drawn for one text at a time, so that there are no beams or n best texts.")
+        if (sampling.temperature > 0 && maxOf(beams ?: 1, groups, nBest) > 1) {
+            throw InputException(
+                "Tokens are drawn for one text at a time, so that there are no beams, groups or n best texts.",
+            )
         }
     }
 
@@ -79,7 +87,9 @@ data class Text2TextOptions(
             )
         }
         val stopping = earlyStopping ?: EarlyStopping.valueOf(defaults.earlyStopping.content.uppercase())
-        return BeamOptions(settings.numBeams, settings.lengthPenalty, stopping, nBest, maxTokens)
+        return BeamOptions(
+            settings.numBeams, maxTokens, groups, diversity, settings.lengthPenalty, stopping, nBest,
+        )
     }
 }
 

@@ -35,6 +35,8 @@ class Text2TextTest {
         val repetitionPenalty: Double? = null,
         val seed: Long? = null,
         val beams: Int? = null,
+        val groups: Int = 1,
+        val diversity: Double = 0.0,
         val nBest: Int = 1,
         val lengthPenalty: Double? = null,
         val earlyStopping: JsonPrimitive? = null,
@@ -44,7 +46,7 @@ class Text2TextTest {
     ) {
         fun own() = Text2TextOptions(
             maxTokens, minTokens, SamplingOptions(temperature, topK, topP, 0.0, repetitionPenalty, seed), emptyList(), beams,
-            lengthPenalty, earlyStopping?.let { EarlyStopping.valueOf(it.content.uppercase()) }, nBest, noRepeatNgram,
+            groups, diversity, lengthPenalty, earlyStopping?.let { EarlyStopping.valueOf(it.content.uppercase()) }, nBest, noRepeatNgram,
             sourceLanguage, targetLanguage,
         )
     }
@@ -155,6 +157,11 @@ class Text2TextTest {
             "0 or more, not -1" to { Text2TextOptions(minTokens = -1) },
             "0 or more, not -2" to { Text2TextOptions(noRepeatNgram = -2) },
             "cannot both hold" to { Text2TextOptions(maxTokens = 3, minTokens = 4) },
+            "1 or more, not 0" to { Text2TextOptions(groups = 0) },
+            "0 or more, not -0.5" to { Text2TextOptions(diversity = -0.5) },
+            "4 beams cannot be split into 3 groups" to { Text2TextOptions(beams = 4, groups = 3, diversity = 1.0) },
+            "2 beam groups need a diversity" to { Text2TextOptions(beams = 4, groups = 2) },
+            "A diversity needs beam groups" to { Text2TextOptions(beams = 4, diversity = 1.0) },
             "2 beams cannot give 3 texts" to { Text2TextOptions(beams = 2, nBest = 3) },
             "must be a number" to { Text2TextOptions(beams = 2, lengthPenalty = Double.NaN) },
             "and there is one" to { Text2TextOptions(beams = 1, lengthPenalty = 2.0) },

@@ -6,7 +6,7 @@ import dev.edgelm.bundle.Generation
  * A rule that changes the scores of the next token, as the logits processor of transformers that its documentation
  * names, for greedy decoding, sampling and beams. One for each answer.
  */
-internal interface Processor {
+internal fun interface Processor {
     /**
      * Change [scores] [V] of what may follow the first [length] tokens of [text], with which the decoder's own first
      * tokens count: logits where one token is chosen, log probabilities in a beam search.

@@ -86,9 +86,14 @@ internal class KvCache(
     fun reset(given: Cross?) {
         cross?.close()
         cross = given
-        length = 0
-        if (positions != null) for (i in 0 until memory.rows) positions.put(i, i.toLong())
+        truncate(0)
         if (given != null) steps.values.forEach { it.read(given) }
+    }
+
+    /** Keep the first [rows], after which tokens follow each other again. */
+    fun truncate(rows: Int) {
+        length = rows
+        if (positions != null) for (i in rows until memory.rows) positions.put(i, i.toLong())
     }
 
     /** Tell the graph how many rows there are after the step. */

@@ -37,6 +37,14 @@ class Plan internal constructor(
     /** Bytes of all kinds. */
     val bytes: Long get() = kinds.values.sum()
 
+    /** InputException where memory was limited, and planned for fewer [wanted] beams. */
+    internal fun checkBeams(wanted: Int, memory: Long?) {
+        if (memory == null || wanted <= beams) return
+        throw InputException(
+            "Memory was planned for $beams beams, not for $wanted; name them when the bundle is opened, or take fewer.",
+        )
+    }
+
     companion object {
         private const val MIB = 1L shl 20
         internal const val SESSION = 3 * MIB / 4
@@ -47,7 +55,7 @@ class Plan internal constructor(
         private const val DEFAULT_CONTEXT = 4096
         private const val UNPACKED = 5 // copies of a layer's keys, where they are kept in int8
         private const val TEXT_START = 4 // tokens that a text decoder begins with: start, language and what is forced
-        private const val SAMPLING = 3 // rows of logits that choosing a token works on
+        internal const val SAMPLING = 3 // rows of logits that choosing a token works on
         private const val CROSS_SCORES = 4 // copies of the scores over the encoder's rows
         private const val KV8_STEP = 8 // tokens of a step up to which a graph over keys in int8 attends to bytes
         private val LATER = setOf(Engine.PREFILL, "tree", Engine.KV8, "skip") // opened when they pay, or instead

@@ -31,7 +31,9 @@ internal fun speechPlan(manifest: Manifest, options: EdgeOptions): Plan {
     if (options.kv == Kv.INT8) {
         throw InputException("${manifest.name} has no graph over keys in int8; leave the choice out.")
     }
-    val plan = Plan(manifest.context, source = 0, beams = 1, int8 = false, prefill = false, kinds(manifest))
+    val beams = options.beams ?: 1 // transcriptions are greedy, whatever the checkpoint's settings say
+    if (beams < 1) throw InputException("The number of beams must be 1 or more, not $beams.")
+    val plan = Plan(manifest.context, source = 0, beams, int8 = false, prefill = false, kinds(manifest, beams))
     if (options.memory == null || plan.bytes <= options.memory) return plan
     throw InputException(
         "${manifest.name} needs ${Plan.megabytes(plan.bytes)} MB, and ${options.memory / 1_000_000} MB are allowed; free " +
@@ -39,28 +41,29 @@ internal fun speechPlan(manifest: Manifest, options: EdgeOptions): Plan {
     )
 }
 
-private fun kinds(manifest: Manifest): Map<String, Long> {
+private fun kinds(manifest: Manifest, beams: Int): Map<String, Long> {
     val dims = manifest.dims
     val encoder = manifest.encoder!!
     val rows = encoder.maxLength.toLong()
     val own = EncodingPlan(manifest, encoder.maxLength)
+    val cached = manifest.context + (beams - 1L) * (manifest.context / 2) // tokens: beams share the prompt, half of them
     val graphs = listOf(Engine.DECODER, "encoder", "frontend")
     return linkedMapOf(
         "weights" to Plan.weights(manifest) + own.precise,
         "graph" to graphs.sumOf { Plan.SESSION + Plan.GRAPH * Plan.graphSize(manifest, it) },
         "tables of positions" to own.tables(manifest.context),
-        "keys and values" to (manifest.context + 1) * manifest.kv.bytesPerToken(FLOAT) + own.cross,
-        "activations" to stepping(manifest, rows) + encoding(manifest, encoder, rows),
-        "logits" to 5L * dims.vocabSize * FLOAT,
+        "keys and values" to (cached + 1) * manifest.kv.bytesPerToken(FLOAT) + own.cross,
+        "activations" to stepping(manifest, rows, cached) + encoding(manifest, encoder, rows),
+        "logits" to (2L * beams + Plan.SAMPLING) * dims.vocabSize * FLOAT,
     )
 }
 
 /** Bytes of the decoder's largest step. */
-private fun stepping(manifest: Manifest, rows: Long): Long {
+private fun stepping(manifest: Manifest, rows: Long, cached: Long): Long {
     val dims = manifest.dims
     val feedForward = Plan.width(manifest, "feed_forward", dims.numLayers, dims.hiddenSize)
     val attention = (dims.numHeads + 2L * dims.numKvHeads) * dims.headDim
-    val floats = 7 * feedForward / 2 + 2 * attention + CROSS_SCORES * dims.numHeads * rows + 2L * manifest.context
+    val floats = 7 * feedForward / 2 + 2 * attention + CROSS_SCORES * dims.numHeads * rows + 2 * cached
     return maxOf(0, minOf(CHUNK, manifest.context.toLong()) * floats * FLOAT - LEFT)
 }
 

@@ -1,9 +1,13 @@
 package dev.edgelm.speech
 
+import dev.edgelm.decode.BeamOptions
+import dev.edgelm.decode.BeamSearch
+import dev.edgelm.decode.Processor
 import dev.edgelm.decode.Sampler
 import dev.edgelm.decode.likeliest
 import dev.edgelm.engine.Encoder
 import dev.edgelm.engine.Engine
+import dev.edgelm.engine.KvCache
 import dev.edgelm.text.Tokenizer
 import java.nio.FloatBuffer
 import java.util.zip.Deflater
@@ -53,7 +57,7 @@ internal class Decoder(
     private val manifest = engine.bundle.manifest
     private val speech = manifest.speech!!
     private val end = manifest.tokens.eos.first()
-    private val cache = engine.newCache(engine.context)
+    private val cache = newCache()
     private val samplers = HashMap<Double, Sampler>() // each draws on through all windows
     private var samples = FloatArray(0) // what is heard
     private var count = 0
@@ -83,7 +87,7 @@ internal class Decoder(
 
     /** The likeliest language of the window, from one step after the start token. */
     fun detectLanguage(): String {
-        cache.length = 0
+        cache.truncate(0)
         token[0] = speech.start
         val logits = engine.step(cache, token, 0, 1)
         return speech.languages.maxBy { logits.get(it.value) }.key
@@ -106,7 +110,10 @@ internal class Decoder(
         val noSpeechProb = prefill(prompt)
         var decoded: Decoded? = null
         for (temperature in temperatures) {
-            decoded = sample(prompt, temperature, noSpeechProb)
+            val beams = temperature == 0.0 && options.beams > 1
+            val (tokens, logprob) = if (beams) search(prompt) else sample(prompt, temperature)
+            val text = tokenizer.decode(tokens.filter { it < end }.toIntArray()).stripped()
+            decoded = Decoded(tokens, text, logprob / (tokens.size + 1), noSpeechProb, temperature)
             if (!hasFailed(decoded)) break
         }
         return decoded!!
@@ -136,7 +143,7 @@ internal class Decoder(
 
     /** Run the prompt; the chance that there is no speech, which the model gives after its start token. */
     private fun prefill(prompt: IntArray): Double? {
-        cache.length = 0
+        cache.truncate(0)
         val start = prompt.indexOf(speech.start) // earlier text stands before it
         for (at in 0 until start step PREFILL_CHUNK) {
             goOn()
@@ -149,14 +156,20 @@ internal class Decoder(
         return speech.noSpeech?.let { exp(logProbability(scores, it)) }
     }
 
-    /** The text after the prompt that was run. */
-    private fun sample(prompt: IntArray, temperature: Double, noSpeechProb: Double?): Decoded {
-        val most = minOf(engine.context / 2, engine.context - prompt.size + 1) // the last token is never run
+    /** How many tokens may be generated; the last one is never run. */
+    private fun most(prompt: IntArray) = minOf(engine.context / 2, engine.context - prompt.size + 1)
+
+    /**
+     * Tokens after the prompt that was run, without the end token, and the sum of their log probabilities with the end
+     * token's.
+     */
+    private fun sample(prompt: IntArray, temperature: Double): Pair<List<Int>, Double> {
+        val most = most(prompt)
         val rules = Rules(speech, end, last)
         val said = IntArray(most)
         var size = 0
         var logprob = 0.0
-        cache.length = prompt.size
+        cache.truncate(prompt.size)
         first.copyInto(scores)
         while (true) {
             rules.apply(scores, said, size)
@@ -168,15 +181,32 @@ internal class Decoder(
             goOn()
             engine.step(cache, token, 0, 1).get(scores).position(0)
         }
-        val tokens = said.take(size)
-        val text = tokenizer.decode(tokens.filter { it < end }.toIntArray()).stripped()
-        return Decoded(tokens, text, logprob / (size + 1), noSpeechProb, temperature)
+        return Pair(said.take(size), logprob)
+    }
+
+    /** What [sample] gives, by beam search. */
+    private fun search(prompt: IntArray): Pair<List<Int>, Double> {
+        val rules = Rules(speech, end, last)
+        val processor = Processor { text, length, scores -> rules.apply(scores, text.copyOfRange(1, length), length - 1) }
+        cache.truncate(prompt.size - 1) // the search runs the last token itself, and is shown none before it
+        val wanted = BeamOptions(options.beams, most(prompt))
+        val begun = intArrayOf(prompt.last())
+        val search = BeamSearch(engine, cache, begun, wanted, setOf(end), listOf(processor), forced = 0, goOn)
+        search.tokens().forEach { _ -> }
+        val best = search.found[0]
+        return Pair(best.tokens.asList().let { if (it.last() == end) it.dropLast(1) else it }, best.logProbability)
     }
 
     private fun choose(temperature: Double): Int {
         if (temperature == 0.0) return likeliest(scores)
         val sampler = samplers.getOrPut(temperature) { Sampler(options.sampling(temperature), IntArray(0), scores.size) }
         return sampler.next(shown)
+    }
+
+    /** In which beams have rows of their own for a text, which takes half of the context at most. */
+    private fun newCache(): KvCache {
+        if (options.beams == 1) return engine.newCache(engine.context)
+        return engine.makeCache((1 + options.beams) * (engine.context / 2))
     }
 
     override fun close() = cache.close()

@@ -15,6 +15,7 @@ enum class Task { TRANSCRIBE, TRANSLATE }
  *   window may mislead the next.
  * @property skipSilence leave out stretches without any sound, from 1 second before a sound and 5 seconds after one.
  * @property temperatures tried one after the other until a text is good enough; 0 takes the likeliest tokens.
+ * @property beams texts pursued at a time at temperature 0; 1 is greedy.
  * @property compressionRatioThreshold a text that zlib compresses by more repeats itself: try again. Null: any.
  * @property logprobThreshold a text whose mean log probability is lower is unsure: try again. Null: any.
  * @property noSpeechThreshold an unsure window whose chance of no speech is higher is skipped. Null: no window is.
@@ -26,6 +27,7 @@ data class TranscribeOptions(
     val previousText: Boolean = true,
     val skipSilence: Boolean = true,
     val temperatures: List<Double> = TEMPERATURES,
+    val beams: Int = 1,
     val compressionRatioThreshold: Double? = REPETITIVE,
     val logprobThreshold: Double? = UNSURE,
     val noSpeechThreshold: Double? = 0.6,
@@ -36,6 +38,12 @@ data class TranscribeOptions(
             throw InputException("There is no temperature to decode at; name at least one, such as 0.")
         }
         for (temperature in temperatures) sampling(temperature) // refuses what is out of its range
+        if (beams < 1) throw InputException("The number of beams must be 1 or more, not $beams.")
+        if (beams > 1 && 0.0 !in temperatures) {
+            throw InputException(
+                "$beams beams are for temperature 0, which is none of those given; leave out the beams or the temperature.",
+            )
+        }
     }
 
     internal fun sampling(temperature: Double) = SamplingOptions(temperature = temperature, seed = seed)

@@ -24,6 +24,7 @@ import kotlinx.serialization.json.JsonNull
 import kotlinx.serialization.json.JsonObject
 import kotlinx.serialization.json.boolean
 import kotlinx.serialization.json.double
+import kotlinx.serialization.json.int
 import kotlinx.serialization.json.jsonArray
 import kotlinx.serialization.json.jsonPrimitive
 import kotlinx.serialization.json.long
@@ -72,6 +73,7 @@ class TranscriberTest {
             "language" -> made.copy(language = value.jsonPrimitive.content)
             "task" -> made.copy(task = Task.valueOf(value.jsonPrimitive.content.uppercase()))
             "temperatures" -> made.copy(temperatures = value.jsonArray.map { it.jsonPrimitive.double })
+            "beams" -> made.copy(beams = value.jsonPrimitive.int)
             "compression_ratio_threshold" -> made.copy(compressionRatioThreshold = threshold())
             "logprob_threshold" -> made.copy(logprobThreshold = threshold())
             "no_speech_threshold" -> made.copy(noSpeechThreshold = threshold())
@@ -177,14 +179,20 @@ class TranscriberTest {
         }
         refused("no temperature") { TranscribeOptions(temperatures = emptyList()) }
         refused("temperature must be 0 or more") { TranscribeOptions(temperatures = listOf(-1.0)) }
+        refused("1 or more, not 0") { TranscribeOptions(beams = 0) }
+        refused("3 beams are for temperature 0") { TranscribeOptions(temperatures = listOf(0.4), beams = 3) }
     }
 
     @Test
     fun `a bundle that hears nothing, or does not fit, is refused`() {
         refused("leave out the context") { EdgeTranscriber.open(source, EdgeOptions(context = 8)) }
         refused("needs", "MB are allowed") { EdgeTranscriber.open(source, EdgeOptions(memory = 500_000)) }
+        refused("number of beams must be 1 or more") { EdgeTranscriber.open(source, EdgeOptions(beams = 0)) }
         val bytes = EdgeTranscriber.open(source).use { it.plan.bytes }
-        EdgeTranscriber.open(source, EdgeOptions(memory = bytes)).close()
+        EdgeTranscriber.open(source, EdgeOptions(memory = bytes)).use { model ->
+            refused("planned for 1 beams, not for 2") { all(model.transcribe(FloatArray(16_000), TranscribeOptions(beams = 2))) }
+        }
+        refused("needs", "MB are allowed") { EdgeTranscriber.open(source, EdgeOptions(memory = bytes, beams = 2)) }
         for (path in Corpus.decoders().take(1)) {
             val error = assertThrows(BundleException::class.java) { EdgeTranscriber.open(path) }
             assertTrue("reads text" in error.message!!, error.message)
