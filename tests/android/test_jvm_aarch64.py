@@ -12,7 +12,7 @@ import pytest
 from emulators import Emulator, emulators, java, or_skip, with_onnxruntime
 
 RUNTIME = Path(__file__).parents[2] / "android_demo" / "edge-runtime"
-MINUTES = 8  # that one bundle may take on a busy machine; alone one takes 50 s
+MINUTES = 8  # that Python or Java may take with one bundle on a busy machine
 GOLDEN = "dev.edgelm.check.GoldenTest"
 TESTS = {
     "int8": [GOLDEN, "dev.edgelm.ConformanceTest", "dev.edgelm.decode.SamplingTest"],
