@@ -115,6 +115,7 @@ def _answers(
         context=options.context,
         threads=options.threads,
         provider=options.provider,
+        strict=options.strict,
         speculate=drafter,
     )
     return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

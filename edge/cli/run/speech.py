@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.runtime.speech.segments import Segment
     from edge.runtime.speech.transcribe import Sound, TranscribeOptions, Transcriber, Transcription
 
-LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider")  # fields of LoadOptions
+LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider", "strict")  # fields of LoadOptions
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it
 WARMEST = 1.0

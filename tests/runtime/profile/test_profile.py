@@ -77,7 +77,7 @@ def test_fresh_processes_run_this_edge_whatever_the_current_folder_holds(
     for name in ("edge", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the current folder has an {name} of its own')")
     monkeypatch.chdir(tmp_path)
-    assert fresh.load_ms(fresh.Settings(str(tiny_bundle.root), 64, 1)) > 0
+    assert fresh.load_ms(fresh.Settings(str(tiny_bundle.root), 64, 1, "cpu")) > 0
 
 
 @pytest.mark.parametrize("seconds", [1, 4])
