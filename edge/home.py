@@ -31,12 +31,6 @@ def curves_dir() -> Path:
     return cache_dir() / "curves"
 
 
-def curves_of(sha256: str) -> list[Path]:
-    """The folders in it of the bundle whose edge.json has this sha256: one for each device, provider and number of
-    threads."""
-    return list(curves_dir().glob(f"{sha256[:16]}-*"))
-
-
 def mark_used(entry: Path) -> None:
     """An entry of a folder of the cache was used: `drop_oldest` keeps it longest."""
     with contextlib.suppress(OSError):

@@ -41,10 +41,10 @@ def show_placement(placement: Sequence[Placement], out: Console) -> None:
     """Print which execution provider runs what of each graph."""
     shown = table("What runs where", "Graph", "Provider", "Nodes", "of all", "Weights, MB", "of all", "Time", text=2)
     for row in placement:
+        provider = row.provider.removesuffix("ExecutionProvider")
         nodes, weights = f"{row.nodes:,}", f"{row.weight_bytes / 1e6:,.1f}"
         time = "?" if row.time_share is None else f"{row.time_share:.1%}"
-        shares = [f"{share:.1%}" for share in (row.node_share, row.weight_share)]
-        shown.add_row(row.graph, row.provider, nodes, shares[0], weights, shares[1], time)
+        shown.add_row(row.graph, provider, nodes, f"{row.node_share:.1%}", weights, f"{row.weight_share:.1%}", time)
     out.print(shown)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAME = "providers"
 HELP = "Show what can run a bundle here: processor, GPUs, NPUs."
 # What a device does, where it does not simply run graphs.
-USES = {"runs": "", "simulates": "a simulator on this processor", "compiles": "for compiling only"}
+USES = {"runs": "", "simulates": "a simulator on this processor", "compiles": "compiles only"}
 
 
 def add_arguments(parser: Parser) -> None:

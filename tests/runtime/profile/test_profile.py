@@ -165,7 +165,7 @@ def test_a_small_context_is_measured_within_itself(tiny_bundle: Bundle, monkeypa
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"provider": "tpu"}, "There is no provider 'tpu'; choose one of cpu."),
+        ({"provider": "tpu"}, "There is no provider 'tpu'; choose one of coreml, cpu, "),
         ({"seconds": 0.0}, "Measuring needs 1 second or more, not 0."),
         ({"seconds": float("nan")}, "Measuring needs 1 second or more, not nan."),
         ({"context": 3}, "A profile needs a context of 16 tokens or more, not 3."),
