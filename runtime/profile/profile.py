@@ -40,7 +40,7 @@ from edge.runtime.profile.record import (
     Usage,
 )
 from edge.runtime.profile.subject import Subject, input_kind, source_tokens
-from edge.runtime.providers import AUTO, check_provider, open_provider
+from edge.runtime.providers import AUTO, BEST, check_provider, open_provider
 from edge.runtime.providers.instructions import lacking
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
@@ -244,6 +244,8 @@ class _Run:
         del self._waiting["memory"]  # it takes what one answer takes
         try:
             found = fresh.memory(settings, prompt, tokens)
+            if self._options.provider != BEST:  # the memory model is the CPU's
+                return found
             predicted = MemoryModel(self._bundle).footprint(_demand(self._bundle.manifest, prompt, tokens))
             return dataclasses.replace(found, predicted=predicted.kinds, predicted_bytes=predicted.peak)
         except (fresh.ChildFailed, OSError, ValueError) as e:

@@ -7,13 +7,16 @@ pool of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnxruntime as ort
 
 from edge.errors import BundleError
-from edge.runtime.providers.base import Device, Session, open_session
+from edge.runtime.providers.base import SIMULATES, Device, Session, open_session
 from edge.runtime.providers.cpu import Cpu, session_options
 
 NAMED = 3  # nodes that a refusal names
@@ -52,7 +55,8 @@ class Accelerator(Cpu):
         options = session_options(folder)
         self._append(options)
         advice = f"the provider {self.name} cannot run it here, and the provider cpu may"
-        session = open_session(model, name, options, None, profile, advice)
+        with _standard_output_kept() if self._device.use == SIMULATES else contextlib.nullcontext():
+            session = open_session(model, name, options, None, profile, advice)
         if self._strict:
             self._check_placement(session, name)
         return session
@@ -70,3 +74,22 @@ class Accelerator(Cpu):
             f"{' and '.join(others)} ({named}), because this device needs a graph that was made for it, and the bundle "
             f"has none; run it with the provider cpu, or with --no-strict (strict=False) on both."
         )
+
+
+@contextlib.contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    """Within it, what libraries print to standard output goes to standard error: Qualcomm's simulator says a line about
+    itself, which would stand before an answer."""
+    out, err = 1, 2
+    try:
+        sys.stdout.flush()
+        kept = os.dup(out)
+    except (OSError, ValueError):  # the process has none
+        yield
+        return
+    try:
+        os.dup2(err, out)
+        yield
+    finally:
+        os.dup2(kept, out)
+        os.close(kept)
