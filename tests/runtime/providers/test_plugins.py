@@ -64,11 +64,11 @@ def lists(monkeypatch: pytest.MonkeyPatch, paper: SimpleNamespace) -> Callable[.
     return lists
 
 
-def add_one(opset: int = 17) -> bytes:
+def add_one() -> bytes:
     """A graph of fixed shapes, of one node."""
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in ("a", "b", "c")]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["a", "b"], ["c"], "sum")], "g", values[:2], values[2:])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=9)
+    a, b, c = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in ("a", "b", "c"))
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["a", "b"], ["c"], "sum")], "g", [a, b], [c])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     return bytes(model.SerializeToString())
 
 
