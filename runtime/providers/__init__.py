@@ -29,6 +29,7 @@ def open_provider(
 
     Raises:
         InputError: it is unknown or cannot run here, or a pool cannot have this number of threads.
+        MissingExtraError: its package is not installed.
     """
     if not isinstance(provider, str):
         return provider
