@@ -12,6 +12,9 @@ EXTRAS = {
     "gguf": ("gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
     "export": ("huggingface_hub", "safetensors", "sentencepiece", "torch", "transformers"),
     "tune": ("peft",),
+    "npu-qualcomm": ("onnxruntime_qnn",),
+    "npu-intel": ("onnxruntime_ep_openvino",),
+    "webgpu": ("onnxruntime_ep_webgpu",),
 }
 
 

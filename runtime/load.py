@@ -15,9 +15,9 @@ from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
-from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
 
@@ -123,7 +123,7 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
     def make() -> Engine:
         bundle.check_files_once()
-        return make_engine(bundle, variant, options.provider, options.threads)
+        return make_engine(bundle, variant, options.provider, options.threads, options.strict)
 
     return Loading(bundle, options, variant, Background(make))
 
@@ -132,17 +132,24 @@ def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
     """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, and its steps
     need not be exact. Errors are those of `start`."""
     options = dataclasses.replace(LoadOptions(speculate=OFF, exact=False), **keywords)
-    return make_engine(bundle, choose(bundle, options), options.provider, options.threads)
+    return make_engine(bundle, choose(bundle, options), options.provider, options.threads, options.strict)
 
 
-def make_engine(bundle: Bundle, variant: Variant, provider: str | Provider, threads: int | None = None) -> Engine:
+def make_engine(
+    bundle: Bundle,
+    variant: Variant,
+    provider: str | Provider,
+    threads: int | None = None,
+    strict: bool | None = None,
+) -> Engine:
     """An engine over the variant's graphs.
 
     Raises:
-        InputError: there is no such provider, or the context is not within the bundle's.
-        BundleError: a graph cannot be loaded.
+        InputError: there is no such provider, it cannot run here, or the context is not within the bundle's.
+        MissingExtraError: the provider's package is not installed.
+        BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
-    opened = open_provider(provider, threads, bundle.manifest)
+    opened = open_for(bundle, provider, threads, strict)
     if variant.policy is None:
         return Engine(bundle, variant, opened)
     from edge.runtime.skip.engine import SegmentedEngine

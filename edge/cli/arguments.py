@@ -76,11 +76,18 @@ def add_threads(add: Add, default: str = "one per core, up to 8") -> None:
     add("--threads N", f"threads to compute with (default: {default})", int)
 
 
-def add_provider(add: Add) -> None:
+def add_provider(add: Add, about: str = "what runs the graphs", default: str | None = "auto") -> None:
     """Which execution provider runs the graphs."""
     from edge.runtime.providers import AUTO, PROVIDERS
 
-    add("--provider NAME", f"what runs the graphs: auto (default), {', '.join(PROVIDERS)}", default=AUTO)
+    first = f"{AUTO} (default)" if default == AUTO else AUTO
+    listed(add("--provider NAME", f"{about}: {first}, %(names)s", default=default), PROVIDERS)
+
+
+def add_strict(add: Add) -> None:
+    """Whether a provider may leave a part of a graph to another."""
+    about = "whether a graph is refused of which the provider cannot run every node (default: on an NPU)"
+    add("--strict", about, action=argparse.BooleanOptionalAction, default=None)
 
 
 def add_json(add: Add, what: str = "one JSON object") -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_json, add_provider, add_threads
+from edge.cli.arguments import Parser, add_json, add_provider, add_strict, add_threads
 from edge.cli.export import stages
 from edge.cli.tables import print_json
 from edge.errors import InputError
@@ -59,6 +59,7 @@ def add_arguments(parser: Parser) -> None:
     add("--kv TYPE", "type of BUNDLE's KV cache: float32 (default) or int8")
     add_threads(add)
     add_provider(add)
+    add_strict(add)
     add_json(add)
 
 
@@ -156,6 +157,7 @@ class _Subject:
 def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | None) -> _Subject:
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
+    from edge.runtime.engine.measured import open_for
     from edge.runtime.load import open_engine
     from edge.runtime.speculate.base import AUTO
     from edge.runtime.text.tokenizer import Text
@@ -164,7 +166,8 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     check_decoder(bundle)
     check_window(args.window, bundle.manifest.context)
     bundle.check_files_once()
-    engine = open_engine(bundle, context=args.window, threads=args.threads, kv=kv or AUTO, provider=args.provider)
+    provider = open_for(bundle, args.provider, args.threads, args.strict)
+    engine = open_engine(bundle, context=args.window, kv=kv or AUTO, provider=provider)
     if prefill and engine.prefill is None:
         raise InputError(f"{path} has no int8 prefill graph to measure; edge export --prefill-weights int8 makes one.")
     source = EngineLogits(engine, args.window, prefill=prefill)

@@ -12,7 +12,7 @@ from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
 from edge.runtime.check.perplexity import check_decoder, check_window, windows
-from edge.runtime.providers import open_provider
+from edge.runtime.engine.measured import open_for
 from edge.runtime.skip.evaluate import SkipFigures, measure
 from edge.runtime.text.tokenizer import Text
 
@@ -36,7 +36,7 @@ def run_skip(args: argparse.Namespace, content: str) -> None:
             progress(done, total, "measuring windows")
 
         prompt = window // 2 if args.given is None else args.given
-        provider = open_provider(args.provider, args.threads, bundle.manifest)
+        provider = open_for(bundle, args.provider, args.threads, args.strict)
         found = measure(bundle, skips, texts, window=window, given=prompt, provider=provider, progress=advance)
     if args.json:
         results = [dataclasses.asdict(each) | {"speedup": each.speedup} for each in found]

@@ -16,6 +16,7 @@ from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
 from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -78,12 +79,11 @@ def run_task(args: argparse.Namespace, name: str) -> None:
     skips = [OFF] if skip is None else [OFF, *([skip] if args.sweep is None else settings(skip, args.sweep))]
     bundle = open_bundle(args.bundle)
     dtype = _check_settings(bundle, skips, speculate, args.kv)
+    provider = open_for(bundle, args.provider, args.threads, args.strict)
     found = []
     with stages() as (progress, _):
         for each in dict.fromkeys(skips):
-            asked = LoadOptions(
-                threads=args.threads, skip=each, speculate=speculate, kv=dtype, provider=args.provider
-            )
+            asked = LoadOptions(skip=each, speculate=speculate, kv=dtype, provider=provider)
             answer = _answerer(bundle, asked, task, args.instruction, args.max_tokens)
             results = []
             for done, item in enumerate(items):

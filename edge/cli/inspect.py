@@ -1,4 +1,4 @@
-"""`edge inspect`: what is in a bundle, from its manifest alone."""
+"""`edge inspect`: what is in a bundle, from its manifest alone; and with a provider, what of it runs where."""
 
 from __future__ import annotations
 
@@ -7,24 +7,40 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edge.bundle import open_bundle
-from edge.cli.arguments import Parser, add_bundle, add_json
+from edge.bundle import Bundle, open_bundle
+from edge.cli.arguments import Parser, add_bundle, add_json, add_provider, add_strict, add_threads
 from edge.cli.tables import console, print_json, table
+from edge.errors import InputError
 from edge.manifest import Manifest
 
 NAME = "inspect"
-HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality."
+HELP = "Show what is in a bundle: sizes, bits per weight, graphs, quality; and what runs where."
+SECONDS = 2.0  # for the time that each provider takes
 
 
 def add_arguments(parser: Parser) -> None:
     add_bundle(parser)
-    add_json(parser.options())
+    add = parser.options()
+    add_json(add)
+    add_provider(add, "open the graphs with it, and show which nodes, weights and time are whose", default=None)
+    add_strict(add)
+    add_threads(add)
 
 
 def command(args: argparse.Namespace) -> None:
-    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source."""
+    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source.
+
+    With --provider its graphs are opened and run, and instead of the above it is shown which execution provider has
+    which share of the nodes, of the bytes of weights, and of the time of a step of one token.
+    """
     opened = open_bundle(args.bundle)
     opened.check_sizes()
+    if args.provider is not None:
+        _show_placement(opened, args)
+        return
+    for name in ("strict", "threads"):
+        if getattr(args, name) is not None:
+            raise InputError(f"--{name} is about a provider that runs the graphs; name one with --provider.")
     if args.json:
         print_json(summary(opened.manifest))
     else:
@@ -102,6 +118,25 @@ def _show(manifest: Manifest) -> None:
         out.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
     quality = [(name, f"{figure:.5g}") for name, figure in manifest.quality.items()]
     _print("", ("Check against float32 at export", "Value"), quality)
+
+
+def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
+    """Open and run the graphs on a provider, and show what of them runs where."""
+    from edge.cli.profile_tables import show_placement
+    from edge.cli.providers import described
+    from edge.runtime.engine.measured import open_for
+    from edge.runtime.profile.ops import measure
+
+    bundle.check_files_once()
+    provider = open_for(bundle, args.provider, args.threads, args.strict)
+    placement = measure(bundle, provider=provider, sizes=(1,), seconds=SECONDS).placement
+    if args.json:
+        devices = [dataclasses.asdict(device) for device in provider.devices()]
+        found = {"name": bundle.manifest.name, "provider": provider.name, "devices": devices}
+        print_json({**found, "placement": [dataclasses.asdict(row) for row in placement]})
+        return
+    console().print(f"{bundle.manifest.name} on {provider.name} ({'; '.join(described(provider.devices()))})")
+    show_placement(placement, console())
 
 
 def _chats(manifest: Manifest) -> str:

@@ -39,15 +39,17 @@ def add_arguments(parser: Parser) -> None:
 
 def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
+    from edge.runtime.engine.measured import best_provider
     from edge.runtime.engine.variant import kv_dtypes
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.profile.curve import load_both
-    from edge.runtime.providers import name_of
+    from edge.runtime.providers import AUTO, check_provider
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
 
     speculate, context = args.speculate, args.context
     check_name(speculate)
+    check_provider(args.provider)
     opened = open_bundle(args.bundle)
     opened.check_sizes()
     check_argument(speculate, opened)
@@ -57,7 +59,8 @@ def command(args: argparse.Namespace) -> None:
     make = make_exact_plan if decoder else make_plan
     plan = make(opened, args.memory, **given)
     say = partial(print, file=sys.stderr)
-    costs = load_both(opened, provider=name_of(args.provider), threads=default_threads(), say=say)
+    provider = best_provider(opened) if args.provider == AUTO else args.provider
+    costs = load_both(opened, provider=provider, threads=default_threads(), say=say)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []
     for budget in budgets(opened, **given) if decoder else ():

@@ -8,12 +8,12 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_json, add_provider, add_threads
+from edge.cli.arguments import Parser, add_json, add_provider, add_strict, add_threads
 from edge.cli.export import stages
 from edge.cli.reports import check_target, write_report
 from edge.cli.tables import print_json
 from edge.errors import InputError
-from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers import AUTO, BEST, open_provider
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ def add_arguments(parser: Parser) -> None:
     add_threads(add)
     add("--context N", "maximum tokens in the KV cache (default: the bundle's, in at most half of the memory)", int)
     add_provider(add)
+    add_strict(add)
     add("--ops", "measure and show where the time goes, by operator")
     add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
@@ -58,7 +59,7 @@ def command(args: argparse.Namespace) -> None:
     target, reports = args.target, [path for path in (args.trace, args.html) if path is not None]
     if args.drafter and not args.speculate:
         raise InputError("--drafter says what --speculate measures; give --speculate too, or omit --drafter.")
-    settings = ("seconds", "threads", "context", "provider")
+    settings = ("seconds", "threads", "context", "provider", "strict")
     given: dict[str, Any] = {name: value for name in settings if (value := getattr(args, name)) not in (None, AUTO)}
     if given and (args.compare is not None or (target is not None and target.is_file())):
         raise InputError(
@@ -121,9 +122,11 @@ def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Pr
     """The profile of a bundle, and with its operators a run of them to be told as a trace."""
     from edge.bundle import open_bundle
     from edge.runtime.profile.curve import store
-    from edge.runtime.profile.profile import profile
+    from edge.runtime.profile.profile import profile, settled
 
     story: Sequence[Step] = ()
+    bundle = open_bundle(path)
+    options = settled(bundle, options)
     with stages() as (progress, say):
         shorter = dataclasses.replace(options, seconds=max(1.0, options.seconds * (1 - OPS_SHARE - PEAKS_SHARE)))
         found = profile(path, shorter if with_ops else options, progress=progress)
@@ -135,18 +138,21 @@ def _measure(path: Path, options: ProfileOptions, *, with_ops: bool) -> tuple[Pr
             from edge.runtime.profile import ops, peaks
 
             gc.collect()  # the engine: operators are watched in sessions of their own
+            provider = open_provider(options.provider, options.threads, bundle.manifest, options.strict)
             measured = ops.measure(
-                open_bundle(path),
-                provider=open_provider(options.provider, options.threads),
+                bundle,
+                provider=provider,
                 limit=options.context,
                 seconds=options.seconds * OPS_SHARE,
                 progress=lambda what: progress(0, 0, what),
             )
-            progress(0, 0, "what this machine can do at best")
-            machine = open_provider(options.provider, options.threads)
-            best = peaks.measure(machine, seconds=options.seconds * PEAKS_SHARE)
-            notes = [*found.notes, *measured.notes]
-            found, story = dataclasses.replace(found, ops=measured.ops, peaks=best, notes=notes), measured.story
+            best = None
+            if provider.name == BEST:  # what the processor can do says nothing of another device
+                progress(0, 0, "what this machine can do at best")
+                best = peaks.measure(provider, seconds=options.seconds * PEAKS_SHARE)
+            notes, placement = [*found.notes, *measured.notes], measured.placement
+            found = dataclasses.replace(found, ops=measured.ops, peaks=best, placement=placement, notes=notes)
+            story = measured.story
     return found, story
 
 

@@ -15,7 +15,7 @@ from edge.errors import InputError
 from edge.registry import Entry
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
-from edge.runtime.profile.profile import ProfileOptions
+from edge.runtime.profile.profile import ProfileOptions, settled
 from edge.runtime.speculate.acceptance import POSITIONS, Acceptance, measure
 from edge.runtime.speculate.base import DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
 from edge.runtime.text.tokenizer import Text
@@ -44,6 +44,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
     bundle.check_files_once()
     text = Text(bundle)
     found: list[Acceptance] = []
+    options = settled(bundle, options)
     with stages() as (progress, _):
 
         def tell(done: int, total: int) -> None:
@@ -115,6 +116,7 @@ def _answers(
         context=options.context,
         threads=options.threads,
         provider=options.provider,
+        strict=options.strict,
         speculate=drafter,
     )
     return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from edge.cli.tables import console, table
 from edge.runtime.profile.compare import Comparison, Row
-from edge.runtime.profile.record import CurvePoint, Profile, Stats
+from edge.runtime.profile.record import CurvePoint, Placement, Profile, Stats
 
 INPUTS = {"prompt": "Prompt tokens", "source": "Source tokens", "audio": "Rows of sound"}
 STEP = "step of "  # how the curve's rows of a comparison begin
@@ -27,10 +29,23 @@ def show(profile: Profile) -> None:
         _curve(profile.curve, out)
     if profile.curve_int8:
         _curve(profile.curve_int8, out, " over a KV cache in int8")
+    if any(row.provider != device.provider for row in profile.placement):
+        show_placement(profile.placement, out)
     for name, value in _facts(profile).items():
         out.print(f"[bold]{name:10}[/] {value}")
     for note in profile.notes:
         out.print(f"[yellow]Note:[/] {note}")
+
+
+def show_placement(placement: Sequence[Placement], out: Console) -> None:
+    """Print which execution provider runs what of each graph."""
+    shown = table("What runs where", "Graph", "Provider", "Nodes", "of all", "Weights, MB", "of all", "Time", text=2)
+    for row in placement:
+        provider = row.provider.removesuffix("ExecutionProvider")
+        nodes, weights = f"{row.nodes:,}", f"{row.weight_bytes / 1e6:,.1f}"
+        time = "?" if row.time_share is None else f"{row.time_share:.1%}"
+        shown.add_row(row.graph, provider, nodes, f"{row.node_share:.1%}", weights, f"{row.weight_share:.1%}", time)
+    out.print(shown)
 
 
 def _first_tokens(profile: Profile, out: Console) -> None:

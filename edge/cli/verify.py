@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
-from edge.cli.arguments import Parser, add_bundle, add_provider, add_threads
+from edge.cli.arguments import Parser, add_bundle, add_provider, add_strict, add_threads
 from edge.errors import BundleError
 from edge.manifest import KV8
 
 if TYPE_CHECKING:
     from edge.runtime.check.golden import GoldenReport
+    from edge.runtime.providers.base import Provider
 
 NAME = "verify"
 HELP = "Check a bundle's files and replay its recorded answers."
@@ -29,6 +30,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.options()
     add_threads(add)
     add_provider(add)
+    add_strict(add)
     what = "also write what edge answers to some prompts, chats or sounds, for another host of the bundle to repeat"
     add("--emit FOLDER", what, Path)
 
@@ -40,11 +42,14 @@ def command(args: argparse.Namespace) -> None:
     Exit status 0 says that every file is as it was exported and that the model answers as it did then, up to
     near-ties: another token in a place where two were equally good within the tolerance that golden.json states.
     """
+    from edge.runtime.engine.measured import open_for
+
     opened = open_bundle(args.bundle)
     _check_files(opened)
-    _replay(opened, args.threads, args.provider)
+    provider = open_for(opened, args.provider, args.threads, args.strict)
+    _replay(opened, provider)
     if args.emit is not None:
-        _emit(opened, args.emit, args.threads, args.provider)
+        _emit(opened, args.emit, provider)
 
 
 def _check_files(bundle: Bundle) -> None:
@@ -57,7 +62,7 @@ def _check_files(bundle: Bundle) -> None:
     print(f"Files    {len(files)} intact, {size / 1e6:.1f} MB")
 
 
-def _replay(bundle: Bundle, threads: int | None, provider: str) -> None:
+def _replay(bundle: Bundle, provider: Provider) -> None:
     from edge.cli.progress import bar
     from edge.runtime.check.golden import open_role, read_golden, replay_golden, roles
     from edge.runtime.memory.process import release_freed
@@ -67,7 +72,7 @@ def _replay(bundle: Bundle, threads: int | None, provider: str) -> None:
     with bar("Replaying recorded answers", len(graphs) * sum(len(case.greedy_ids) for case in golden.cases)) as advance:
         reports = {}
         for role in graphs:
-            engine = open_role(bundle, role, threads=threads, provider=provider)
+            engine = open_role(bundle, role, provider=provider)
             reports[role] = replay_golden(engine, golden, advance, role=role)
             del engine
             release_freed()  # else what this one held stays next to the next one: 11 MiB of SmolLM2-135M
@@ -83,12 +88,12 @@ def _replay(bundle: Bundle, threads: int | None, provider: str) -> None:
         )
 
 
-def _emit(bundle: Bundle, folder: Path, threads: int | None, provider: str) -> None:
+def _emit(bundle: Bundle, folder: Path, provider: Provider) -> None:
     from edge.cli.progress import bar
     from edge.runtime.check.conformance import count, emit
 
     with bar("Answering", count(bundle)) as advance:
-        answers = emit(bundle, folder, threads=threads, provider=provider, progress=advance)
+        answers = emit(bundle, folder, provider=provider, progress=advance)
     print(f"Corpus   {answers} answers in {folder}")
 
 

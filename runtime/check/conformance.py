@@ -25,6 +25,7 @@ from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import AUTO
+from edge.runtime.providers.base import Provider
 from edge.runtime.text2text import Text2Text, Text2TextOptions
 
 PROMPTS = (
@@ -73,7 +74,7 @@ def emit(
     folder: Path,
     *,
     threads: int | None = None,
-    provider: str = AUTO,
+    provider: str | Provider = AUTO,
     progress: Callable[[int], object] = lambda answers: None,
 ) -> int:
     """Write the corpus of a bundle to `folder`; the number of answers. progress: gets the answers just made.
@@ -121,7 +122,11 @@ def count(bundle: Bundle) -> int:
 
 
 def _emit_speech(
-    bundle: Bundle, folder: Path, threads: int | None, provider: str, progress: Callable[[int], object]
+    bundle: Bundle,
+    folder: Path,
+    threads: int | None,
+    provider: str | Provider,
+    progress: Callable[[int], object],
 ) -> int:
     heard = []
     try:

@@ -19,6 +19,7 @@ from edge.bundle import Bundle
 from edge.manifest import Speech
 from edge.runtime.load import load
 from edge.runtime.providers import AUTO
+from edge.runtime.providers.base import Provider
 from edge.runtime.speech.transcribe import Transcriber
 
 SOUNDS = ("command", "sentence", "silence", "gap", "long")
@@ -53,7 +54,9 @@ def make_sounds(rate: int, window: int) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def hear(bundle: Bundle, folder: Path, *, threads: int | None = None, provider: str = AUTO) -> Iterator[dict[str, Any]]:
+def hear(
+    bundle: Bundle, folder: Path, *, threads: int | None = None, provider: str | Provider = AUTO
+) -> Iterator[dict[str, Any]]:
     """The lines of `speech.jsonl`, one after the other; the sounds are written to `folder`."""
     model = load(bundle.root, speculate="off", threads=threads, provider=provider, kind=Transcriber)
     sounds = make_sounds(model.speech.sample_rate, model.speech.window_samples)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import KVLayer
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.base import Buffer, Provider, Session
 
 Shape = tuple[int, int, int, int]
 Pairs = list[tuple[Buffer, Buffer]]
@@ -67,11 +67,16 @@ class Encoder:
         self._turned = manifest.encoder.values_transposed
         self._speech = manifest.speech
         self.any_length = manifest.encoder.any_length
-        self._frontend = None
+        self._frontend: Session | None = None
         if manifest.speech is not None:
             self._frontend = provider.open(bundle, "frontend")
         self._session = provider.open(bundle, "encoder")
         self._provider = provider
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        """Its sessions, by the roles of their graphs."""
+        return ({} if self._frontend is None else {"frontend": self._frontend}) | {"encoder": self._session}
 
     def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> Cross:
         """Encode a text's token ids [T].

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.home import curves_dir
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
@@ -97,14 +96,14 @@ class Engine:
 
     @cached_property
     def costs(self) -> CostCurve | None:
-        """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
-        where what it left cannot be used, which is logged."""
-        if not curves_dir().is_dir():  # importing what reads them takes 13 ms
-            return None
-        from edge.runtime.profile.curve import load
+        """What a step costs on this device: see `edge.runtime.engine.measured.costs`."""
+        return costs(self.bundle, self.provider.name, self.threads, self.kv.dtype)
 
-        say = logging.getLogger(__name__).warning
-        return load(self.bundle, provider=self.provider.name, threads=self.threads, say=say, kv=self.kv.dtype)
+    @property
+    def sessions(self) -> dict[str, Session]:
+        """The sessions that are open, by the roles of their graphs."""
+        prefill = self.prefill.opened if self.prefill is not None else {}
+        return (self.encoder.sessions if self.encoder is not None else {}) | {self.variant.role: self.session} | prefill
 
     def max_exact_step(self, cache: KVCache) -> int:
         """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
@@ -227,6 +226,11 @@ class PrefillEngine:
     def session(self) -> Session:
         """The session over the graph, opened by the first prompt that is long enough (`edge.runtime.decode.loop`)."""
         return self._provider.open(self._bundle, "prefill")
+
+    @property
+    def opened(self) -> dict[str, Session]:
+        """The session by its role, once it is open."""
+        return {"prefill": self.session} if "session" in self.__dict__ else {}
 
     def step(
         self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None

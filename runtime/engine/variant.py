@@ -50,7 +50,10 @@ class LoadOptions:
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
             ``auto``: float32, or int8 where `memory` has room for no other. At long contexts int8 is the faster one
             for plain decoding; see docs/guide/kv-cache.md.
-        provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the best here.
+        provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the fastest of
+            those that were measured here with this bundle, else ``cpu``; see docs/guide/providers.md.
+        strict: whether a graph is refused of which a provider that is named cannot run every node, instead of running
+            these on the CPU. Default: yes on an NPU.
     """
 
     context: int | None = None
@@ -63,6 +66,7 @@ class LoadOptions:
     skip: str = OFF
     kv: str = AUTO
     provider: str | Provider = AUTO
+    strict: bool | None = None
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -78,6 +82,7 @@ class LoadKeywords(TypedDict, total=False):
     skip: str
     kv: str
     provider: str | Provider
+    strict: bool | None
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _product(op_type: str, inputs: list[Shape], outputs: list[Shape], node: Node
     if op_type in {"MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat"}:
         inner = a.dims[-1]
     if node is not None and node.weights:
-        second = sum(node.weights)
+        second = sum(node.weights.values())
     elif len(inputs) > 1 and len(inputs[1].dims) > 1:
         second = inputs[1].nbytes
     else:  # packed, and no file says how: onnxruntime made this node of others

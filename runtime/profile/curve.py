@@ -1,7 +1,8 @@
 """The cost curve t(S, context): what a step of S tokens costs on this device, and where that is kept.
 
-Every `edge profile` leaves it in the cache folder as `device.json`, a profile with nothing but the curves: one for each
-device, provider, number of threads and bundle. Speculation reads it with `load`.
+Every `edge profile` leaves it in the cache folder as `device.json`, a profile with nothing but the curves and which
+execution provider ran what: one for each device, provider, number of threads and bundle. Speculation reads it with
+`load`, and the choice among providers with `stored`.
 """
 
 from __future__ import annotations
@@ -95,26 +96,40 @@ def load(
 def load_both(
     bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
 ) -> dict[str, CostCurve]:
-    """The curves of this bundle on this device by the type of the KV cache; none where none was measured, or where the
-    file cannot be used: `say` is told why. provider: its name. threads: those of the engine."""
+    """The curves of this bundle on this device by the type of the KV cache; none where `stored` finds none."""
+    found = stored(bundle, provider=provider, threads=threads, say=say)
+    return {} if found is None else {kv: CostCurve(points) for kv, points in _curves(found).items()}
+
+
+def stored(
+    bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
+) -> Profile | None:
+    """What `store` kept of this bundle on this device: its curves, at least over float32, and its placement. None where
+    nothing was measured, or where the file cannot be used: `say` is told why. provider: its name. threads: those of the
+    engine."""
     device = machine.describe(provider, threads)
     sha256 = sha256_of(bundle.path(MANIFEST))
     path = path_for(device, sha256)
     try:
         found = parse(path.read_text(encoding="utf-8"), FILE, ADVICE)
-        curves = {kv: points for kv, points in [(FLOAT32, found.curve), (INT8, found.curve_int8)] if points}
+        curves = _curves(found)
         if FLOAT32 not in curves or not all(any(point.size == 1 for point in curve) for curve in curves.values()):
             raise InputError(f"{FILE} has no step of one token; {ADVICE}")
     except FileNotFoundError:
-        return {}
+        return None
     except (InputError, OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or str(e).rstrip(".")
         say(f"The cost curve {path} cannot be used and is ignored ({why}).")
-        return {}
+        return None
     was, now = found.device.identity | {"bundle": found.bundle.sha256}, device.identity | {"bundle": sha256}
     for name in was:
         if was[name] != now[name]:
             say(f"The cost curve {path} is of {name} {was[name]}, not {now[name]}, and is ignored; {ADVICE}.")
-            return {}
+            return None
     mark_used(path.parent)
-    return {kv: CostCurve(points) for kv, points in curves.items()}
+    return found
+
+
+def _curves(profile: Profile) -> dict[str, list[CurvePoint]]:
+    """The points of the measured curves, by the type of the KV cache."""
+    return {kv: points for kv, points in [(FLOAT32, profile.curve), (INT8, profile.curve_int8)] if points}

@@ -7,6 +7,7 @@ functions, so that the child measures what they take.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import mmap
 import subprocess
@@ -19,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 from edge.runtime.memory.process import held, private_bytes, repeated
 
 if TYPE_CHECKING:
+    from edge.runtime.model import Model
     from edge.runtime.profile.record import Memory
+    from edge.runtime.speech.transcribe import Transcriber
+    from edge.runtime.text2text import Text2Text
 
 INTERVAL_S = 0.01  # between two samples, each of which takes 0.02 ms
 FILES = "files"
@@ -34,6 +38,8 @@ class Settings:
     bundle: str
     context: int
     threads: int | None
+    provider: str
+    strict: bool | None = None
 
 
 class ChildFailed(Exception):
@@ -54,7 +60,7 @@ def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
 
 
 def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
-    given = [settings.bundle, *map(str, (settings.context, settings.threads or 0, *numbers))]
+    given = [json.dumps(dataclasses.asdict(settings)), *map(str, numbers)]
     # The same `edge` as this process's: by itself Python looks into the current folder first.
     code = f"import sys; sys.path[:] = {[*map(str, sys.path)]}; from {__name__} import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, what, *given]
@@ -71,31 +77,37 @@ def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
 
 def main(args: list[str]) -> None:
     """What the child does."""
-    what, bundle, (context, threads, *numbers) = args[0], args[1], map(int, args[2:])
+    what, settings, *numbers = args
     measure = _load if what == "load" else _memory
-    print(json.dumps(measure(bundle, context, threads or None, *numbers)))
+    print(json.dumps(measure(Settings(**json.loads(settings)), *map(int, numbers))))
 
 
-def _load(bundle: str, context: int, threads: int | None) -> dict[str, Any]:
+def _open(how: Settings) -> Model | Text2Text | Transcriber:
     from edge.runtime.load import load
 
+    return load(how.bundle, context=how.context, threads=how.threads, provider=how.provider, strict=how.strict)
+
+
+def _load(settings: Settings) -> dict[str, Any]:
+    import edge.runtime.load  # noqa: F401 (importing it is not measured)
+
     start = time.perf_counter()
-    load(bundle, context=context, threads=threads)
+    _open(settings)
     return {"ms": (time.perf_counter() - start) * 1e3}
 
 
-def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens: int) -> dict[str, Any]:
+def _memory(settings: Settings, prompt: int, tokens: int) -> dict[str, Any]:
     watch = _Watch()
     watch.sample("start")
-    from edge.runtime.load import load
+    import edge.runtime.load  # noqa: F401 (a phase of its own)
     from edge.runtime.profile.subject import Subject
 
     watch.sample("import")
     watch.floor = private_bytes()
     with watch.during("load"):
-        model = load(bundle, context=context, threads=threads)
+        model = _open(settings)
     with watch.during("prefill"):
-        watch.subject = subject = Subject(model.engine, context)
+        watch.subject = subject = Subject(model.engine, settings.context)
         subject.first_token(prompt)
     with watch.during("decode"):
         subject.decode(subject.length, tokens)
@@ -106,7 +118,7 @@ def _memory(bundle: str, context: int, threads: int | None, prompt: int, tokens:
         "steady_bytes": watch.median("decode", *PRIVATE, FILES),
         "steady_private_bytes": watch.median("decode", *PRIVATE),
         "prompt_tokens": prompt,
-        "capacity": context,
+        "capacity": settings.context,
         "samples": watch.samples,
     }
 

@@ -73,10 +73,10 @@ ModelProto = _model_proto()
 
 @dataclass(frozen=True)
 class Node:
-    """One node: `weights` holds the bytes of each of its inputs that is stored in the bundle, in their order."""
+    """One node: `weights` holds the bytes of those of its inputs that are stored in the bundle, by their names."""
 
     op_type: str
-    weights: list[int] = field(default_factory=list)
+    weights: dict[str, int] = field(default_factory=dict)
     attributes: dict[str, int] = field(default_factory=dict)  # those that are integers
 
 
@@ -105,5 +105,5 @@ def _nbytes(tensor: Any) -> int:
 
 
 def _node(node: Any, sizes: dict[str, int]) -> Node:
-    weights = [sizes[name] for name in node.input if name in sizes]
+    weights = {name: sizes[name] for name in node.input if name in sizes}
     return Node(node.op_type, weights, {each.name: each.i for each in node.attribute if each.HasField("i")})

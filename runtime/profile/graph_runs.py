@@ -36,6 +36,7 @@ class Event:
     inputs: Any  # [{"float": [1, 128, 576]}, ...]
     outputs: Any
     threads: Any  # what the pool's threads did
+    provider: str | None = None  # the execution provider that ran it
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def finish(session: Session) -> list[Run]:
     for each in listed:
         if each.get("cat") == "Node" and each["name"].endswith(SUFFIX):
             args, start = each["args"], origin + each["ts"]
-            seen = (args.get(name) for name in ("input_type_shape", "output_type_shape", "thread_scheduling_stats"))
+            names = "input_type_shape", "output_type_shape", "thread_scheduling_stats", "provider"
+            seen = map(args.get, names)
             events.append(Event(each["name"].removesuffix(SUFFIX), args["op_name"], start, each["dur"], *seen))
         elif each.get("name") == "model_run":
             runs.append(Run(origin + each["ts"], each["dur"], events))

@@ -14,15 +14,16 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.runtime.profile.record import Device, Usage
+from edge.runtime.providers import PROVIDERS
 from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
 PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # in HKEY_LOCAL_MACHINE
-RECORDED = {"cpu": "CPUExecutionProvider"}  # what profiles say where it is not the provider's own name
 
 
 def describe(provider: str, threads: int) -> Device:
     """This machine, with the provider, by its name, and the threads that are measured."""
+    traits = PROVIDERS[provider].traits if provider in PROVIDERS else {}  # a program may bring its own
     return Device(
         name=platform.node() or "unnamed",
         cpu=cpu_name(),
@@ -30,7 +31,7 @@ def describe(provider: str, threads: int) -> Device:
         memory_bytes=memory_bytes(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         runtime=f"onnxruntime {ort.__version__}",
-        provider=RECORDED.get(provider, provider),
+        provider=traits.get("onnxruntime", provider),
         threads=threads,
     )
 

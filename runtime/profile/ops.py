@@ -26,7 +26,8 @@ from edge.runtime.engine.engine import PREFILL_CHUNK
 from edge.runtime.profile import costs, graph_runs
 from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event, Run
-from edge.runtime.profile.record import Op
+from edge.runtime.profile.placement import placement_of, with_times
+from edge.runtime.profile.record import Op, Placement
 from edge.runtime.profile.subject import source_tokens
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider, Session
@@ -58,6 +59,7 @@ class Measured:
     """What `measure` found."""
 
     ops: list[Op]
+    placement: list[Placement]  # with the shares of time of each graph's smallest step
     story: list[Step] = field(default_factory=list)  # one input and a few tokens, one after another, profiler included
     notes: list[str] = field(default_factory=list)
 
@@ -126,7 +128,7 @@ class _Measuring:
     def __init__(
         self, provider: Provider, bundle: Bundle, prefix: Path, context: int, sizes: Sequence[int], limit: int
     ) -> None:
-        self._bundle, self._context, manifest = bundle, context, bundle.manifest
+        self._bundle, self._provider, self._context, manifest = bundle, provider, context, bundle.manifest
         self._sessions = graph_runs.sessions(provider, bundle, prefix)
         self._counts, self._jobs = Counter[str](), list[_Job]()
         self._story: list[tuple[_Job, int | None, int]] = []
@@ -161,12 +163,13 @@ class _Measuring:
             ops += _ops(self._bundle.manifest, read_graph(path), job, seen, plain)
             times = f"{job.size} at a time, from {plain / 1e3:.3g} to {profiled / 1e3:.3g} ms"
             slowed.append((profiled / plain, f"onnxruntime's profiler slows the {job.graph} down, {times}"))
+        opened = {role: session for role, (session, _) in self._sessions.items()}
         note = f"{max(slowed)[1]}; what it adds to each node is subtracted from the times of operators."
         story = []
         for job, context, place in self._story:
             run = runs[job.graph][place]
             story.append(Step(job.graph, job.size, context, run, layers(run.events)))
-        return Measured(ops, story, [note])
+        return Measured(ops, with_times(placement_of(self._bundle, self._provider, opened), ops), story, [note])
 
     def _repeat(self, job: _Job, seconds: float) -> None:
         until, context = time.perf_counter() + seconds, job.context or 0
@@ -244,7 +247,7 @@ def _ops(manifest: Manifest, nodes: dict[str, Node], job: _Job, runs: Sequence[R
         cost = costs.cost(event.op_type, *shapes, node, rows=job.context or 0, window=windows.get(layer))
         names, count = (layer, event.op_type, event.node), len(times[event.node])
         taken = round(us, 3), cost.bytes, cost.flops
-        ops.append(Op(job.graph, job.size, *names, count, *taken, job.context, cost.arithmetic))
+        ops.append(Op(job.graph, job.size, *names, count, *taken, job.context, cost.arithmetic, event.provider))
     return ops
 
 

@@ -17,13 +17,15 @@ from edge.bundle import MANIFEST, Bundle, open_bundle, sha256_of
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP, Manifest
 from edge.runtime.engine.engine import PREFILL_CHUNK
+from edge.runtime.engine.measured import best_provider
 from edge.runtime.engine.variant import kv_dtypes
 from edge.runtime.load import open_engine
 from edge.runtime.memory.footprint import Demand, MemoryModel
-from edge.runtime.profile import fresh, machine
+from edge.runtime.profile import fresh, machine, ops
 from edge.runtime.profile.drift import DriftMeter, sustain
 from edge.runtime.profile.jobs import FirstTokenJob, StepJob, TokenJob, prefill_usage
 from edge.runtime.profile.measure import Group, Job, Series, take_turns
+from edge.runtime.profile.placement import of_engine
 from edge.runtime.profile.record import (
     FORMAT,
     FORMAT_VERSION,
@@ -32,18 +34,20 @@ from edge.runtime.profile.record import (
     Decode,
     Load,
     Memory,
+    Placement,
     Profile,
     Ttft,
     Usage,
 )
 from edge.runtime.profile.subject import Subject, input_kind, source_tokens
-from edge.runtime.providers import AUTO, check_provider
+from edge.runtime.providers import AUTO, BEST, check_provider, open_provider
 from edge.runtime.providers.instructions import lacking
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
 DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
 SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
+PLACEMENT_SHARE = 0.05  # of the time, on top of it, where graphs are on two providers
 LONGEST = 1 / 8  # maximum share of the time for one input
 FEW = 64  # tokens that are run to fill the second engine's cache
 LEAST_COUNT = 3  # measurements of each point over int8, with which `edge run` chooses
@@ -66,6 +70,7 @@ class ProfileOptions:
         threads: threads to compute with; default: one per core, up to 8.
         context: maximum tokens in the KV cache; default: the bundle's, if that takes no more than half of the memory.
         provider: the execution provider that runs the graphs.
+        strict: whether it must run all of each; see `edge.runtime.providers.open_provider`.
 
     Raises:
         InputError: a value out of its range, or an unknown provider.
@@ -75,6 +80,7 @@ class ProfileOptions:
     threads: int | None = None
     context: int | None = None
     provider: str = AUTO
+    strict: bool | None = None
 
     def __post_init__(self) -> None:
         if not LEAST_SECONDS <= self.seconds < float("inf"):
@@ -97,7 +103,14 @@ def profile(
     bundle.check_files_once()
     for role in ROLES[input_kind(bundle.manifest)]:
         bundle.manifest.graph(role)
-    return _Run(bundle, options or ProfileOptions(), progress).profile()
+    return _Run(bundle, settled(bundle, options or ProfileOptions()), progress).profile()
+
+
+def settled(bundle: Bundle, options: ProfileOptions) -> ProfileOptions:
+    """The options with the provider that ``auto`` stands for with this bundle."""
+    if options.provider != AUTO:
+        return options
+    return dataclasses.replace(options, provider=best_provider(bundle, options.threads, options.strict))
 
 
 class _Run:
@@ -111,7 +124,8 @@ class _Run:
         self._notes = [sentence] if (sentence := lacking()) else []
         self._capacity = _capacity(bundle.manifest, options.context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
-        self._settings = fresh.Settings(str(bundle.root), self._capacity, options.threads)
+        how = options
+        self._settings = fresh.Settings(str(bundle.root), self._capacity, how.threads, how.provider, how.strict)
         self._energy = machine.Energy()
 
     def profile(self) -> Profile:
@@ -121,6 +135,7 @@ class _Run:
         self._subject = self._open(FLOAT32)
         self._subject.fill()
         device = machine.describe(self._subject.engine.provider.name, self._subject.engine.threads)
+        placed = of_engine(self._subject.engine)
         self._drift = DriftMeter(lambda: self._subject.step(1, self._contexts[0]))
         ttft, decode, prefill = self._answers()
         context = self._contexts[min(1, len(self._contexts) - 1)]
@@ -150,14 +165,37 @@ class _Run:
             load=load,
             memory=memory,
             usage=[prefill, decoding],
+            placement=self._timed(placed),
             noise=dataclasses.replace(noise, foreign_cpu=foreign),
             notes=self._notes,
         )
 
     def _open(self, kv: str) -> Subject:
         how = self._options
-        engine = open_engine(self._bundle, context=self._capacity, threads=how.threads, provider=how.provider, kv=kv)
+        engine = open_engine(
+            self._bundle,
+            context=self._capacity,
+            threads=how.threads,
+            kv=kv,
+            provider=how.provider,
+            strict=how.strict,
+        )
         return Subject(engine, self._capacity)
+
+    def _timed(self, placement: list[Placement]) -> list[Placement]:
+        """The same with shares of time, for which graphs that two providers share are watched in sessions of their
+        own."""
+        if all(row.time_share is not None for row in placement):
+            return placement
+        del self._subject
+        gc.collect()
+        self._say("time by provider")
+        how = self._options
+        provider = open_provider(how.provider, how.threads, self._bundle.manifest, how.strict)
+        seconds = how.seconds * PLACEMENT_SHARE
+        return ops.measure(
+            self._bundle, provider=provider, limit=self._capacity, sizes=(1,), seconds=seconds
+        ).placement
 
     def _say(self, what: str) -> None:
         done = time.monotonic() - self._start
@@ -206,6 +244,8 @@ class _Run:
         del self._waiting["memory"]  # it takes what one answer takes
         try:
             found = fresh.memory(settings, prompt, tokens)
+            if self._options.provider != BEST:  # the memory model is the CPU's
+                return found
             predicted = MemoryModel(self._bundle).footprint(_demand(self._bundle.manifest, prompt, tokens))
             return dataclasses.replace(found, predicted=predicted.kinds, predicted_bytes=predicted.peak)
         except (fresh.ChildFailed, OSError, ValueError) as e:

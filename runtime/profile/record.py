@@ -204,6 +204,20 @@ class Op:
     flops: int | None = None  # of one run
     context: int | None = None  # tokens in the KV cache before it, where there is one
     arithmetic: str | None = None  # which of `Peaks.gemm_gflop_per_s` its operations are held against
+    provider: str | None = None  # onnxruntime's name of the execution provider that ran it
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one execution provider runs of one graph. Shares are of the graph's sum over all of them."""
+
+    graph: str  # its role
+    provider: str  # onnxruntime's name of it
+    nodes: int
+    node_share: float
+    weight_bytes: int  # of the stored values that its nodes read
+    weight_share: float
+    time_share: float | None = None  # of the time in nodes, of a step of one token or a run of an encoder or a frontend
 
 
 @dataclass(frozen=True)
@@ -230,6 +244,7 @@ class Profile:
     noise: Noise | None = None
     peaks: Peaks | None = None
     ops: list[Op] = field(default_factory=list)
+    placement: list[Placement] = field(default_factory=list)  # which execution provider runs what
     notes: list[str] = field(default_factory=list)  # what a reader should know: what was cut short, and why
 
     def to_json(self) -> str:

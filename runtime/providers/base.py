@@ -1,12 +1,13 @@
 """What every execution provider offers: everything outside this folder is the same for a CPU, an NPU and a GPU.
 
-A provider is a module of this folder with a `NAME`, a one-line `HELP` and a function `make`, which gives a `Provider`.
-Sessions are onnxruntime's on every device; how they are made and where memory is differ.
+A provider is a module of this folder with a `NAME`, a one-line `HELP`, `TRAITS` that say how onnxruntime calls it, and
+two functions: `find` looks what this machine has for it, and `make` gives a `Provider`. Sessions are onnxruntime's on
+every device; how they are made and where memory is differ.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +22,38 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, on_one_line
 from edge.manifest import Manifest
 
+CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
+RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
+
 
 @dataclass(frozen=True)
 class Device:
-    """A device that a provider can use. kind: ``cpu``, ``gpu`` or ``npu``."""
+    """A device that a provider knows. kind: ``cpu``, ``gpu`` or ``npu``. use: whether it ``runs`` graphs, ``simulates``
+    a device that does, or only ``compiles`` graphs for devices that are not here."""
 
     provider: str
     kind: str
     name: str
+    use: str = RUNS
+
+
+@dataclass(frozen=True)
+class Support:
+    """What this machine has of a provider. package: what brings it, with its version. devices: the preferred one first.
+    missing: why it runs no graphs here, and what to do, as a sentence; None where it does."""
+
+    package: str | None
+    devices: list[Device]
+    missing: str | None = None
+
+    @property
+    def device(self) -> Device | None:
+        """The device that runs graphs."""
+        return None if self.missing else next((each for each in self.devices if each.use != COMPILES), None)
+
+    def is_strict(self, asked: bool | None) -> bool:
+        """Whether a graph must run on the provider as a whole: as asked, or where its device is an NPU."""
+        return (self.device is not None and self.device.kind == NPU) if asked is None else asked
 
 
 class Buffer:
@@ -108,8 +133,8 @@ class Provider(Protocol):
     def choose(self, logits: Buffer) -> NDArray[np.int64]:
         """The token of the largest logit of each row [R] of logits [1, R, V], the first of equals."""
 
-    def placement(self, session: Session) -> dict[str, int]:
-        """How many nodes of a session each execution provider runs, by onnxruntime's names."""
+    def placement(self, session: Session) -> dict[str, list[str]]:
+        """The nodes of a session that each execution provider runs, by onnxruntime's names."""
 
 
 class ProviderModule(Protocol):
@@ -117,15 +142,28 @@ class ProviderModule(Protocol):
 
     NAME: str
     HELP: str
+    TRAITS: dict[str, str]  # "onnxruntime": its name of the execution provider
 
-    def make(self, threads: int | None, manifest: Manifest | None) -> Provider:
-        """The provider, for the graphs of a manifest or for any."""
+    def find(self) -> Support:
+        """What this machine has for it."""
+
+    def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None) -> Provider:
+        """The provider, for the graphs of a manifest or for any. strict: see `open_provider`. InputError where this
+        machine cannot run graphs with it."""
 
 
 def open_session(
-    model: Path | bytes, name: str, options: ort.SessionOptions, providers: list[str], profile: Path | None = None
+    model: Path | bytes,
+    name: str,
+    options: ort.SessionOptions,
+    providers: list[str] | None,
+    profile: Path | None = None,
+    advice: str = "export or copy the bundle again",
 ) -> Session:
-    """A session on exactly these providers, without onnxruntime's fallback to the CPU; BundleError where it fails."""
+    """A session on exactly these providers, without onnxruntime's second try on the CPU; BundleError where it fails.
+
+    providers: by onnxruntime's names; default: those that the options hold. advice: what to do where it fails.
+    """
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
@@ -133,14 +171,13 @@ def open_session(
         return Session(ort.InferenceSession(model, options, providers=providers, enable_fallback=False))
     except Exception as e:  # onnxruntime raises a dozen types without a common base
         raise BundleError(
-            f"{name} could not be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); export or copy the "
-            "bundle again."
+            f"{name} could not be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); {advice}."
         ) from e
 
 
-def nodes_by_provider(session: Session) -> dict[str, int]:
-    """How many of a session's nodes each execution provider runs, as onnxruntime recorded it."""
-    counts: Counter[str] = Counter()
+def nodes_by_provider(session: Session) -> dict[str, list[str]]:
+    """The names of a session's nodes by the execution provider that runs them, as onnxruntime recorded it."""
+    nodes: defaultdict[str, list[str]] = defaultdict(list)
     for part in session.inference.get_provider_graph_assignment_info():
-        counts[part.ep_name] += len(part.get_nodes())
-    return dict(counts)
+        nodes[part.ep_name] += [node.name for node in part.get_nodes()]
+    return dict(nodes)

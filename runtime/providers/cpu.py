@@ -16,14 +16,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.manifest import Manifest
-from edge.runtime.providers.base import Buffer, Device, Session, nodes_by_provider, open_session
+from edge.runtime.providers.base import CPU, Buffer, Device, Session, Support, nodes_by_provider, open_session
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"
 HELP = "the processor, on any machine"
-EXECUTION_PROVIDER = "CPUExecutionProvider"
+TRAITS = {"onnxruntime": "CPUExecutionProvider"}
+EXECUTION_PROVIDER = TRAITS["onnxruntime"]
 LARGE = 2**16  # bytes from which on memory is taken from the system, which hands it out page by page as it is written
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
 AUDIO_ROWS = 16  # rows of activations for each of an encoder's frames: half are alive, which leaves the arena few gaps
@@ -34,9 +35,20 @@ if ARM:
     os.environ.setdefault("ORT_GQA_DISABLE_FLASH_ATTENTION", "1")
 
 
-def make(threads: int | None = None, manifest: Manifest | None = None) -> Cpu:
-    """The provider. The first one of a process sizes its pool of threads and its arena of activations."""
-    return Cpu(threads, _arena_bytes(manifest))
+def find() -> Support:
+    """The processor, which every onnxruntime has."""
+    return Support(f"onnxruntime {ort.__version__}", _devices())
+
+
+def make(threads: int | None = None, manifest: Manifest | None = None, strict: bool | None = None) -> Cpu:
+    """The provider. The first one of a process sizes its pool of threads and its arena of activations. strict: makes no
+    difference, for the processor runs every node."""
+    return Cpu(threads, arena_bytes(manifest))
+
+
+def _devices() -> list[Device]:
+    found = (each.device for each in ort.get_ep_devices() if each.ep_name == EXECUTION_PROVIDER)
+    return [Device(NAME, CPU, device.vendor) for device in found]
 
 
 class Cpu:
@@ -49,17 +61,19 @@ class Cpu:
         _share_arena(arena)
 
     def devices(self) -> list[Device]:
-        found = (each.device for each in ort.get_ep_devices() if each.ep_name == EXECUTION_PROVIDER)
-        return [Device(NAME, "cpu", device.vendor) for device in found]
+        return _devices()
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
         with huge_pages(weights.stat().st_size):
-            return open_session(path, str(path), _options(bundle.root), [EXECUTION_PROVIDER], profile)
+            return self._session(path, str(path), bundle.root, profile)
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
         with huge_pages(weights):
-            return open_session(model, name, _options(folder), [EXECUTION_PROVIDER])
+            return self._session(model, name, folder)
+
+    def _session(self, model: Path | bytes, name: str, folder: Path | None, profile: Path | None = None) -> Session:
+        return open_session(model, name, session_options(folder), [EXECUTION_PROVIDER], profile)
 
     def allocate(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -84,11 +98,12 @@ class Cpu:
         tokens: NDArray[np.int64] = logits.array[0].argmax(axis=-1)
         return tokens
 
-    def placement(self, session: Session) -> dict[str, int]:
+    def placement(self, session: Session) -> dict[str, list[str]]:
         return nodes_by_provider(session)
 
 
-def _options(folder: Path | None) -> ort.SessionOptions:
+def session_options(folder: Path | None) -> ort.SessionOptions:
+    """Options of a session whose activations are in this process's memory. folder: of its external weights."""
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3  # its warnings are about the graph, which only the exporter can change
@@ -117,7 +132,7 @@ def _share_arena(first: int) -> None:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg(growth))
 
 
-def _arena_bytes(manifest: Manifest | None) -> int:
+def arena_bytes(manifest: Manifest | None) -> int:
     """Bytes of the arena's first region: the activations of a whole window of sound; else -1."""
     encoder = None if manifest is None else manifest.encoder
     if encoder is None or encoder.input != "audio":

@@ -37,6 +37,11 @@ def share_thread_pool(threads: int | None) -> int:
     return _pool
 
 
+def pool_threads(threads: int | None) -> int:
+    """The threads that the pool has, or will have where this number is asked for first."""
+    return _pool or threads or default_threads()
+
+
 def check_threads(threads: int | None) -> None:
     """Raise InputError where a pool cannot have this number of threads."""
     maximum = max(MAXIMUM, 2 * (os.cpu_count() or 1))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from edge.runtime.speech.segments import Segment
 from edge.runtime.speech.transcribe import Transcript
@@ -14,7 +16,7 @@ from edge.runtime.speech.transcribe import Transcript
 
 class Format:
     """Plain text, one line per segment: `begin`, then `segment` for each, counted from 1, then `end`, whose transcript
-    has its segments where `needs_segments` is true."""
+    has its segments where `needs_segments` is true. What `more` holds by name stands in JSON alone."""
 
     needs_segments = False
 
@@ -24,7 +26,7 @@ class Format:
     def segment(self, number: int, segment: Segment) -> str:
         return f"{_line(segment)}\n"
 
-    def end(self, transcript: Transcript) -> str:
+    def end(self, transcript: Transcript, more: Mapping[str, Any]) -> str:
         return ""
 
 
@@ -67,12 +69,13 @@ class _Json(Format):
         values.update(start=round(segment.start, 3), end=round(segment.end, 3))
         return f"{',' if number > 1 else ''}\n{json.dumps(values, ensure_ascii=False)}"
 
-    def end(self, transcript: Transcript) -> str:
+    def end(self, transcript: Transcript, more: Mapping[str, Any]) -> str:
         rest = {
             "text": transcript.text,
             "language": transcript.language,
             "duration": round(transcript.duration, 3),
             "complete": transcript.complete,
+            **more,
         }
         return f"\n], {json.dumps(rest, ensure_ascii=False)[1:]}\n"
 

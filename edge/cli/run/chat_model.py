@@ -71,6 +71,8 @@ def _answer(model: Model, prompt: str, options: GenerateOptions, given: argparse
     import dataclasses
     import json
 
+    from edge.cli.run.placement import placement
     from edge.runtime.decode.answer import collect
 
-    print(json.dumps(dataclasses.asdict(collect(pieces)), ensure_ascii=False))
+    found = dataclasses.asdict(collect(pieces)) | {"placement": placement(model.engine)}
+    print(json.dumps(found, ensure_ascii=False))

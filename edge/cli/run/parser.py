@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.arguments import Parser, add_provider, add_threads, listed
+from edge.cli.arguments import Parser, add_provider, add_strict, add_threads, listed
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -145,5 +145,6 @@ def add_arguments(parser: Parser) -> None:
     add("--context N", "maximum tokens of prompt and answer (default: the bundle's, up to 4096)", int)
     add("--prefill-chunk N", "maximum prompt tokens of a step; fewer need less memory (default: 128)", int)
     add_provider(add)
+    add_strict(add)
     add("--kv TYPE", "type of the KV cache: float32, int8, or auto (default): int8 where --memory is short")
     add("--memory SIZE", "maximum private memory, such as 300MB; see edge plan")

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.cli.run.parser import taken
 from edge.cli.run.terminal import INTERRUPTED, CtrlC, peak_memory
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.runtime.speech.segments import Segment
     from edge.runtime.speech.transcribe import Sound, TranscribeOptions, Transcriber, Transcription
 
-LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider")  # fields of LoadOptions
+LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider", "strict")  # fields of LoadOptions
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it
 WARMEST = 1.0
@@ -74,8 +74,12 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
 
 def _transcribe(model: Transcriber, sound: Sound, options: TranscribeOptions, output: _Output) -> Transcription:
     running = model.transcribe_stream(sound, options)  # what is wrong with the sound is told before the model is there
-    model.engine  # noqa: B018 (waits for it)
+    engine = model.engine  # waits for it
     output.begin(running)
+    if output.form.needs_segments:
+        from edge.cli.run.placement import placement
+
+        output.more["placement"] = placement(engine)
     for segment in running:
         output.write(segment)
     return running
@@ -134,7 +138,8 @@ class _Output:
 
     def __init__(self, path: Path | None, form: Format, progress: _Progress) -> None:
         self.count = 0
-        self._path, self._form, self._progress = path, form, progress
+        self.form, self.more = form, dict[str, Any]()  # more: for the format's end
+        self._path, self._progress = path, progress
         self._running: Transcription | None = None
         self._segments: list[Segment] = []  # those that the format's end needs
         self._begun = self._earlier = False
@@ -156,9 +161,9 @@ class _Output:
 
     def write(self, segment: Segment) -> None:
         self.count += 1
-        if self._form.needs_segments:
+        if self.form.needs_segments:
             self._segments.append(segment)
-        self._write(self._form.segment(self.count, segment))
+        self._write(self.form.segment(self.count, segment))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,14 +173,14 @@ class _Output:
             return
         finished = kind is None and self._running.complete
         if self._begun or finished or not self._earlier:
-            self._write(self._form.end(self._running.transcript(self._segments)))
+            self._write(self.form.end(self._running.transcript(self._segments), self.more))
         if self._path is not None:
             self._file.close()
 
     def _write(self, text: str) -> None:
         self._progress.clear()
         if not self._begun:
-            self._begun, text = True, self._form.begin() + text
+            self._begun, text = True, self.form.begin() + text
             if self._earlier:
                 self._file.truncate(0)
         if text:

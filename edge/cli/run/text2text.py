@@ -82,7 +82,15 @@ def _load(
 
 
 def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.Namespace) -> None:
-    if args.json or options.n_best > 1:
+    if args.json and options.n_best <= 1:
+        import dataclasses
+        import json
+
+        from edge.cli.run.placement import placement
+
+        found = dataclasses.asdict(model.generate(text, options)) | {"placement": placement(model.engine)}
+        print(json.dumps(found, ensure_ascii=False), flush=True)
+    elif args.json or options.n_best > 1:
         from edge.cli.run.lines import answer
 
         print(answer(model, text, options, args.json).shown, flush=True)

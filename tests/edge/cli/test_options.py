@@ -73,7 +73,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> dict[
 
 SAMPLING = {"temperature", "seed"}
 DRAWING = {"top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"}
-ALWAYS = {"provider", "help", "json", "threads", "memory", "skip", "output"}
+ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"},

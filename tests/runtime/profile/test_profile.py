@@ -26,6 +26,7 @@ from edge.runtime.profile.curve import CostCurve, load
 from edge.runtime.profile.profile import ProfileOptions, grid, profile
 from edge.runtime.profile.record import Profile, parse
 from edge.runtime.profile.subject import Subject
+from edge.runtime.providers import PROVIDERS
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_fresh_processes_run_this_edge_whatever_the_current_folder_holds(
     for name in ("edge", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the current folder has an {name} of its own')")
     monkeypatch.chdir(tmp_path)
-    assert fresh.load_ms(fresh.Settings(str(tiny_bundle.root), 64, 1)) > 0
+    assert fresh.load_ms(fresh.Settings(str(tiny_bundle.root), 64, 1, "cpu")) > 0
 
 
 @pytest.mark.parametrize("seconds", [1, 4])
@@ -165,7 +166,7 @@ def test_a_small_context_is_measured_within_itself(tiny_bundle: Bundle, monkeypa
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"provider": "tpu"}, "There is no provider 'tpu'; choose one of cpu."),
+        ({"provider": "tpu"}, f"There is no provider 'tpu'; choose one of {', '.join(PROVIDERS)}."),
         ({"seconds": 0.0}, "Measuring needs 1 second or more, not 0."),
         ({"seconds": float("nan")}, "Measuring needs 1 second or more, not nan."),
         ({"context": 3}, "A profile needs a context of 16 tokens or more, not 3."),

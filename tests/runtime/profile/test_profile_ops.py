@@ -34,7 +34,7 @@ def test_the_graph_is_read_as_onnx_reads_it(tiny_bundle: Bundle) -> None:
     assert set(found) == {node.name for node in graph.node}
     for node in graph.node:
         numbers = {a.name: a.i for a in node.attribute if a.type == onnx.AttributeProto.INT}
-        weights = [sizes[name] for name in node.input if name in sizes]
+        weights = {name: sizes[name] for name in node.input if name in sizes}
         assert found[node.name] == Node(node.op_type, weights, numbers), node.name
 
 
@@ -50,12 +50,13 @@ def shape(*dims: int, kind: str = FLOATS) -> costs.Shape:
 
 
 def test_a_packed_product_moves_its_packed_weights() -> None:
-    node = Node("MatMulNBits", [960 * 288, 960 * 9 * 4, 960 * 5], {"bits": 4, "accuracy_level": 4})
+    weights = {"b": 960 * 288, "scales": 960 * 9 * 4, "zeros": 960 * 5}
+    node = Node("MatMulNBits", weights, {"bits": 4, "accuracy_level": 4})
     found = costs.cost("MatMulNBits", [shape(1, 7, 576), shape(960, 9)], [shape(1, 7, 960)], node)
-    assert found == costs.Cost(7 * 576 * 4 + sum(node.weights) + 7 * 960 * 4, 2 * 7 * 576 * 960, "int4")
-    eight = Node("MatMulNBits", [1], {"bits": 8, "accuracy_level": 4})
+    assert found == costs.Cost(7 * 576 * 4 + sum(weights.values()) + 7 * 960 * 4, 2 * 7 * 576 * 960, "int4")
+    eight = Node("MatMulNBits", {"b": 1}, {"bits": 8, "accuracy_level": 4})
     assert costs.cost("MatMulNBits", [shape(1, 7, 576)], [shape(1, 7, 960)], eight).arithmetic == "int8"
-    floats = Node("MatMulNBits", [1], {"bits": 4})
+    floats = Node("MatMulNBits", {"b": 1}, {"bits": 4})
     assert costs.cost("MatMulNBits", [shape(1, 7, 576)], [shape(1, 7, 960)], floats).arithmetic == "float32"
 
 

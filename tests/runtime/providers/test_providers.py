@@ -187,9 +187,9 @@ def test_onnxruntime_is_told_not_to_fall_back(tiny_bundle: Bundle, monkeypatch: 
 def test_providers_are_found_by_their_modules_and_others_refused(
     tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert list(PROVIDERS) == ["cpu"]
+    assert list(PROVIDERS) == ["coreml", "cpu", "nnapi", "openvino", "qnn", "webgpu", "xnnpack"]
     check_provider("auto")
-    with pytest.raises(InputError, match="There is no provider 'tpu'; choose one of cpu"):
+    with pytest.raises(InputError, match="There is no provider 'tpu'; choose one of coreml, cpu"):
         edge.load(tiny_bundle.root, provider="tpu")
 
 
@@ -197,7 +197,7 @@ def test_what_ran_where_is_known(tiny_bundle: Bundle) -> None:
     provider = open_provider("auto")
     session = provider.open(tiny_bundle, "decoder")
     placed = provider.placement(session)
-    assert set(placed) == {"CPUExecutionProvider"} and placed["CPUExecutionProvider"] > 10
+    assert set(placed) == {"CPUExecutionProvider"} and len(placed["CPUExecutionProvider"]) > 10
     assert [device.kind for device in provider.devices()] == ["cpu"]
 
 

@@ -20,7 +20,7 @@ TRANSCRIPT = Transcript("Hello & <you>. an arrow", SEGMENTS, "en", 4000.0, True)
 def written(name: str, segments: list[Segment] = SEGMENTS, transcript: Transcript = TRANSCRIPT) -> str:
     form = FORMATS[name]
     middle = [form.segment(number, segment) for number, segment in enumerate(segments, 1)]
-    return "".join([form.begin(), *middle, form.end(transcript)])
+    return "".join([form.begin(), *middle, form.end(transcript, {})])
 
 
 def test_text_is_a_line_for_each_segment() -> None:

@@ -1,0 +1,67 @@
+"""Which execution provider runs what of a bundle's graphs: nodes, the weights that these read, and time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from edge.bundle import Bundle
+from edge.runtime.profile.graph_file import read_graph
+from edge.runtime.profile.record import Op, Placement
+from edge.runtime.providers.base import Provider, Session
+
+if TYPE_CHECKING:
+    from edge.runtime.engine.engine import Engine
+
+
+def of_engine(engine: Engine) -> list[Placement]:
+    """Of the graphs that an engine has opened."""
+    return placement_of(engine.bundle, engine.provider, engine.sessions)
+
+
+def placement_of(bundle: Bundle, provider: Provider, sessions: Mapping[str, Session]) -> list[Placement]:
+    """Of sessions, by the roles of their graphs. The share of time is known where one provider runs a whole graph."""
+    return [row for role, session in sessions.items() for row in _rows(bundle, role, provider.placement(session))]
+
+
+def _rows(bundle: Bundle, role: str, placed: Mapping[str, Sequence[str]]) -> list[Placement]:
+    """A row for each provider of one graph, the one with the most nodes first. placed: names of nodes."""
+    graph = read_graph(bundle.path(bundle.manifest.graph(role).path))
+    weights = {name: _weights(graph[node].weights for node in nodes if node in graph) for name, nodes in placed.items()}
+    count, size = sum(map(len, placed.values())), sum(weights.values())
+    time = 1.0 if len(placed) == 1 else None
+    rows = [
+        Placement(role, name, len(nodes), len(nodes) / count, weights[name], weights[name] / max(size, 1), time)
+        for name, nodes in placed.items()
+    ]
+    return sorted(rows, key=lambda row: -row.nodes)
+
+
+def _weights(read: Iterable[Mapping[str, int]]) -> int:
+    """Bytes of all weights that nodes read, each counted once."""
+    sizes: dict[str, int] = {}
+    for weights in read:
+        sizes.update(weights)
+    return sum(sizes.values())
+
+
+def with_times(placement: Sequence[Placement], ops: Sequence[Op]) -> list[Placement]:
+    """The same with shares of the time that was measured in each graph's smallest step."""
+    sizes: dict[str, int] = {}
+    for op in ops:
+        sizes[op.graph] = min(op.size, sizes.get(op.graph, op.size))
+    times: defaultdict[tuple[str, str | None], float] = defaultdict(float)
+    for op in ops:
+        if op.size == sizes[op.graph]:
+            times[op.graph, op.provider] += op.us
+    totals: defaultdict[str, float] = defaultdict(float)
+    for (graph, _), us in times.items():
+        totals[graph] += us
+    return [
+        dataclasses.replace(row, time_share=times[row.graph, row.provider] / totals[row.graph])
+        if totals[row.graph]
+        else row
+        for row in placement
+    ]

@@ -1,0 +1,95 @@
+"""A device next to the processor: a provider that takes some nodes of a graph, and leaves the others to the CPU's.
+
+Inputs, outputs and the KV cache stay in the host's memory, where the CPU's provider makes them: onnxruntime copies what
+a device with memory of its own reads and writes, in every run. Nodes that the provider does not take run in the host's
+pool of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnxruntime as ort
+
+from edge.errors import BundleError
+from edge.runtime.providers.base import SIMULATES, Device, Session, open_session
+from edge.runtime.providers.cpu import Cpu, session_options
+
+NAMED = 3  # nodes that a refusal names
+
+
+class Accelerator(Cpu):
+    """See `edge.runtime.providers.base.Provider`.
+
+    Args:
+        name: of the provider; `execution_provider`: onnxruntime's name of it.
+        device: that runs the graphs.
+        append: adds it to the options of a session.
+        strict: whether a graph is refused of which it cannot run every node.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        execution_provider: str,
+        device: Device,
+        append: Callable[[ort.SessionOptions], None],
+        *,
+        threads: int | None,
+        arena: int,
+        strict: bool,
+    ) -> None:
+        super().__init__(threads, arena)
+        self.name = name
+        self._execution_provider, self._device, self._append = execution_provider, device, append
+        self._strict = strict
+
+    def devices(self) -> list[Device]:
+        return [self._device]
+
+    def _session(self, model: Path | bytes, name: str, folder: Path | None, profile: Path | None = None) -> Session:
+        options = session_options(folder)
+        self._append(options)
+        advice = f"the provider {self.name} cannot run it here, and the provider cpu may"
+        with _standard_output_kept() if self._device.use == SIMULATES else contextlib.nullcontext():
+            session = open_session(model, name, options, None, profile, advice)
+        if self._strict:
+            self._check_placement(session, name)
+        return session
+
+    def _check_placement(self, session: Session, name: str) -> None:
+        """Raise BundleError where a node is not the provider's. onnxruntime's own refusal names none."""
+        placed = self.placement(session)
+        others = {provider: nodes for provider, nodes in placed.items() if provider != self._execution_provider}
+        if not others:
+            return
+        nodes, count = [node for each in others.values() for node in each], sum(map(len, placed.values()))
+        named = ", ".join(nodes[:NAMED]) + (" and more" if len(nodes) > NAMED else "")
+        raise BundleError(
+            f"{name} does not run on {self.name} alone: {len(nodes)} of its {count} nodes would run on "
+            f"{' and '.join(others)} ({named}), because this device needs a graph that was made for it, and the bundle "
+            f"has none; run it with the provider cpu, or with --no-strict (strict=False) on both."
+        )
+
+
+@contextlib.contextmanager
+def _standard_output_kept() -> Iterator[None]:
+    """Within it, what libraries print to standard output goes to standard error: Qualcomm's simulator says a line about
+    itself, which would stand before an answer."""
+    out, err = 1, 2
+    try:
+        sys.stdout.flush()
+        kept = os.dup(out)
+    except (OSError, ValueError):  # the process has none
+        yield
+        return
+    try:
+        os.dup2(err, out)
+        yield
+    finally:
+        os.dup2(kept, out)
+        os.close(kept)

@@ -1,0 +1,132 @@
+"""Providers that onnxruntime loads from a package of their own.
+
+Such a package has functions `get_library_path` and `get_ep_name`. Registered under that name, its library lists the
+devices that are here; under the name with `.virtual` at its end, also devices that it only compiles for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import onnxruntime as ort
+
+from edge.errors import EdgeError, InputError, on_one_line
+from edge.extras import needing
+from edge.manifest import Manifest
+from edge.runtime.providers.accelerator import Accelerator
+from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support
+from edge.runtime.providers.cpu import arena_bytes
+from edge.runtime.providers.instructions import ARM
+
+
+def _no_options(module: ModuleType) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A provider that comes as a plugin.
+
+    Args:
+        name: of the provider; `execution_provider`: onnxruntime's name of it.
+        module: the import name of its package, which the extra `extra` of this project installs.
+        needs: what it runs on, for a sentence: "a GPU with Vulkan".
+        kinds: of devices it is used with, the preferred first.
+        virtual: whether it lists devices that it only compiles for.
+        simulates: the device that it simulates on an x86 processor.
+        options: of the execution provider.
+    """
+
+    name: str
+    execution_provider: str
+    module: str
+    extra: str
+    needs: str
+    kinds: tuple[str, ...] = (NPU, GPU, CPU)
+    virtual: bool = False
+    simulates: str | None = None
+    options: Callable[[ModuleType], Mapping[str, str]] = _no_options
+
+    def find(self) -> Support:
+        """What this machine has for it, devices for compiling only included."""
+        try:
+            self._register()
+            if self.virtual:
+                self._register(".virtual")
+        except EdgeError as e:
+            return Support(self._package(), [], str(e))
+        found = [device for device, _ in self._listed()]
+        # Once a process has registered a name with .virtual, others' names list such devices too, twice then.
+        devices = [each for i, each in enumerate(found) if each.use != COMPILES or each not in found[:i]]
+        missing = None if any(device.use != COMPILES for device in devices) else self._no_device(devices)
+        return Support(self._package(), devices, missing)
+
+    def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None) -> Accelerator:
+        """The provider over its preferred device; MissingExtraError where its package is not installed, InputError
+        where it cannot be loaded, or there is no device."""
+        options = self.options(self._register())
+        found = [(device, handle) for device, handle in self._listed() if device.use != COMPILES]
+        if not found:
+            raise InputError(self._no_device([]))
+        device, handle = found[0]
+
+        def append(session: ort.SessionOptions) -> None:
+            session.add_provider_for_devices([handle], dict(options))
+
+        strict = Support(None, [device]).is_strict(strict)
+        kept: dict[str, Any] = {"threads": threads, "arena": arena_bytes(manifest), "strict": strict}
+        return Accelerator(self.name, self.execution_provider, device, append, **kept)
+
+    def _register(self, ending: str = "") -> ModuleType:
+        """Import the package and let onnxruntime load its library."""
+        with needing(f"The provider {self.name}", self.extra):
+            module = importlib.import_module(self.module)
+        try:
+            _load(self.execution_provider + ending, module.get_library_path())
+        except Exception as e:  # a library of another system, or for another version of onnxruntime
+            raise InputError(
+                f"{self._package()} cannot be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); install "
+                f"versions that go together: pip install --upgrade 'edge-lm[{self.extra}]'"
+            ) from None
+        return module
+
+    def _package(self) -> str | None:
+        """The package as pip calls it, with its version; None where it is not installed."""
+        project = self.module.replace("_", "-")
+        try:
+            return f"{project} {importlib.metadata.version(project)}"
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def _listed(self) -> list[tuple[Device, Any]]:
+        """Its devices with onnxruntime's handles, the preferred first."""
+        found = [(self._device(each), each) for each in ort.get_ep_devices() if each.ep_name == self.execution_provider]
+        usable = [(device, each) for device, each in found if device is not None]
+        return sorted(usable, key=lambda pair: (pair[0].use == COMPILES, self.kinds.index(pair[0].kind)))
+
+    def _device(self, handle: Any) -> Device | None:
+        """What onnxruntime says of a device; None where the provider is not used with its kind."""
+        kind = handle.device.type.name.lower()
+        if kind == CPU and self.simulates is not None:
+            return None if ARM else Device(self.name, NPU, self.simulates, SIMULATES)
+        if kind not in self.kinds:
+            return None
+        platform = handle.ep_metadata.get("npu_platform")
+        name = handle.device.vendor + (f" {platform}" if platform else "")
+        return Device(self.name, kind, name, COMPILES if handle.device.metadata.get("is_virtual") == "1" else RUNS)
+
+    def _no_device(self, others: list[Device]) -> str:
+        compiles = f" (it compiles for {len(others)} that are not here)" if others else ""
+        return f"{self._package()} finds no device to run graphs on{compiles}; it needs {self.needs}."
+
+
+@functools.cache
+def _load(name: str, library: str) -> None:
+    """Let onnxruntime load a library; a second time it would refuse."""
+    ort.register_execution_provider_library(name, library)
