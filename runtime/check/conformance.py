@@ -1,8 +1,9 @@
 """A conformance corpus: what this runtime answers with a bundle, for another host of it to repeat.
 
-A folder of files with one JSON object per line. Of a decoder two: `answers.jsonl`: `prompt`, `raw`, `kv` and `options`
+A folder of files with one JSON object per line. Of a decoder three: `answers.jsonl`: `prompt`, `raw`, `kv`, `options`
 as they were given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`; `chats.jsonl`, where the bundle has
-a chat format: `system` and `turns`, each with `say`, `ids` and `text`. Of a model from text to text `outputs.jsonl`:
+a chat format: `system` and `turns`, each with `say`, `ids` and `text`; and `drafts.jsonl`
+(`edge.runtime.check.conformance_drafts`). Of a model from text to text `outputs.jsonl`:
 `source` and `options` as they were given, `prompt_ids`, `ids`, `text` and `finish`, and where beams were searched the
 `score` of each of the n best, whose first is the output. Of a speech model `speech.jsonl`
 (`edge.runtime.check.conformance_speech`). The same processor gives the same tokens; another one may
@@ -19,7 +20,7 @@ from typing import Any
 from edge.bundle import Bundle, replace_text
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8
-from edge.runtime.check import conformance_speech
+from edge.runtime.check import conformance_drafts, conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
 from edge.runtime.model import Model
@@ -90,17 +91,20 @@ def emit(
     kinds = [FLOAT32, INT8] if any(graph.role == KV8 for graph in bundle.manifest.graphs) else [FLOAT32]
     answers: list[dict[str, Any]] = []
     chats: list[dict[str, Any]] = []
+    drafts: list[dict[str, Any]] = []
     for kv in kinds:
         model = load(bundle.root, speculate="off", kv=kv, threads=threads, provider=provider, kind=Model)
         for answer in _answers(model, kv):
             answers.append(answer)
             progress(1)
+        if kv == FLOAT32:
+            drafts = list(conformance_drafts.lines(model))
         if kv == FLOAT32 and bundle.manifest.chat_format is not None:
             for system in (None, SYSTEM):
                 chats.append(_chat(model, system))
                 progress(len(TURNS))
         del model
-    _write(folder, {"answers.jsonl": answers, "chats.jsonl": chats})
+    _write(folder, {"answers.jsonl": answers, "chats.jsonl": chats, "drafts.jsonl": drafts})
     return len(answers) + len(TURNS) * len(chats)
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tiny_encoder_decoders import nllb_bundle, t5_bundle
 from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
+from edge.export import successors
+from edge.runtime.check import conformance, conformance_drafts
+from edge.runtime.model import Model
 from edge.runtime.profile.record import read_profile
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +71,11 @@ def corpus(
         six_layers, bundles / "int8.edge", weights="int8", prefill_weights="int8", candidates=False, draft_text=0
     )
     text = " ".join(SENTENCES)
-    edge.export(tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False)
+    with pytest.MonkeyPatch.context() as patch:  # a table for drafts, of texts that the corpus has
+        patch.setattr(successors, "own_answers", _texts_twice)
+        edge.export(
+            tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False, draft_text=100_000
+        )
     for made in (t5_bundle(folder), nllb_bundle(folder)):
         made.root.rename(bundles / made.root.name)
     # One draws at all temperatures; the other trusts what it says of short windows.
@@ -82,6 +90,11 @@ def corpus(
     tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
     chat_corpus.write(folder / "chat_formats.jsonl")
     return folder
+
+
+def _texts_twice(model: Model) -> Iterator[list[int]]:
+    for text in 2 * [*conformance_drafts.TEXTS, *conformance.PROMPTS, *SENTENCES]:
+        yield model.prompt_ids(text, raw=True)
 
 
 def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> None:

@@ -31,13 +31,17 @@ data class GenerateOptions(
     }
 }
 
-/** The clock of one answer. */
+/** What drafts did in one answer: the steps after its first token, and of all tokens that were drafted those accepted. */
+data class Drafting(val steps: Int, val drafted: Int, val accepted: Int)
+
+/** The clock of one answer. [drafting] is null where nothing drafts. */
 data class Timings(
     val promptTokens: Int,
     val cachedTokens: Int,
     val generatedTokens: Int,
     val firstTokenMs: Double,
     val decodeSeconds: Double,
+    val drafting: Drafting? = null,
 ) {
     /** Tokens per second after the first one; null where there was no second. */
     val tokensPerSecond: Double? get() = if (generatedTokens > 1) (generatedTokens - 1) / decodeSeconds else null

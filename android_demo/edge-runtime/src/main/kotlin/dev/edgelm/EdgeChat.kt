@@ -58,11 +58,13 @@ class EdgeChat internal constructor(
             val sampled = ArrayList<Int>()
             var ended = false
             try {
-                for (piece in answer(model.engine, model.tokenizer, cache, prompt, options, goOn)) {
-                    emit(piece) // what nobody received was not said
-                    shown.append(piece.text)
-                    sampled += piece.token
-                    ended = piece.finish == FinishReason.STOP
+                answer(model.engine, model.tokenizer, cache, prompt, options, goOn, model.speculation).use {
+                    for (piece in it) {
+                        emit(piece) // what nobody received was not said
+                        shown.append(piece.text)
+                        sampled += piece.token
+                        ended = piece.finish == FinishReason.STOP
+                    }
                 }
             } finally {
                 val all = prompt + sampled.toIntArray()

@@ -4,10 +4,12 @@ import dev.edgelm.bundle.Bundle
 import dev.edgelm.decode.answer
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
+import dev.edgelm.profile.CostCurve
 import dev.edgelm.profile.DeviceName
 import dev.edgelm.profile.Profile
 import dev.edgelm.profile.ProfileOptions
 import dev.edgelm.profile.Profiling
+import dev.edgelm.speculate.Speculation
 import dev.edgelm.text.Message
 import dev.edgelm.text.Tokenizer
 import java.io.File
@@ -30,6 +32,9 @@ import kotlinx.coroutines.flow.Flow
  *   files are read every time.
  * @property beams of a model from text to text: outputs searched side by side that [memory] has room for; null: as many
  *   as the bundle sets.
+ * @property speculate what drafts tokens, of which the model verifies several in a step. The text is the same.
+ * @property profile a profile of this bundle on this device ([EdgeModel.profile], [Profile.toJson]), which says what steps
+ *   of several tokens cost; null, or one of another bundle or device: that is guessed, and learnt as answers go on.
  */
 data class EdgeOptions(
     val context: Int? = null,
@@ -38,17 +43,29 @@ data class EdgeOptions(
     val kv: Kv = Kv.AUTO,
     val cacheDir: File? = null,
     val beams: Int? = null,
+    val speculate: Speculate = Speculate.AUTO,
+    val profile: File? = null,
 )
 
 /** What keys and values are kept in. int8 takes a quarter of the memory. */
 enum class Kv { AUTO, FLOAT32, INT8 }
 
+/** What drafts: nothing, words that came before, or those and the bundle's table of what the model often says. */
+enum class Speculate {
+    /** [BLEND] for a model without an encoder, [OFF] for others. */
+    AUTO,
+    OFF,
+    LOOKUP,
+    BLEND,
+}
+
 /**
  * A decoder's bundle in memory: text in, text out. Several threads may use it; [close] it when no more answers are
  * wanted.
  */
-class EdgeModel private constructor(
+class EdgeModel internal constructor(
     private val loaded: Loaded,
+    internal val speculation: Speculation?,
     private val dispatcher: CoroutineDispatcher,
 ) : AutoCloseable {
     internal val engine: Engine get() = loaded.engine
@@ -80,7 +97,7 @@ class EdgeModel private constructor(
     ): Flow<Piece> = streaming(dispatcher) { goOn ->
         val ids = promptIds(messages, raw)
         engine.newCache(minOf(engine.context, ids.size + options.maxTokens)).use { cache ->
-            for (piece in answer(engine, tokenizer, cache, ids, options, goOn)) emit(piece)
+            answer(engine, tokenizer, cache, ids, options, goOn, speculation).use { for (piece in it) emit(piece) }
         }
     }
 
@@ -142,10 +159,17 @@ class EdgeModel private constructor(
         fun open(
             path: File, options: EdgeOptions = EdgeOptions(), dispatcher: CoroutineDispatcher = Dispatchers.Default,
         ): EdgeModel {
+            val profile = options.profile?.let(CostCurve::read)
             val loaded = Loaded.open(path, options) {
                 if (it.kind == "decoder") null else "is an ${it.kind}, not a decoder; EdgeText2Text opens those of text."
             }
-            return EdgeModel(loaded, dispatcher)
+            try {
+                val curve = profile?.let { CostCurve.of(it, loaded.bundle, loaded.plan.int8) }
+                return EdgeModel(loaded, Speculation.make(options.speculate, loaded.bundle, loaded.plan, curve), dispatcher)
+            } catch (e: EdgeException) {
+                loaded.engine.close()
+                throw e
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.TOKENIZER
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
+import dev.edgelm.speculate.Speculation
 import dev.edgelm.text.Tokenizer
 import java.io.File
 import kotlinx.coroutines.CoroutineDispatcher
@@ -39,6 +40,7 @@ internal class Loaded private constructor(
                     throw InputException("The context must be between 1 and ${manifest.context} tokens, not $it.")
                 }
             }
+            Speculation.chosen(options.speculate, manifest)
             bundle.checkSizes()
             val plan = planned(manifest, options)
             bundle.checkFiles(options.cacheDir)

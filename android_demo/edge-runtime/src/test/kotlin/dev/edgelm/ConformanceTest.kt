@@ -56,9 +56,9 @@ class ConformanceTest {
     fun `answers are Python's`(): List<DynamicTest> = Corpus.decoders().flatMap { path ->
         val answers = lines(Corpus.get("answers/${path.nameWithoutExtension}/answers.jsonl"))
             .map { json.decodeFromString(Answer.serializer(), it) }
-        answers.groupBy { it.kv }.map { (kv, given) ->
-            dynamicTest("${path.name} $kv, ${given.size} answers") {
-                EdgeModel.open(path, EdgeOptions(kv = Kv.valueOf(kv.uppercase()))).use { model ->
+        answers.groupBy { it.kv }.flatMap { (kv, given) -> DRAFTED.map { Triple(kv, given, it) } }.map { (kv, given, drafts) ->
+            dynamicTest("${path.name} $kv, ${given.size} answers, drafts $drafts") {
+                EdgeModel.open(path, EdgeOptions(kv = Kv.valueOf(kv.uppercase()), speculate = drafts)).use { model ->
                     for (answer in given) {
                         val messages = listOf(Message("user", answer.prompt))
                         assertEquals(answer.promptIds, model.promptIds(messages, answer.raw).toList(), answer.prompt)
@@ -74,26 +74,27 @@ class ConformanceTest {
     }
 
     @TestFactory
-    fun `chats are Python's`(): List<DynamicTest> = Corpus.decoders().map { path ->
+    fun `chats are Python's`(): List<DynamicTest> = Corpus.decoders().flatMap { path ->
         val chats = lines(Corpus.get("answers/${path.nameWithoutExtension}/chats.jsonl"))
             .map { json.decodeFromString(Conversation.serializer(), it) }
-        dynamicTest("${path.name}, ${chats.size} chats") {
-            EdgeModel.open(path).use { model ->
-                for (given in chats) {
-                    model.chat(given.system).use { chat ->
-                        for (turn in given.turns) {
-                            val pieces = runBlocking { chat.say(turn.say, GenerateOptions(MAX_TOKENS)).toList() }
-                            assertEquals(turn.ids, pieces.map { it.token }, turn.say)
-                            assertEquals(turn.text, pieces.joinToString("") { it.text }, turn.say)
-                            assertEquals(turn.finish, pieces.last().finish!!.name.lowercase())
-                        }
-                    }
+        DRAFTED.map { drafts ->
+            dynamicTest("${path.name}, ${chats.size} chats, drafts $drafts") {
+                EdgeModel.open(path, EdgeOptions(speculate = drafts)).use { model ->
+                    for (given in chats) model.chat(given.system).use { chat -> given.turns.forEach { repeat(chat, it) } }
                 }
             }
         }
     }
 
+    private fun repeat(chat: EdgeChat, turn: Turn) {
+        val pieces = runBlocking { chat.say(turn.say, GenerateOptions(MAX_TOKENS)).toList() }
+        assertEquals(turn.ids, pieces.map { it.token }, turn.say)
+        assertEquals(turn.text, pieces.joinToString("") { it.text }, turn.say)
+        assertEquals(turn.finish, pieces.last().finish!!.name.lowercase())
+    }
+
     private companion object {
+        val DRAFTED = listOf(Speculate.OFF, Speculate.LOOKUP, Speculate.BLEND)
         const val MAX_TOKENS = 24
     }
 }

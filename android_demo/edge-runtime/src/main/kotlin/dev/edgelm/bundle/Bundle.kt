@@ -16,6 +16,9 @@ class Bundle private constructor(val root: File, val manifest: Manifest) {
     /** The path of a file of the bundle, by its name in the manifest. */
     fun file(name: String): File = File(root, name)
 
+    /** Of the manifest, which holds the sha256 of every other file. */
+    internal fun manifestSha256(): String = sha256(file(MANIFEST)) {}
+
     /** Compare presence and sizes of all files: what can be seen without reading them. */
     fun checkSizes() {
         for (each in manifest.files) {

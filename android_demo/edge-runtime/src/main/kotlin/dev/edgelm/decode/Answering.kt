@@ -6,6 +6,8 @@ import dev.edgelm.Piece
 import dev.edgelm.Timings
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.KvCache
+import dev.edgelm.speculate.AnswerDrafts
+import dev.edgelm.speculate.Speculation
 import dev.edgelm.text.Detokenizer
 import dev.edgelm.text.StopStrings
 import dev.edgelm.text.Tokenizer
@@ -34,7 +36,8 @@ internal class Answering(
     private val promptTokens: Int,
     private val cachedTokens: Int = 0,
     private val asked: Long = System.nanoTime(),
-) : Iterator<Piece> {
+    private val drafts: AnswerDrafts? = null,
+) : Iterator<Piece>, AutoCloseable {
     private val detokenizer = Detokenizer(tokenizer::decode) { it >= tokenizer.size || it in tokenizer.special }
     private val stops = StopStrings(ends.stop)
     private var generated = 0
@@ -60,7 +63,13 @@ internal class Answering(
 
     private fun last(text: String, token: Int, finish: FinishReason): Piece {
         done = true
-        return Piece(text, token, finish, Timings(promptTokens, cachedTokens, generated, firstMs, decodeNs / 1e9))
+        val timings = Timings(promptTokens, cachedTokens, generated, firstMs, decodeNs / 1e9, drafts?.figures)
+        return Piece(text, token, finish, timings)
+    }
+
+    /** The answer ended, or nobody wants the rest of it. */
+    override fun close() {
+        drafts?.close()
     }
 
     /** What was held back, now that nothing follows. */
@@ -72,10 +81,16 @@ internal class Answering(
 
 /**
  * A decoder's answer to [prompt], token ids of which the first `cache.length` are in the cache. [goOn] is called before
- * every step, and throws where the answer is to end.
+ * every step, and throws where the answer is to end. [speculation]: what drafts, where anything does.
  */
 internal fun answer(
-    engine: Engine, tokenizer: Tokenizer, cache: KvCache, prompt: IntArray, options: GenerateOptions, goOn: () -> Unit,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    cache: KvCache,
+    prompt: IntArray,
+    options: GenerateOptions,
+    goOn: () -> Unit,
+    speculation: Speculation? = null,
 ): Answering {
     val manifest = engine.bundle.manifest
     val ends = Ends(
@@ -83,5 +98,8 @@ internal fun answer(
         room = cache.capacity - prompt.size + 1, // the last token is never run
     )
     val sampler = Sampler(options.sampling, prompt, manifest.dims.vocabSize)
-    return Answering(DecodeLoop(engine, cache, prompt, sampler, goOn), tokenizer, ends, prompt.size, cache.length)
+    val most = minOf(ends.maxTokens, ends.room)
+    val drafts = speculation?.let { AnswerDrafts(it, prompt, most, manifest.tokens.eos.toIntArray(), drawn = options.sampling.temperature > 0) }
+    val tokens = DecodeLoop(engine, cache, prompt, sampler, goOn, drafts)
+    return Answering(tokens, tokenizer, ends, prompt.size, cache.length, drafts = drafts)
 }

@@ -104,6 +104,12 @@ internal class Engine(
         action(encoder!!)
     }
 
+    /**
+     * How many tokens from the next one on one step may run, each of which comes out as in a step of its own: at the end of
+     * the bundle's context there is no row to run beside a last one.
+     */
+    fun maxExactStep(cache: KvCache): Int = maxOf(1, minOf(cache.room, bundle.manifest.context - 1 - cache.length))
+
     /** Run [count] tokens of [tokens] from [start] on, append them, and give logits of the last [rows] of them. */
     fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer =
         run(cache, tokens, start, count, rows, true, null) { session }!!.logits!!

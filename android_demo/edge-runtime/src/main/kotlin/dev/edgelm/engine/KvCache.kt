@@ -6,6 +6,7 @@ import ai.onnxruntime.OrtEnvironment
 import dev.edgelm.bundle.KvLayout
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
+import java.nio.FloatBuffer
 import java.nio.LongBuffer
 
 internal const val FLOAT = 4
@@ -54,6 +55,8 @@ internal class KvCache(
     /** What each token of a step attends to, [tokens, rows], all zeros but while a tree runs; null where no trees run. */
     val bias = if (engine.takesTrees) direct(FLOAT * KEPT_STEP * memory.rows).asFloatBuffer() else null
 
+    private var logits: FloatBuffer? = null
+
     /** What an encoder made of the input. */
     var cross: Cross? = null
         private set
@@ -97,6 +100,14 @@ internal class KvCache(
     /** The rows that a step adds stand at these places in the text. */
     fun places(at: IntArray) {
         if (positions != null) for (i in at.indices) positions.put(length + i, at[i].toLong())
+    }
+
+    /** Logits [rows, vocab], in memory that steps of all shapes share: the next one overwrites them. */
+    fun logits(rows: Int, vocab: Int): FloatBuffer {
+        val kept = logits?.takeIf { it.capacity() >= rows * vocab }
+        // Twice as many each time, so that all that were made take no more than twice what the last one does.
+        val shared = kept ?: direct(FLOAT * 2 * Integer.highestOneBit(rows - 1) * vocab).asFloatBuffer().also { logits = it }
+        return shared.duplicate().apply { limit(rows * vocab) }
     }
 
     /** Keep only [rows], in their order, and drop all others: what is left of a tree when its branches die. */

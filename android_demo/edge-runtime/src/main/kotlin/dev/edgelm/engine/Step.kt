@@ -29,7 +29,11 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
     private val wanted = direct(8 * shape.rows).asLongBuffer()
 
     /** Logits [R, V] of the rows that are wanted. */
-    val logits: FloatBuffer? = if (shape.logits) direct(FLOAT * shape.rows * vocab).asFloatBuffer() else null
+    val logits: FloatBuffer? = when {
+        !shape.logits -> null
+        shape.rows > 2 && size <= KEPT_STEP -> cache.logits(shape.rows, vocab)
+        else -> direct(FLOAT * shape.rows * vocab).asFloatBuffer()
+    }
 
     /** Or the likeliest token [R] of each. */
     val tokens: LongBuffer? = if (shape.logits) null else direct(8 * shape.rows).asLongBuffer()

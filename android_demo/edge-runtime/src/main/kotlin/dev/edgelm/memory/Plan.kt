@@ -3,16 +3,18 @@ package dev.edgelm.memory
 import dev.edgelm.EdgeOptions
 import dev.edgelm.InputException
 import dev.edgelm.Kv
+import dev.edgelm.Speculate
 import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.TensorGroup
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.FLOAT
 import dev.edgelm.engine.KEPT_STEP
 import dev.edgelm.engine.PREFILL_CHUNK
+import dev.edgelm.speculate.Speculation
 
 /**
- * What a model takes outside the Java heap, in bytes by kind, computed from its manifest before anything is loaded, for
- * one answer, chat or output at a time. The constants are those of Python's `edge.runtime.memory.footprint`, where they were
+ * What a model takes outside the Java heap (and draft tables in it), in bytes by kind, computed from its manifest before
+ * anything is loaded, for one answer, chat or output at a time. The constants are those of Python's `edge.runtime.memory.footprint`, where they were
  * measured.
  *
  * @property context tokens of prompt and answer.
@@ -20,6 +22,7 @@ import dev.edgelm.engine.PREFILL_CHUNK
  * @property beams texts that grow side by side.
  * @property int8 whether keys and values are kept in int8.
  * @property prefill whether long prompts are read in the int8 prefill graph.
+ * @property width maximum tokens of a step with a draft; 1 where nothing is drafted.
  */
 class Plan internal constructor(
     val context: Int,
@@ -28,6 +31,7 @@ class Plan internal constructor(
     val int8: Boolean,
     val prefill: Boolean,
     val kinds: Map<String, Long>,
+    val width: Int = 1,
 ) {
     /** Bytes of all kinds. */
     val bytes: Long get() = kinds.values.sum()
@@ -44,10 +48,12 @@ class Plan internal constructor(
         private const val TEXT_START = 4 // tokens that a text decoder begins with: start, language and what is forced
         private const val SAMPLING = 3 // rows of logits that choosing a token works on
         private const val CROSS_SCORES = 4 // copies of the scores over the encoder's rows
+        private const val KV8_STEP = 8 // tokens of a step up to which a graph over keys in int8 attends to bytes
         private val LATER = setOf(Engine.PREFILL, "tree", Engine.KV8, "skip") // opened when they pay, or instead
 
         /**
-         * The plan that keeps most: float keys and the prefill graph first.
+         * The plan that keeps most: float keys and the prefill graph first. Long steps of drafts go before float keys, and
+         * drafts altogether before the context. What else is given up, and so the text, does not depend on what drafts.
          *
          * @throws InputException the bundle cannot have what was asked for, or it does not fit.
          */
@@ -59,31 +65,44 @@ class Plan internal constructor(
                 throw InputException("${manifest.name} has no graph over keys in int8; export the model again.")
             }
             val prefills = manifest.prefill?.known == true
+            val auto = Speculation.chosen(Speculate.AUTO, manifest)
+            val widths = if (auto == Speculate.OFF) listOf(1) else Speculation.widths(manifest)
             val choices = buildList {
                 if (options.kv != Kv.INT8) {
-                    if (prefills) add(false to true)
-                    add(false to false)
+                    if (prefills) add(Choice(false, true, widths[0]))
+                    val least = if (hasInt8 && options.kv == Kv.AUTO) minOf(KV8_STEP, widths[0]) else 1
+                    for (width in widths) if (width >= least) add(Choice(false, false, width))
                 }
-                if (hasInt8 && options.kv != Kv.FLOAT32) add(true to false)
+                if (hasInt8 && options.kv != Kv.FLOAT32) {
+                    for (width in widths) if (width <= KV8_STEP) add(Choice(true, false, width))
+                }
             }
             // Of an encoder's text as well, which may be longer than what the decoder writes.
             val limit = if (manifest.text == null) manifest.context else maxOf(manifest.context, manifest.encoder!!.maxLength)
             val most = options.context ?: minOf(DEFAULT_CONTEXT, limit)
-            val plans = choices.map { (int8, prefill) ->
-                val plan = { size: Int -> of(manifest, size, beams, int8, prefill) }
+            val plans = choices.map { choice ->
+                val plan = { size: Int -> of(manifest, size, beams, choice, auto) }
                 val size = if (options.memory == null) most else fitting(options.memory, most, plan)
                 size to plan(size)
             }
             val wanted = options.context ?: minOf(GOAL, most)
             val (size, found) = plans.firstOrNull { (size, _) -> size >= wanted } ?: plans.maxBy { (size, _) -> size }
             val least = options.context ?: minOf(SMALLEST, most)
-            if (size >= least) return found
-            val needed = choices.minOf { (int8, prefill) -> of(manifest, least, beams, int8, prefill).bytes }
+            val chosen = Speculation.chosen(options.speculate, manifest)
+            if (size >= least && chosen == auto) return found
+            if (size >= least) {
+                val narrower = if (chosen == Speculate.OFF) listOf(1) else widths.filter { !found.int8 || it <= KV8_STEP }
+                val like = narrower.map { of(manifest, found.context, beams, Choice(found.int8, found.prefill, it), chosen) }
+                return like.firstOrNull { options.memory == null || it.bytes <= options.memory } ?: like.last()
+            }
+            val needed = choices.minOf { of(manifest, least, beams, it, auto).bytes }
             throw InputException(
                 "${manifest.name} needs ${megabytes(needed)} MB for $least tokens, and ${options.memory!! / 1_000_000} MB " +
                     "are allowed; free memory, ask for fewer tokens, or take a smaller model.",
             )
         }
+
+        private class Choice(val int8: Boolean, val prefill: Boolean, val width: Int)
 
         internal fun megabytes(bytes: Long) = (bytes + 999_999) / 1_000_000
 
@@ -99,7 +118,9 @@ class Plan internal constructor(
         }
 
         /** The plan for [size] tokens of prompt and answer and, where there is an encoder, of its text. */
-        private fun of(manifest: Manifest, size: Int, beams: Int, int8: Boolean, prefill: Boolean): Plan {
+        private fun of(manifest: Manifest, size: Int, beams: Int, choice: Choice, speculate: Speculate): Plan {
+            val int8 = choice.int8
+            val prefill = choice.prefill
             val dims = manifest.dims
             val context = minOf(size, manifest.context)
             val encoding = manifest.text?.let { EncodingPlan(manifest, minOf(size, manifest.encoder!!.maxLength)) }
@@ -112,8 +133,10 @@ class Plan internal constructor(
                 "tables of positions" to (encoding?.tables(context) ?: (context.toLong() * dims.headDim * FLOAT * tables)),
                 "keys and values" to (cached + 1) * manifest.kv.bytesPerToken(if (int8) 1 else FLOAT),
                 "activations" to activations(manifest, context, beams, encoding?.source ?: 0, int8, prefill),
-                "logits" to (2L * beams + SAMPLING) * dims.vocabSize * FLOAT,
+                "logits" to (2L * maxOf(beams, choice.width) + SAMPLING) * dims.vocabSize * FLOAT,
             )
+            val drafts = Speculation.bytes(speculate, manifest, context, choice.width)
+            if (drafts > 0) kinds["draft tables"] = drafts
             if (encoding != null) {
                 kinds["keys and values of the text"] = encoding.cross
                 kinds["encoder activations"] = encoding.activations
@@ -123,7 +146,7 @@ class Plan internal constructor(
                 kinds["prefill graph"] = SESSION + GRAPH * graphSize(manifest, Engine.PREFILL) + own.sumOf(::packed) +
                     2L * dims.hiddenSize * dims.hiddenSize * FLOAT
             }
-            return Plan(context, encoding?.source ?: 0, beams, int8, prefill, kinds)
+            return Plan(context, encoding?.source ?: 0, beams, int8, prefill, kinds, choice.width)
         }
 
         internal fun graphSize(manifest: Manifest, role: String) = manifest.graph(role)?.let { manifest.size(it.path) } ?: 0

@@ -3,7 +3,6 @@ package dev.edgelm.profile
 import dev.edgelm.GenerateOptions
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
-import dev.edgelm.bundle.MANIFEST
 import dev.edgelm.decode.answer
 import dev.edgelm.decode.Sampler
 import dev.edgelm.decode.SamplingOptions
@@ -12,12 +11,17 @@ import dev.edgelm.engine.KvCache
 import dev.edgelm.engine.Ort
 import dev.edgelm.memory.ProcessMemory
 import dev.edgelm.text.Tokenizer
-import java.security.MessageDigest
 import java.time.OffsetDateTime
 import java.time.temporal.ChronoUnit
 
 /** The device in words, which a library without Android's classes cannot know. */
-data class DeviceName(val name: String, val cpu: String, val os: String, val memoryBytes: Long? = null)
+data class DeviceName(val name: String, val cpu: String, val os: String, val memoryBytes: Long? = null) {
+    /** It, with what a measurement depends on besides. */
+    internal fun measured(): Device {
+        val cores = Runtime.getRuntime().availableProcessors()
+        return Device(name, cpu, cores, memoryBytes, os, "onnxruntime ${Ort.version}", "CPUExecutionProvider", Ort.threads)
+    }
+}
 
 /**
  * What is measured.
@@ -133,10 +137,7 @@ internal class Profiling(
         producer = PRODUCER,
         created = OffsetDateTime.now().truncatedTo(ChronoUnit.SECONDS).toString(),
         seconds = seconds(),
-        device = with(device) {
-            val cores = Runtime.getRuntime().availableProcessors()
-            Device(name, cpu, cores, memoryBytes, os, "onnxruntime ${Ort.version}", "CPUExecutionProvider", Ort.threads)
-        },
+        device = device.measured(),
         bundle = info(bundle),
         context = capacity,
         notes = listOf("Memory is that of the whole app.") +
@@ -162,9 +163,8 @@ internal class Profiling(
         fun KvCache.empty() = also { it.length = 0 }
 
         fun info(bundle: Bundle) = with(bundle.manifest) {
-            val digest = MessageDigest.getInstance("SHA-256").digest(bundle.file(MANIFEST).readBytes())
             BundleInfo(
-                name, digest.joinToString("") { "%02x".format(it) }, family, kind, "prompt", weights, context,
+                name, bundle.manifestSha256(), family, kind, "prompt", weights, context,
                 groups.sumOf { it.parameters }, files.sumOf { it.size },
             )
         }
