@@ -4,6 +4,7 @@ import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
 import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.Segment
+import dev.edgelm.engine.Engine
 
 /** Which of the units that the manifest's `segments` list run in a step: the first and the last one always do. */
 internal typealias Route = BooleanArray
@@ -81,7 +82,7 @@ internal fun middle(bundle: Bundle, parts: Set<String>, what: String): List<Int>
     if (manifest.segments.isEmpty()) {
         throw InputException("$name has no segments, so nothing can be skipped; export it with --segments N or ffn.")
     }
-    if (manifest.graph(SKIP) == null) {
+    if (manifest.graph(Engine.SKIP) == null) {
         throw InputException("The segments of $name are files as edge wrote them earlier; export the model again.")
     }
     val found = manifest.segments.indices.filter { manifest.segments[it].part in parts }
@@ -100,9 +101,6 @@ internal fun share(setting: String, example: String): Double =
 private val NUMBER = Regex("""[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?""")
 
 internal fun number(text: String): Double? = text.takeIf(NUMBER::matches)?.toDouble()
-
-/** The graph's role. */
-internal const val SKIP = "skip"
 
 internal val LAYERS = setOf("layers")
 internal val LAYERS_OR_HALVES = setOf("layers", "attention")
