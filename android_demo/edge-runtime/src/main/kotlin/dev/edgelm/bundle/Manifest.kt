@@ -235,16 +235,18 @@ data class Manifest(
     }
 
     private fun segmentsFault(): String? {
+        if (segments.isEmpty()) return null
         val parts = segments.map { it.part }
         val middle = parts.drop(1).dropLast(1)
         val halves = middle.chunked(2).all { it == listOf("attention", "feed_forward") }
         if (parts.first() != "start" || parts.last() != "end" || !halves && middle.any { it != "layers" }) {
             return "its segments are ${parts.joinToString()}"
         }
-        val other = setOf("attention", "feed_forward")
-        val wrong = other.map { half -> segments.filter { it.part == half || it.part !in other }.flatMap { it.layers } }
-            .firstOrNull { it != List(dims.numLayers) { layer -> layer } }
-        return wrong?.let { "its segments have the layers $it" }
+        for (other in listOf("feed_forward", "attention")) {
+            val layers = segments.filter { it.part != other }.flatMap { it.layers }
+            if (layers != List(dims.numLayers) { it }) return "its segments have the layers ${layers.joinToString()}"
+        }
+        return null
     }
 
     private fun check(where: String) {
@@ -255,9 +257,7 @@ data class Manifest(
             graph("decoder") == null -> "it has no graph with the role 'decoder'"
             kv.layers.size != dims.numLayers -> "kv.layers has ${kv.layers.size} entries for ${dims.numLayers} layers"
             kv.layers.any { it.heads < 1 || it.headDim < 1 } -> "a layer of kv has a size below 1"
-            segments.isNotEmpty() && segmentsFault() != null -> segmentsFault()
-            kind == "encoder-decoder" -> encoderFault() ?: return
-            else -> return
+            else -> segmentsFault() ?: (if (kind == "encoder-decoder") encoderFault() else null) ?: return
         }
         throw BundleException("$where cannot be used: $fault; export the model again.")
     }

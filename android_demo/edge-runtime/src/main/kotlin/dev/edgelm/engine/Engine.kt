@@ -60,6 +60,7 @@ internal class Engine(
 
     /** Inputs that say what a token attends to; without them a step's tokens follow each other. */
     val biases: List<String> = inputs.filter { it.startsWith("attention_bias") }
+    val takesTrees: Boolean = biases.isNotEmpty()
     val asksPositions: Boolean = "key_positions" in inputs
 
     /** An empty cache for up to [capacity] tokens. */

@@ -38,7 +38,7 @@ internal class KvMemory(layout: KvLayout, val rows: Int, valueBytes: Int) {
  */
 internal open class KvCache(
     environment: OrtEnvironment,
-    private val engine: Engine,
+    val engine: Engine,
     val memory: KvMemory,
     val capacity: Int,
 ) : AutoCloseable {
@@ -60,11 +60,7 @@ internal open class KvCache(
     private val positions: LongBuffer? = if (engine.asksPositions) direct(8 * memory.rows).asLongBuffer() else null
 
     /** What each token of a step attends to, [tokens, rows], all zeros but while a tree runs; null where no trees run. */
-    val bias = if (engine.biases.isEmpty()) null else direct(FLOAT * KEPT_STEP * memory.rows).asFloatBuffer()
-
-    /** What the graph reads: of the tensors that steps have, others are not given to it. */
-    val inputs: Set<String> get() = engine.inputs
-    val biases: List<String> get() = engine.biases
+    val bias = if (engine.takesTrees) direct(FLOAT * KEPT_STEP * memory.rows).asFloatBuffer() else null
 
     private var logits: FloatBuffer? = null
 

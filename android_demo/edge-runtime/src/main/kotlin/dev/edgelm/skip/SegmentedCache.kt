@@ -61,7 +61,7 @@ internal class SegmentedCache(
      */
     override val reusable: Int get() = minOf(alike, length)
 
-    override fun maxExactStep(): Int = policy.maxExactStep(this)
+    override fun maxExactStep(): Int = minOf(room, policy.maxExactStep(this))
 
     override fun add(size: Int, tree: Tree?) {
         follow()

@@ -67,6 +67,9 @@ internal class FixedRoute(private val route: Route) : SkipPolicy() {
     override fun route(cache: SegmentedCache) = route
 }
 
+/** No policy of its own: everything runs. */
+internal fun allLayers(manifest: Manifest): SkipPolicy = FixedRoute(routeWithout(emptyList(), manifest))
+
 /** The route through all units but some. */
 internal fun routeWithout(units: Collection<Int>, manifest: Manifest): Route = Route(manifest.segments.size) { it !in units }
 
