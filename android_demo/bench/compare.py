@@ -3,10 +3,11 @@
     python android_demo/bench/compare.py smol.edge
     python android_demo/bench/compare.py translator.edge
     python android_demo/bench/compare.py whisper.edge --sound speech.wav
+    python android_demo/bench/compare.py smol.edge --drafts --prompt "Repeat: ..."
 
 Both answer the same prompt, translate the same sentences or transcribe the same recording, greedily and without drafts,
-in a process of their own each round. Tokens per second are those after the first of an answer; of translations and
-transcriptions all time counts. Memory is private memory
+in a process of their own each round; the last one compares the Kotlin runtime with drafts and without. Tokens a second
+are those after the first of an answer; of translations and transcriptions all time counts. Memory is private memory
 after the answers, less that before onnxruntime was loaded, and without that of the Java machine itself: heap, compiler,
 code and classes.
 """
@@ -95,6 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--drafts", action="store_true", help="compare drafts and none, instead of Python")
+    parser.add_argument("--prompt", help="what a decoder answers; default: a built-in text")
     parser.add_argument("--sound", type=Path, help="a recording, for a speech model")
     parser.add_argument("--rounds", type=int, default=5, help="processes of each, in turns")
     args = parser.parse_args()
@@ -105,21 +108,24 @@ def main() -> None:
     java = ["java", f"-Xms{HEAP}", f"-Xmx{HEAP}", *FLAGS, "-cp", path, "dev.edgelm.bench.BenchKt"]
     # Sentences are short: a Java machine compiles what it runs after some hundreds of steps.
     repeats = 40 if open_bundle(args.bundle).manifest.text is not None else 3
-    given = [str(args.bundle), asked(args.bundle, args.sound), str(args.tokens), str(repeats)]
-    runs: dict[str, list[dict[str, Any]]] = {"Kotlin": [], "Python": []}
+    given = [str(args.bundle), args.prompt or asked(args.bundle, args.sound), str(args.tokens), str(repeats)]
+    commands = {"Kotlin": [*java, *given, "OFF"], "Python": [sys.executable, "-c", PYTHON, *given]}
+    if args.drafts:
+        commands = {"drafts": [*java, *given, "AUTO"], "plain": commands["Kotlin"]}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for number in range(args.rounds):
-        for name, command in (("Kotlin", java), ("Python", [sys.executable, "-c", PYTHON])):
-            done = subprocess.run([*command, *given], capture_output=True, text=True, check=True)
+        for name, command in commands.items():
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
             print(f"round {number + 1}, {name}: {runs[name][-1]['tokens_per_s']:.1f} tokens/s", file=sys.stderr)
-    print(f"{'':24}{'Kotlin':>10}{'Python':>10}{'ratio':>8}")
+    print(f"{'':24}" + "".join(f"{name:>10}" for name in runs) + f"{'ratio':>8}")
     versions = [runs[name][-1]["onnxruntime"] for name in runs]
     print(f"{'onnxruntime':24}{versions[0]:>10}{versions[1]:>10}")
     for key, what in ROWS.items():
-        kotlin, python = (statistics.median(run[key] for run in runs[name]) for name in runs)
+        first, second = (statistics.median(run[key] for run in runs[name]) for name in runs)
         ratio = statistics.median(a[key] / b[key] for a, b in zip(*runs.values(), strict=True))
-        print(f"{what:24}{kotlin:10.1f}{python:10.1f}{ratio:8.3f}")
-    last = runs["Kotlin"][-1]
+        print(f"{what:24}{first:10.1f}{second:10.1f}{ratio:8.3f}")
+    last = next(iter(runs.values()))[-1]
     print(f"{'bytes allocated a token':24}{last['allocated_per_token']:10}")
     print(f"{'collections':24}{last['collections']:10} in {last['tokens']} tokens")
 

@@ -7,7 +7,24 @@ from pathlib import Path
 
 from tiny_encoder_decoders import nllb_bundle
 
+from edge.bundle import Bundle
+from edge.runtime.check import conformance_drafts
 from edge.runtime.check.conformance import count, emit
+from edge.runtime.load import load
+from edge.runtime.model import Model
+
+
+def test_drafts_are_the_same_each_time_and_some_are_run(pristine_tiny_bundle: Bundle) -> None:
+    model = load(pristine_tiny_bundle.root, speculate="off", kind=Model)
+    lines = list(conformance_drafts.lines(model))
+    assert lines == list(conformance_drafts.lines(model))
+    for name in conformance_drafts.DRAFTERS:
+        drafted = [line for line in lines if line.get("drafter") == name]
+        assert any(each["tokens"] for line in drafted for each in line["rounds"])
+        assert max(len(line["text"]) for line in drafted) > 256  # more than the smallest index keeps
+        planned = [line for line in lines if line.get("planner") == name]
+        cuts = {each["cut"] for line in planned for answer in line["answers"] for each in answer["rounds"]}
+        assert {0, 1, 2, 3} <= cuts
 
 
 def test_a_translators_corpus_has_every_way_to_choose_tokens_and_several_languages(tmp_path: Path) -> None:

@@ -248,7 +248,8 @@ class SpeculationTest {
     @Test
     fun `a model with an encoder is not asked to draft`() {
         val path = Corpus.text2text().first()
-        val error = assertThrows(InputException::class.java) { EdgeText2Text.open(path, EdgeOptions(speculate = Speculate.LOOKUP)) }
+        val options = EdgeOptions(speculate = Speculate.LOOKUP)
+        val error = assertThrows(InputException::class.java) { EdgeText2Text.open(path, options) }
         assertTrue("leave the choice out" in error.message!!, error.message)
     }
 

@@ -7,6 +7,7 @@ import dev.edgelm.EdgeOptions
 import dev.edgelm.EdgeText2Text
 import dev.edgelm.EdgeTranscriber
 import dev.edgelm.GenerateOptions
+import dev.edgelm.Speculate
 import dev.edgelm.Text2TextOptions
 import dev.edgelm.Timings
 import dev.edgelm.bundle.Bundle
@@ -20,9 +21,9 @@ import kotlinx.coroutines.runBlocking
 
 /** Answer a prompt a few times, and print what it took as one line of JSON. See compare.py. */
 fun main(args: Array<String>) {
-    val (path, prompt, tokens, rounds) = args
+    val (path, prompt, tokens, rounds, speculate) = args
     val before = privateBytes()
-    subject(File(path), prompt, tokens.toInt()).use { subject ->
+    subject(File(path), prompt, tokens.toInt(), Speculate.valueOf(speculate)).use { subject ->
         val runs = List(rounds.toInt()) { subject.run() }
         val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
         val allocated = threads.getThreadAllocatedBytes(Thread.currentThread().id)
@@ -47,11 +48,11 @@ private class Subject(private val model: AutoCloseable, private val answer: susp
     fun run(): Run = runBlocking { answer() }
 }
 
-private fun subject(path: File, prompt: String, tokens: Int): Subject {
+private fun subject(path: File, prompt: String, tokens: Int, speculate: Speculate): Subject {
     val manifest = Bundle.open(path).manifest
     if (manifest.speech != null) return transcriber(path, File(prompt))
     if (manifest.text != null) return translator(path, prompt.lines(), tokens)
-    val model = EdgeModel.open(path, EdgeOptions(context = 1024), Dispatchers.Unconfined)
+    val model = EdgeModel.open(path, EdgeOptions(context = 1024, speculate = speculate), Dispatchers.Unconfined)
     return Subject(model) {
         lateinit var timings: Timings
         model.generate(prompt, GenerateOptions(tokens), raw = true).collect { piece -> piece.timings?.let { timings = it } }

@@ -99,7 +99,8 @@ internal fun answer(
     )
     val sampler = Sampler(options.sampling, prompt, manifest.dims.vocabSize)
     val most = minOf(ends.maxTokens, ends.room)
-    val drafts = speculation?.let { AnswerDrafts(it, prompt, most, manifest.tokens.eos.toIntArray(), drawn = options.sampling.temperature > 0) }
+    val drawn = options.sampling.temperature > 0
+    val drafts = speculation?.let { AnswerDrafts(it, prompt, most, manifest.tokens.eos.toIntArray(), drawn) }
     val tokens = DecodeLoop(engine, cache, prompt, sampler, goOn, drafts)
     return Answering(tokens, tokenizer, ends, prompt.size, cache.length, drafts = drafts)
 }

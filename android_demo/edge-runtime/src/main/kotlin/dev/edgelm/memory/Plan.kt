@@ -15,8 +15,8 @@ import dev.edgelm.speculate.Speculation
 
 /**
  * What a model takes outside the Java heap (and draft tables in it), in bytes by kind, computed from its manifest before
- * anything is loaded, for one answer, chat or output at a time. The constants are those of Python's `edge.runtime.memory.footprint`, where they were
- * measured.
+ * anything is loaded, for one answer, chat or output at a time. The constants are those of Python's
+ * `edge.runtime.memory.footprint`, where they were measured.
  *
  * @property context tokens of prompt and answer.
  * @property source tokens of an encoder's text; 0 where there is no such encoder.

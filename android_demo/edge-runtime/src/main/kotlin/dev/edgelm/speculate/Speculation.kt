@@ -35,7 +35,7 @@ internal class Speculation(val drafter: Drafter, val planner: Planner, val width
         fun chosen(asked: Speculate, manifest: Manifest): Speculate = when {
             manifest.encoder == null -> if (asked == Speculate.AUTO) Speculate.BLEND else asked
             asked == Speculate.AUTO || asked == Speculate.OFF -> Speculate.OFF
-            else -> throw InputException("${manifest.name} has an encoder, and only models without one draft; leave the choice out.")
+            else -> throw InputException("${manifest.name} has an encoder, and such models do not draft; leave the choice out.")
         }
 
         /** Bytes of what drafts for texts of up to [context] tokens in steps of up to [width]. */
@@ -55,8 +55,8 @@ internal class Speculation(val drafter: Drafter, val planner: Planner, val width
             val size = Lookup.indexSize(plan.context)
             val table = if (plan.width < OWN_TABLES || bundle.manifest.size(Successors.FILE) == 0L) null else bundle
             val drafter = if (chosen == Speculate.LOOKUP) Lookup(size) else Blend(size, table?.let(::Successors))
-            // Steps run even numbers of tokens.
-            return Speculation(drafter, Planner(drafter.priors, StepCosts(curve, plan.width, multiple = 2), plan.width), plan.width)
+            val costs = StepCosts(curve, plan.width, multiple = 2) // steps run even numbers of tokens
+            return Speculation(drafter, Planner(drafter.priors, costs, plan.width), plan.width)
         }
     }
 }

@@ -3,7 +3,7 @@ package dev.edgelm.speculate
 import dev.edgelm.profile.CostCurve
 import kotlin.math.abs
 
-/** [known], moved towards what was [measured] by no more than a share of itself: the machine has other things to do at times. */
+/** [known], moved towards what was [measured] by no more than a share: the machine has other things to do at times. */
 internal fun follow(known: Double, measured: Double, share: Double = FOLLOWED): Double =
     minOf(maxOf(measured, known / (1 + share)), known * (1 + share))
 

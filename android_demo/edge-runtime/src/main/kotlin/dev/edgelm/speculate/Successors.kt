@@ -38,7 +38,7 @@ internal class Successors(bundle: Bundle) {
         mask = (1 shl bits) - 1
         shift = 64 - bits
         if (!valid(bundle.manifest.dims.vocabSize)) {
-            throw BundleException("$path names tokens that the vocabulary does not have, or is damaged; export the bundle again.")
+            throw BundleException("$path is damaged, or names tokens that the model does not have; export the bundle again.")
         }
     }
 
