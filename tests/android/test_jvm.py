@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,14 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 import chat_corpus
+import numpy as np
 import pytest
 import tokenizer_corpus
+from safetensors.numpy import save_file
 from texts import SENTENCES
 from tiny_encoder_decoders import nllb_bundle, t5_bundle
 from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
 from edge.export import successors
+from edge.export.tune.result import ABOUT, KEY, ROUTERS
 from edge.runtime.check import conformance, conformance_drafts
 from edge.runtime.model import Model
 from edge.runtime.profile.record import read_profile
@@ -76,6 +80,9 @@ def corpus(
         edge.export(
             tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False, draft_text=100_000
         )
+    tuned = _with_routers(six_layers, folder / "tuned")
+    edge.export(tuned, bundles / "units.edge", weights="fp32", segments=1, trees=True, candidates=False, draft_text=0)
+    edge.export(six_layers, bundles / "halves.edge", weights="fp32", segments="ffn", candidates=False, draft_text=0)
     for made in (t5_bundle(folder), nllb_bundle(folder)):
         made.root.rename(bundles / made.root.name)
     # One draws at all temperatures; the other trusts what it says of short windows.
@@ -90,6 +97,18 @@ def corpus(
     tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
     chat_corpus.write(folder / "chat_formats.jsonl")
     return folder
+
+
+def _with_routers(checkpoint: Path, target: Path) -> Path:
+    """The checkpoint with routers that nobody trained: one keeps its layer always."""
+    shutil.copytree(checkpoint, target)
+    config = json.loads((target / "config.json").read_text("utf-8"))
+    shape = config["num_hidden_layers"] - 2, config["hidden_size"] + 1
+    routers = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    routers[3, -1] = np.inf
+    save_file({KEY: routers}, target / ROUTERS)
+    (target / ABOUT).write_text('{"unit": 1}', "utf-8")
+    return target
 
 
 def _texts_twice(model: Model) -> Iterator[list[int]]:
