@@ -44,7 +44,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 7},
 )
 ASKED = [*((prompt, given) for prompt in PROMPTS for given in OPTIONS), (LONG, OPTIONS[0]), (LONG, OPTIONS[2])]
-ASKED_SKIPPING = [*((prompt, given) for given in (OPTIONS[0], OPTIONS[2]) for prompt in PROMPTS[:3]), (LONG, OPTIONS[0])]
+SKIPPING = [*((prompt, given) for given in (OPTIONS[0], OPTIONS[2]) for prompt in PROMPTS[:3]), (LONG, OPTIONS[0])]
 TOKENS = 24
 TURNS = ("My name is Ada.", "What is my name?", "And what is 3 + 4?")
 SYSTEM = "Answer in one short sentence."
@@ -110,7 +110,7 @@ def emit(
         del model
     for skip in _policies(bundle):
         model = load(bundle.root, speculate="off", skip=skip, threads=threads, provider=provider, kind=Model)
-        for answer in _answers(model, ASKED_SKIPPING):
+        for answer in _answers(model, SKIPPING):
             skips.append({"skip": skip} | answer)
             progress(1)
         if bundle.manifest.chat_format is not None:
@@ -126,7 +126,7 @@ def count(bundle: Bundle) -> int:
         return len(SOURCES) * len(OUTPUTS)
     if bundle.manifest.speech is not None:
         return conformance_speech.count(bundle)
-    skipping = len(_policies(bundle)) * (len(ASKED_SKIPPING) + len(TURNS))
+    skipping = len(_policies(bundle)) * (len(SKIPPING) + len(TURNS))
     return 2 * len(ASKED) + 2 * len(TURNS) + skipping
 
 
