@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import chat_corpus
 import numpy as np
@@ -71,18 +72,16 @@ def corpus(
     """What the tests read: bundles, and what Python makes of them."""
     folder = tmp_path_factory.mktemp("corpus")
     bundles = folder / "bundles"
-    edge.export(
-        six_layers, bundles / "int8.edge", weights="int8", prefill_weights="int8", candidates=False, draft_text=0
-    )
+    tuned = _with_routers(six_layers, folder / "tuned")
+    graphs: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "trees": True}
+    edge.export(tuned, bundles / "int8.edge", weights="int8", candidates=False, draft_text=0, **graphs)
+    edge.export(six_layers, bundles / "halves.edge", weights="fp32", segments="ffn", check=False, draft_text=0)
     text = " ".join(SENTENCES)
     with pytest.MonkeyPatch.context() as patch:  # a table for drafts, of texts that the corpus has
         patch.setattr(successors, "own_answers", _texts_twice)
         edge.export(
             tiny_checkpoint, bundles / "int4.edge", weights="int4", calibration=text, check=False, draft_text=100_000
         )
-    tuned = _with_routers(six_layers, folder / "tuned")
-    edge.export(tuned, bundles / "units.edge", weights="fp32", segments=1, trees=True, candidates=False, draft_text=0)
-    edge.export(six_layers, bundles / "halves.edge", weights="fp32", segments="ffn", candidates=False, draft_text=0)
     for made in (t5_bundle(folder), nllb_bundle(folder)):
         made.root.rename(bundles / made.root.name)
     # One draws at all temperatures; the other trusts what it says of short windows.
@@ -128,9 +127,10 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
         name = suite.attrib["name"].rsplit(".", 1)[-1]
         passed[name] = int(suite.attrib["tests"]) - int(suite.attrib["skipped"])
     # What needs the corpus may not have been skipped.
-    # Two decoders, each over float and int8 keys, a prefill graph, two models from text to text, two of speech.
-    assert passed["GoldenTest"] >= 9
-    assert passed["ConformanceTest"] >= 18  # with what drafts in three ways
+    # Three decoders, each over float and int8 keys; two in units, a tree, a prefill graph; four encoder-decoders.
+    assert passed["GoldenTest"] >= 14
+    assert passed["ConformanceTest"] >= 47  # with what drafts in three ways, and ten policies that skip layers
+    assert passed["SkipTest"] >= 7
     assert passed["DraftsTest"] >= 4
     assert passed["SpeculationTest"] >= 11
     assert passed["ModelTest"] >= 12

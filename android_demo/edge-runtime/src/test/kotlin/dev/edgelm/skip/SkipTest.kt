@@ -92,7 +92,7 @@ class SkipTest {
         refused<InputException>("A KV cache in int8 needs all layers in one graph") { open(routed, "unified:0.2", Kv.INT8).close() }
         open(routed, "unified:0.2").use { model ->
             assertTrue(EdgeModel.open(routed).use { it.plan.prefill } && !model.plan.prefill && !model.plan.int8)
-            refused<InputException>("A profile is one of all layers") { runBlocking { model.profile(DeviceName("a", "b")).toList() } }
+            refused<InputException>("A profile is one of all layers") { runBlocking { model.profile(DeviceName("phone", "cpu", "os")).toList() } }
         }
     }
 
