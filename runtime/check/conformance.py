@@ -1,9 +1,10 @@
 """A conformance corpus: what this runtime answers with a bundle, for another host of it to repeat.
 
-A folder of files with one JSON object per line. Of a decoder three: `answers.jsonl`: `prompt`, `raw`, `kv`, `options`
+A folder of files with one JSON object per line. Of a decoder four: `answers.jsonl`: `prompt`, `raw`, `kv`, `options`
 as they were given, and what came of them: `prompt_ids`, `ids`, `text` and `finish`; `chats.jsonl`, where the bundle has
-a chat format: `system` and `turns`, each with `say`, `ids` and `text`; and `drafts.jsonl`
-(`edge.runtime.check.conformance_drafts`). Of a model from text to text `outputs.jsonl`:
+a chat format: `system` and `turns`, each with `say`, `ids` and `text`; `drafts.jsonl`
+(`edge.runtime.check.conformance_drafts`); and `skips.jsonl`: of every policy that the bundle's segments allow, lines
+like those of the first two, with the policy and its setting as `skip`. Of a model from text to text `outputs.jsonl`:
 `source` and `options` as they were given, `prompt_ids`, `ids`, `text` and `finish`, and where beams were searched the
 `score` of each of the n best, whose first is the output. Of a speech model `speech.jsonl`
 (`edge.runtime.check.conformance_speech`). The same processor gives the same tokens; another one may
@@ -13,7 +14,7 @@ choose otherwise in a near-tie, and `golden.json` says what that is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.2, "top_k": 40, "seed": 12345678901},
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 7},
 )
+ASKED = [*((prompt, given) for prompt in PROMPTS for given in OPTIONS), (LONG, OPTIONS[0]), (LONG, OPTIONS[2])]
+SKIPPING = [*((prompt, given) for given in (OPTIONS[0], OPTIONS[2]) for prompt in PROMPTS[:3]), (LONG, OPTIONS[0])]
 TOKENS = 24
 TURNS = ("My name is Ada.", "What is my name?", "And what is 3 + 4?")
 SYSTEM = "Answer in one short sentence."
@@ -96,10 +99,11 @@ def emit(
     answers: list[dict[str, Any]] = []
     chats: list[dict[str, Any]] = []
     drafts: list[dict[str, Any]] = []
+    skips: list[dict[str, Any]] = []
     for kv in kinds:
         model = load(bundle.root, speculate="off", kv=kv, threads=threads, provider=provider, kind=Model)
-        for answer in _answers(model, kv):
-            answers.append(answer)
+        for answer in _answers(model, ASKED):
+            answers.append({"kv": kv} | answer)
             progress(1)
         if kv == FLOAT32:
             drafts = list(conformance_drafts.lines(model))
@@ -108,8 +112,16 @@ def emit(
                 chats.append(_chat(model, system))
                 progress(len(TURNS))
         del model
-    _write(folder, {"answers.jsonl": answers, "chats.jsonl": chats, "drafts.jsonl": drafts})
-    return len(answers) + len(TURNS) * len(chats)
+    for skip in _policies(bundle):
+        model = load(bundle.root, speculate="off", skip=skip, threads=threads, provider=provider, kind=Model)
+        for answer in _answers(model, SKIPPING):
+            skips.append({"skip": skip} | answer)
+            progress(1)
+        if bundle.manifest.chat_format is not None:
+            skips.append({"skip": skip} | _chat(model, SYSTEM))
+            progress(len(TURNS))
+    _write(folder, {"answers.jsonl": answers, "chats.jsonl": chats, "drafts.jsonl": drafts, "skips.jsonl": skips})
+    return sum(len(line.get("turns", [line])) for line in (*answers, *chats, *skips))
 
 
 def count(bundle: Bundle) -> int:
@@ -118,7 +130,8 @@ def count(bundle: Bundle) -> int:
         return len(SOURCES) * len(OUTPUTS)
     if bundle.manifest.speech is not None:
         return conformance_speech.count(bundle)
-    return 2 * (len(PROMPTS) * len(OPTIONS) + 2) + 2 * len(TURNS)
+    skipping = len(_policies(bundle)) * (len(SKIPPING) + len(TURNS))
+    return 2 * len(ASKED) + 2 * len(TURNS) + skipping
 
 
 def _emit_speech(
@@ -140,18 +153,30 @@ def _emit_speech(
     return len(heard)
 
 
-def _answers(model: Model, kv: str) -> Iterator[dict[str, Any]]:
+def _policies(bundle: Bundle) -> list[str]:
+    """The policies that the segments of a decoder allow, each with settings that leave something out."""
+    manifest = bundle.manifest
+    parts, layers = {segment.part for segment in manifest.segments}, manifest.dims.num_layers
+    if not parts:
+        return []
+    found = ["unified:0.34", f"skipdecode:2-{layers}", f"skipdecode:{max(2, layers // 2)}-{layers - 1}"]
+    if manifest.routers is not None:
+        found += ["first", "first:threshold=0.9", "first:skip=1"]
+    if "feed_forward" in parts:
+        found += ["ffn:0.34"]
+    return found
+
+
+def _answers(model: Model, asked: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     formatted = model.bundle.manifest.chat_format is not None
-    prompts = [(prompt, given) for prompt in PROMPTS for given in OPTIONS]
-    prompts += [(LONG, OPTIONS[0]), (LONG, OPTIONS[2])]
-    for number, (prompt, given) in enumerate(prompts):
+    for number, (prompt, given) in enumerate(asked):
         raw = not formatted or number % 2 == 0
         ids = model.prompt_ids(prompt, raw=raw)
         if len(ids) >= model.engine.context:
             continue
         result = model.generate(prompt, GenerateOptions(max_tokens=TOKENS, **given), raw=raw)
         options = {"max_tokens": TOKENS, **given}
-        yield {"prompt": prompt, "raw": raw, "kv": kv, "options": options, "prompt_ids": ids} | _said(result)
+        yield {"prompt": prompt, "raw": raw, "options": options, "prompt_ids": ids} | _said(result)
 
 
 def _chat(model: Model, system: str | None) -> dict[str, Any]:

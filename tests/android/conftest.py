@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,16 +11,20 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import chat_corpus
+import numpy as np
 import pytest
 import tokenizer_corpus
+from safetensors.numpy import save_file
 from texts import SENTENCES
 from tiny_encoder_decoders import nllb_bundle, t5_bundle
 from whisper_files import talking_whisper, write_ctranslate2
 
 import edge
 from edge.export import successors
+from edge.export.tune.result import ABOUT, KEY, ROUTERS
 from edge.runtime.check import conformance, conformance_drafts
 from edge.runtime.model import Model
 
@@ -71,9 +76,10 @@ def corpus(
     """What the tests read: bundles, and what Python makes of them."""
     folder = tmp_path_factory.mktemp("corpus")
     bundles = folder / "bundles"
-    edge.export(
-        six_layers, bundles / "int8.edge", weights="int8", prefill_weights="int8", candidates=False, draft_text=0
-    )
+    tuned = _with_routers(six_layers, folder / "tuned")
+    graphs: dict[str, Any] = {"prefill_weights": "int8", "segments": 1, "trees": True}
+    edge.export(tuned, bundles / "int8.edge", weights="int8", candidates=False, draft_text=0, **graphs)
+    edge.export(six_layers, bundles / "halves.edge", weights="fp32", segments="ffn", check=False, draft_text=0)
     text = " ".join(SENTENCES)
     with pytest.MonkeyPatch.context() as patch:  # a table for drafts, of texts that the corpus has
         patch.setattr(successors, "own_answers", _texts_twice)
@@ -94,6 +100,18 @@ def corpus(
     tokenizer_corpus.write(folder / "tokenizers", LINES, seed=1)
     chat_corpus.write(folder / "chat_formats.jsonl")
     return folder
+
+
+def _with_routers(checkpoint: Path, target: Path) -> Path:
+    """The checkpoint with routers that nobody trained: one keeps its layer always."""
+    shutil.copytree(checkpoint, target)
+    config = json.loads((target / "config.json").read_text("utf-8"))
+    shape = config["num_hidden_layers"] - 2, config["hidden_size"] + 1
+    routers = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    routers[3, -1] = np.inf
+    save_file({KEY: routers}, target / ROUTERS)
+    (target / ABOUT).write_text('{"unit": 1}', "utf-8")
+    return target
 
 
 def _texts_twice(model: Model) -> Iterator[list[int]]:

@@ -15,7 +15,7 @@ RUNTIME = Path(__file__).parents[2] / "android_demo" / "edge-runtime"
 MINUTES = 8  # that Python or Java may take with one bundle on a busy machine
 GOLDEN = "dev.edgelm.check.GoldenTest"
 TESTS = {
-    "int8": [GOLDEN, "dev.edgelm.ConformanceTest", "dev.edgelm.decode.SamplingTest"],
+    "int4": [GOLDEN, "dev.edgelm.ConformanceTest", "dev.edgelm.decode.SamplingTest"],
     "t5": [GOLDEN, "dev.edgelm.Text2TextTest#candidates are Python's with its scores"],
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tiny_encoder_decoders import nllb_bundle
 
@@ -25,6 +26,26 @@ def test_drafts_are_the_same_each_time_and_some_are_run(pristine_tiny_bundle: Bu
         planned = [line for line in lines if line.get("planner") == name]
         cuts = {each["cut"] for line in planned for answer in line["answers"] for each in answer["rounds"]}
         assert {0, 1, 2, 3} <= cuts
+
+
+def test_answers_with_layers_left_out_are_others(by_half: Bundle, tmp_path: Path) -> None:
+    made = list[int]()
+    assert emit(by_half, tmp_path, progress=made.append) == sum(made) <= count(by_half)
+    answers, skips = (
+        [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()]
+        for name in ("answers.jsonl", "skips.jsonl")
+    )
+    plain = {_asked(each): each["ids"] for each in answers if each["kv"] == "float32"}
+    for skip in ("unified:0.34", "skipdecode:2-6", "skipdecode:3-5", "ffn:0.34"):
+        under = [each for each in skips if each["skip"] == skip and "prompt" in each]
+        assert len(under) >= 6 and {each["options"].get("seed") for each in under} == {None, 1}
+        assert any(each["ids"] != plain[_asked(each)] for each in under if _asked(each) in plain)
+        chats = sum("turns" in each for each in skips if each["skip"] == skip)
+        assert chats == int(by_half.manifest.chat_format is not None)
+
+
+def _asked(answer: dict[str, Any]) -> str:
+    return json.dumps([answer["prompt"], answer["raw"], answer["options"]])
 
 
 def test_a_translators_corpus_has_every_way_to_choose_tokens_and_several_languages(tmp_path: Path) -> None:

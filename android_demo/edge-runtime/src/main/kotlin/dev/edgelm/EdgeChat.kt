@@ -53,7 +53,7 @@ class EdgeChat internal constructor(
                 cached = IntArray(0)
             }
             // The last token is run in any case: its logits are needed.
-            cache.length = minOf(shared(cached, prompt), prompt.size - 1)
+            cache.length = minOf(shared(cached, prompt), cache.reusable, prompt.size - 1)
             val shown = StringBuilder()
             val sampled = ArrayList<Int>()
             var ended = false

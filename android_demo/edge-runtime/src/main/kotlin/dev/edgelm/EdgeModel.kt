@@ -9,6 +9,7 @@ import dev.edgelm.profile.DeviceName
 import dev.edgelm.profile.Profile
 import dev.edgelm.profile.ProfileOptions
 import dev.edgelm.profile.Profiling
+import dev.edgelm.skip.SkipPolicy
 import dev.edgelm.speculate.Speculation
 import dev.edgelm.text.Message
 import dev.edgelm.text.Tokenizer
@@ -35,6 +36,8 @@ import kotlinx.coroutines.flow.Flow
  * @property speculate what drafts tokens, of which the model verifies several in a step. The text is the same.
  * @property profile a profile of this bundle on this device ([EdgeModel.profile], [Profile.toJson]), which says what steps
  *   of several tokens cost; null, or one of another bundle or device: that is guessed, and learnt as answers go on.
+ * @property skip which layers of a decoder with segments are left out: `off`, or a policy with its setting, such as
+ *   `unified:0.2`, `skipdecode:20-30`, `first:threshold=0.5` or `ffn:0.25`; answers are others then.
  */
 data class EdgeOptions(
     val context: Int? = null,
@@ -45,6 +48,7 @@ data class EdgeOptions(
     val beams: Int? = null,
     val speculate: Speculate = Speculate.AUTO,
     val profile: File? = null,
+    val skip: String = SkipPolicy.OFF,
 )
 
 /** What keys and values are kept in. int8 takes a quarter of the memory. */
@@ -114,6 +118,7 @@ class EdgeModel internal constructor(
      */
     fun profile(device: DeviceName, options: ProfileOptions = ProfileOptions()): Flow<Profile> =
         streaming(dispatcher, ahead = Channel.BUFFERED) { goOn ->
+            if (engine.role == Engine.SKIP) throw InputException("A profile is one of all layers; open the model without skip.")
             for (profile in Profiling(engine, tokenizer, device, options, goOn).profiles()) emit(profile)
         }
 

@@ -5,6 +5,7 @@ import dev.edgelm.bundle.Manifest
 import dev.edgelm.bundle.TOKENIZER
 import dev.edgelm.engine.Engine
 import dev.edgelm.memory.Plan
+import dev.edgelm.skip.SkipPolicy
 import dev.edgelm.speculate.Speculation
 import dev.edgelm.text.Tokenizer
 import java.io.File
@@ -41,12 +42,16 @@ internal class Loaded private constructor(
                 }
             }
             Speculation.chosen(options.speculate, manifest)
+            if (manifest.encoder != null && options.skip != SkipPolicy.OFF) {
+                throw InputException("${manifest.name} has an encoder, and only models without one skip layers here; leave skip out.")
+            }
             bundle.checkSizes()
+            val policies = SkipPolicy.maker(options.skip, bundle)
             val plan = planned(manifest, options)
             bundle.checkFiles(options.cacheDir)
             val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
-            val role = if (plan.int8) Engine.KV8 else Engine.DECODER
-            val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill)
+            val role = if (policies != null) Engine.SKIP else if (plan.int8) Engine.KV8 else Engine.DECODER
+            val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill, policies)
             return Loaded(bundle, plan, engine, tokenizer)
         }
     }

@@ -34,7 +34,7 @@ class ConformanceTest {
     data class Answer(
         val prompt: String,
         val raw: Boolean,
-        val kv: String,
+        val kv: String = "float32",
         val options: Options,
         @SerialName("prompt_ids") val promptIds: List<Int>,
         val ids: List<Int>,
@@ -48,7 +48,10 @@ class ConformanceTest {
     @Serializable
     data class Conversation(val system: String?, val turns: List<Turn>)
 
-    private val json = Json
+    @Serializable
+    data class Skipped(val skip: String)
+
+    private val json = Json { ignoreUnknownKeys = true }
 
     private fun lines(file: File): List<String> = file.readLines().filter { it.isNotEmpty() }
 
@@ -59,18 +62,36 @@ class ConformanceTest {
         answers.groupBy { it.kv }.flatMap { (kv, given) -> DRAFTED.map { Triple(kv, given, it) } }.map { (kv, given, drafts) ->
             dynamicTest("${path.name} $kv, ${given.size} answers, drafts $drafts") {
                 EdgeModel.open(path, EdgeOptions(kv = Kv.valueOf(kv.uppercase()), speculate = drafts)).use { model ->
-                    for (answer in given) {
-                        val messages = listOf(Message("user", answer.prompt))
-                        assertEquals(answer.promptIds, model.promptIds(messages, answer.raw).toList(), answer.prompt)
-                        val pieces = runBlocking { model.generate(messages, answer.options.generate(), answer.raw).toList() }
-                        val what = "${answer.options} of ${answer.prompt}"
-                        assertEquals(answer.ids, pieces.map { it.token }, what)
-                        assertEquals(answer.text, pieces.joinToString("") { it.text }, what)
-                        assertEquals(answer.finish, pieces.last().finish!!.name.lowercase(), what)
-                    }
+                    for (answer in given) repeat(model, answer)
                 }
             }
         }
+    }
+
+    @TestFactory
+    fun `answers and chats of every policy that skips layers are Python's`(): List<DynamicTest> = Corpus.decoders().flatMap { path ->
+        lines(Corpus.get("answers/${path.nameWithoutExtension}/skips.jsonl"))
+            .groupBy { json.decodeFromString(Skipped.serializer(), it).skip }
+            .flatMap { (skip, given) -> listOf(Speculate.OFF, Speculate.BLEND).map { Triple(skip, given, it) } }
+            .map { (skip, given, drafts) ->
+                dynamicTest("${path.name} $skip, ${given.size} answers and chats, drafts $drafts") {
+                    val (chats, answers) = given.partition { "\"turns\":" in it }
+                    EdgeModel.open(path, EdgeOptions(skip = skip, speculate = drafts)).use { model ->
+                        for (answer in answers) repeat(model, json.decodeFromString(Answer.serializer(), answer))
+                        for (chat in chats) repeat(model, json.decodeFromString(Conversation.serializer(), chat))
+                    }
+                }
+            }
+    }
+
+    private fun repeat(model: EdgeModel, answer: Answer) {
+        val messages = listOf(Message("user", answer.prompt))
+        assertEquals(answer.promptIds, model.promptIds(messages, answer.raw).toList(), answer.prompt)
+        val pieces = runBlocking { model.generate(messages, answer.options.generate(), answer.raw).toList() }
+        val what = "${answer.options} of ${answer.prompt}"
+        assertEquals(answer.ids, pieces.map { it.token }, what)
+        assertEquals(answer.text, pieces.joinToString("") { it.text }, what)
+        assertEquals(answer.finish, pieces.last().finish!!.name.lowercase(), what)
     }
 
     @TestFactory
@@ -80,11 +101,14 @@ class ConformanceTest {
         DRAFTED.map { drafts ->
             dynamicTest("${path.name}, ${chats.size} chats, drafts $drafts") {
                 EdgeModel.open(path, EdgeOptions(speculate = drafts)).use { model ->
-                    for (given in chats) model.chat(given.system).use { chat -> given.turns.forEach { repeat(chat, it) } }
+                    for (given in chats) repeat(model, given)
                 }
             }
         }
     }
+
+    private fun repeat(model: EdgeModel, given: Conversation) =
+        model.chat(given.system).use { chat -> given.turns.forEach { repeat(chat, it) } }
 
     private fun repeat(chat: EdgeChat, turn: Turn) {
         val pieces = runBlocking { chat.say(turn.say, GenerateOptions(MAX_TOKENS)).toList() }

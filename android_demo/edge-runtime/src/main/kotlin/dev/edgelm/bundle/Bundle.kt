@@ -72,7 +72,7 @@ class Bundle private constructor(val root: File, val manifest: Manifest) {
                 throw BundleException("$file cannot be read: ${e.message}.", e)
             }
             val manifest = Manifest.parse(text, file.path)
-            val needed = listOf(WEIGHTS, TOKENIZER, GOLDEN) + manifest.graphs.map { it.path }
+            val needed = listOf(WEIGHTS, TOKENIZER, GOLDEN) + manifest.graphs.map { it.path } + listOfNotNull(manifest.routers)
             val listed = manifest.files.map { it.path }
             (listed + needed).forEach { checkInside(root, it) }
             needed.firstOrNull { it !in listed }?.let {

@@ -68,6 +68,13 @@ data class PrefillGraph(val weights: String, val version: Int, val groups: List<
     val known: Boolean get() = version == 1 && weights == "int8"
 }
 
+/**
+ * A unit of the graph that skips, in the order they run: [part] is `start` (embedding and first layer), `layers`, or
+ * `attention` and `feed_forward` in turns, `end`. Those in between can be left out.
+ */
+@Serializable
+data class Segment(val part: String, val layers: List<Int>)
+
 /** Special token ids. */
 @Serializable
 data class Tokens(val bos: Int?, val eos: List<Int>, val pad: Int?, val addBos: Boolean) {
@@ -168,6 +175,8 @@ data class Manifest(
     val speech: Speech? = null,
     val generation: Generation? = null,
     val prefill: PrefillGraph? = null,
+    val segments: List<Segment> = emptyList(),
+    val routers: String? = null,
     val files: List<BundleFile> = emptyList(),
 ) {
     /** The graph with this role; null where there is none. */
@@ -225,6 +234,21 @@ data class Manifest(
         else -> null
     }
 
+    private fun segmentsFault(): String? {
+        if (segments.isEmpty()) return null
+        val parts = segments.map { it.part }
+        val middle = parts.drop(1).dropLast(1)
+        val halves = middle.chunked(2).all { it == listOf("attention", "feed_forward") }
+        if (parts.first() != "start" || parts.last() != "end" || !halves && middle.any { it != "layers" }) {
+            return "its segments are ${parts.joinToString()}"
+        }
+        for (other in listOf("feed_forward", "attention")) {
+            val layers = segments.filter { it.part != other }.flatMap { it.layers }
+            if (layers != List(dims.numLayers) { it }) return "its segments have the layers ${layers.joinToString()}"
+        }
+        return null
+    }
+
     private fun check(where: String) {
         val sizes = with(dims) { listOf(numLayers, hiddenSize, numHeads, numKvHeads, headDim, vocabSize, context) }
         val fault = when {
@@ -233,8 +257,7 @@ data class Manifest(
             graph("decoder") == null -> "it has no graph with the role 'decoder'"
             kv.layers.size != dims.numLayers -> "kv.layers has ${kv.layers.size} entries for ${dims.numLayers} layers"
             kv.layers.any { it.heads < 1 || it.headDim < 1 } -> "a layer of kv has a size below 1"
-            kind == "encoder-decoder" -> encoderFault() ?: return
-            else -> return
+            else -> segmentsFault() ?: (if (kind == "encoder-decoder") encoderFault() else null) ?: return
         }
         throw BundleException("$where cannot be used: $fault; export the model again.")
     }

@@ -45,6 +45,7 @@ internal class DecodeLoop(
 
     /** Run the prompt, and draw the answer's first token. */
     private fun first(): Int {
+        cache.prompt = prompt.size
         if (prompt.size - cache.length == 1) { // an encoder-decoder's start is a step like any other
             tokens[0] = prompt.last()
             step(0)

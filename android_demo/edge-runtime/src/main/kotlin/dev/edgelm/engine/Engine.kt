@@ -6,6 +6,8 @@ import ai.onnxruntime.OrtSession
 import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
+import dev.edgelm.skip.SegmentedCache
+import dev.edgelm.skip.SkipPolicy
 import java.nio.FloatBuffer
 import java.nio.LongBuffer
 import java.util.concurrent.locks.ReentrantReadWriteLock
@@ -29,10 +31,12 @@ internal const val PREFILL_GRAPH_FROM = 256
  * kernels take rows by twos and a last one alone, which differs in its last bits. So answers do not depend on how a text
  * is cut into steps.
  *
- * [role]: `decoder`, or `kv8` for keys and values in int8, which take a quarter of the memory.
+ * [role]: `decoder`, or `kv8` for keys and values in int8, which take a quarter of the memory, or `skip`, of which the
+ * policy that [policies] makes for each cache says what runs.
  */
 internal class Engine(
     val bundle: Bundle, val role: String, val context: Int, threads: Int?, private val prefills: Boolean,
+    private val policies: (() -> SkipPolicy)? = null,
 ) : AutoCloseable {
     val int8 = role == KV8
     val valueBytes = if (int8) 1 else FLOAT
@@ -47,12 +51,17 @@ internal class Engine(
     private var spare: KvMemory? = null
     private var closed = false
 
-    /** Whether a step can give the likeliest tokens alone, without their logits. */
-    val chooses: Boolean = "tokens" in session.outputNames
+    /** Of the graph, by their names. */
+    val inputs: Set<String> = session.inputNames
+    val outputs: Set<String> = session.outputNames
 
-    /** Whether a step's tokens need not follow each other. */
-    val takesTrees: Boolean = "attention_bias" in session.inputNames
-    val asksPositions: Boolean = "key_positions" in session.inputNames
+    /** Whether a step can give the likeliest tokens alone, without their logits. */
+    val chooses: Boolean = "tokens" in outputs
+
+    /** Inputs that say what a token attends to; without them a step's tokens follow each other. */
+    val biases: List<String> = inputs.filter { it.startsWith("attention_bias") }
+    val takesTrees: Boolean = biases.isNotEmpty()
+    val asksPositions: Boolean = "key_positions" in inputs
 
     /** An empty cache for up to [capacity] tokens. */
     fun newCache(capacity: Int): KvCache {
@@ -75,7 +84,9 @@ internal class Engine(
                 // The row after the last one is for the token that runs twice.
                 KvMemory(bundle.manifest.kv, maxOf(capacity, minOf(context, (capacity / ROUND + 1) * ROUND)) + 1, valueBytes)
             }
-            return KvCache(environment, this, memory, capacity).also { caches += it }
+            val made = if (policies == null) KvCache(environment, this, memory, capacity)
+            else SegmentedCache(environment, this, memory, capacity, policies())
+            return made.also { caches += it }
         }
     }
 
@@ -108,7 +119,7 @@ internal class Engine(
      * How many tokens from the next one on one step may run, each of which comes out as in a step of its own: at the end of
      * the bundle's context there is no row to run beside a last one.
      */
-    fun maxExactStep(cache: KvCache): Int = maxOf(1, minOf(cache.room, bundle.manifest.context - 1 - cache.length))
+    fun maxExactStep(cache: KvCache): Int = maxOf(1, minOf(cache.maxExactStep(), bundle.manifest.context - 1 - cache.length))
 
     /** Run [count] tokens of [tokens] from [start] on, append them, and give logits of the last [rows] of them. */
     fun step(cache: KvCache, tokens: IntArray, start: Int, count: Int, rows: Int = 1): FloatBuffer =
@@ -209,6 +220,8 @@ internal class Engine(
         const val DECODER = "decoder"
         const val KV8 = "kv8"
         const val PREFILL = "prefill"
+        const val TREE = "tree"
+        const val SKIP = "skip"
         private const val ROUND = 256 // rows, so that the memory of one answer often serves the next
     }
 }

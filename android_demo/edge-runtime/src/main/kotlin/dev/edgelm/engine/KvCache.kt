@@ -3,6 +3,7 @@ package dev.edgelm.engine
 import ai.onnxruntime.OnnxJavaType
 import ai.onnxruntime.OnnxTensor
 import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.OrtSession
 import dev.edgelm.bundle.KvLayout
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
@@ -35,14 +36,20 @@ internal class KvMemory(layout: KvLayout, val rows: Int, valueBytes: Int) {
  * Keys and values of one conversation, which the graph reads and writes in place. Rows below [length] are valid; going
  * back is a smaller [length].
  */
-internal class KvCache(
+internal open class KvCache(
     environment: OrtEnvironment,
-    private val engine: Engine,
+    val engine: Engine,
     val memory: KvMemory,
     val capacity: Int,
 ) : AutoCloseable {
     var length = 0
     val room: Int get() = capacity - length
+
+    /** Tokens of the text that is answered: those before the answer. */
+    var prompt = 0
+
+    /** The first tokens that need not be run again when they are part of the next prompt. */
+    open val reusable: Int get() = length
 
     /** `past.{i}.key` and so on, and the same memory as `present.{i}.key`. */
     val past = LinkedHashMap<String, OnnxTensor>()
@@ -96,16 +103,22 @@ internal class KvCache(
         if (positions != null) for (i in rows until memory.rows) positions.put(i, i.toLong())
     }
 
-    /** Tell the graph how many rows there are after the step. */
-    fun ends(end: Int) {
-        last.put(0, end - 1)
-        total.put(0, end)
+    /** How many tokens from the next one on one step may run, as far as this cache's rows are concerned. */
+    open fun maxExactStep(): Int = room
+
+    /** Tell the graph what rows there are after a step of [size] tokens, and where those of a [tree] stand in the text. */
+    open fun add(size: Int, tree: Tree?) {
+        last.put(0, length + size - 1)
+        total.put(0, length + size)
+        if (positions == null || tree == null) return
+        for (i in tree.positions.indices) positions.put(length + i, tree.positions[i].toLong())
     }
 
-    /** The rows that a step adds stand at these places in the text. */
-    fun places(at: IntArray) {
-        if (positions != null) for (i in at.indices) positions.put(length + i, at[i].toLong())
-    }
+    /** What else than logits or tokens the step is to give, by its names in the graph. */
+    open fun asked(): Set<String> = emptySet()
+
+    /** What the step [made], before its tokens count as rows. */
+    open fun observe(made: OrtSession.Result) = Unit
 
     /** Logits [rows, vocab], in memory that steps of all shapes share: the next one overwrites them. */
     fun logits(rows: Int, vocab: Int): FloatBuffer {

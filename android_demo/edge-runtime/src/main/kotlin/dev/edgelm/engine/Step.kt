@@ -42,7 +42,7 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
         if (size <= KEPT_STEP) it else direct(FLOAT * size * cache.memory.rows).asFloatBuffer()
     }
     private val own = LinkedHashMap<String, OnnxTensor>()
-    private val inputs = LinkedHashMap<String, OnnxTensor>(cache.past)
+    private val inputs = LinkedHashMap<String, OnnxTensor>()
     private val outputs: Map<String, OnnxTensor>
 
     init {
@@ -54,9 +54,10 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
             val part = bias.duplicate()
             part.limit(size * cache.memory.rows)
             val columns = cache.memory.rows.toLong()
-            own["attention_bias"] = OnnxTensor.createTensor(environment, part, longArrayOf(1, 1, size.toLong(), columns))
+            val tensor = OnnxTensor.createTensor(environment, part, longArrayOf(1, 1, size.toLong(), columns))
+            for (name in cache.engine.biases) own[name] = tensor
         }
-        inputs += own
+        for ((name, tensor) in cache.past + own) if (name in cache.engine.inputs) inputs[name] = tensor
         cache.cross?.let(::read)
         val name = if (shape.logits) "logits" else "tokens"
         val made = if (logits != null) {
@@ -92,14 +93,10 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
     }
 
     fun run(session: OrtSession, tree: Tree?) {
-        val end = cache.length + size
-        cache.ends(end)
-        if (tree != null) {
-            cache.places(tree.positions)
-            attend { row, column -> tree.bias[row][column] }
-        }
+        cache.add(size, tree)
+        if (tree != null) attend { row, column -> tree.bias[row][column] }
         try {
-            session.run(inputs, NOTHING, outputs).close()
+            session.run(inputs, cache.asked(), outputs).use(cache::observe)
         } finally {
             if (tree != null) attend { _, _ -> 0f }
         }
@@ -112,8 +109,4 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
     }
 
     override fun close() = own.values.forEach { it.close() }
-
-    private companion object {
-        val NOTHING = emptySet<String>()
-    }
 }

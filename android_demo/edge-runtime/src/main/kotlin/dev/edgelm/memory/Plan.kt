@@ -11,6 +11,7 @@ import dev.edgelm.engine.FLOAT
 import dev.edgelm.engine.KEPT_STEP
 import dev.edgelm.engine.PREFILL_CHUNK
 import dev.edgelm.engine.arm
+import dev.edgelm.skip.SkipPolicy
 import dev.edgelm.speculate.Speculation
 
 /**
@@ -58,7 +59,7 @@ class Plan internal constructor(
         internal const val SAMPLING = 3 // rows of logits that choosing a token works on
         private const val CROSS_SCORES = 4 // copies of the scores over the encoder's rows
         private const val KV8_STEP = 8 // tokens of a step up to which a graph over keys in int8 attends to bytes
-        private val LATER = setOf(Engine.PREFILL, "tree", Engine.KV8, "skip") // opened when they pay, or instead
+        private val LATER = setOf(Engine.PREFILL, Engine.TREE, Engine.KV8, Engine.SKIP) // opened when they pay, or instead
 
         /**
          * The plan that keeps most: float keys and the prefill graph first. Long steps of drafts go before float keys, and
@@ -69,11 +70,15 @@ class Plan internal constructor(
         internal fun make(manifest: Manifest, options: EdgeOptions): Plan {
             val beams = options.beams ?: if (manifest.text == null) 1 else manifest.generation?.numBeams ?: 1
             if (beams < 1) throw InputException("The number of beams must be 1 or more, not $beams.")
-            val hasInt8 = manifest.graph(Engine.KV8) != null
-            if (options.kv == Kv.INT8 && !hasInt8) {
+            val whole = options.skip == SkipPolicy.OFF // segments read float keys, and prompts too
+            if (options.kv == Kv.INT8 && manifest.graph(Engine.KV8) == null) {
                 throw InputException("${manifest.name} has no graph over keys in int8; export the model again.")
             }
-            val prefills = manifest.prefill?.known == true
+            if (options.kv == Kv.INT8 && !whole) {
+                throw InputException("A KV cache in int8 needs all layers in one graph; leave out kv, or what skips layers.")
+            }
+            val hasInt8 = whole && manifest.graph(Engine.KV8) != null
+            val prefills = whole && manifest.prefill?.known == true
             val auto = Speculation.chosen(Speculate.AUTO, manifest)
             val widths = if (auto == Speculate.OFF) listOf(1) else Speculation.widths(manifest)
             val choices = buildList {
