@@ -41,6 +41,7 @@ internal class Engine(
     val int8 = role == KV8
     val valueBytes = if (int8) 1 else FLOAT
     private val environment: OrtEnvironment = Ort.environment(threads)
+    private val weights = WeightsFile(bundle)
     private val session: OrtSession = Ort.open(environment, bundle, role)
     private val encoder: Encoder? = bundle.manifest.encoder?.let { Encoder(bundle, environment) }
     private val exact = encoder == null
@@ -112,6 +113,7 @@ internal class Engine(
     /** Encode an input: what the decoder reads of it belongs to the cache that is given it (`KvCache.reset`). */
     fun encode(action: (Encoder) -> Cross): Cross = lock.read {
         checkOpen()
+        weights.check()
         action(encoder!!)
     }
 
@@ -168,6 +170,7 @@ internal class Engine(
         picked: IntArray? = null, by: () -> OrtSession?,
     ): Step? = lock.read {
         checkOpen()
+        weights.check()
         if (cache !in caches) throw EdgeException("The conversation was closed.")
         val session = by() ?: return null
         require(count in 1..cache.room) { "a step of $count tokens on a cache with room for ${cache.room}" }
@@ -213,6 +216,7 @@ internal class Engine(
             prefillSession?.close()
             session.close()
             encoder?.close()
+            weights.close()
         }
     }
 
