@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.manifest import Speech
 from edge.runtime.load import load
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
@@ -62,7 +61,7 @@ def hear(
     sounds = make_sounds(model.speech.sample_rate, model.speech.window_samples)
     for name, samples in sounds.items():
         (folder / f"{name}.pcm").write_bytes(samples.astype("<f4").tobytes())
-        for options in _options(model.speech):
+        for options in _options(bundle):
             segments = model.transcribe(samples, **options).segments
             yield {
                 "sound": f"{name}.pcm",
@@ -73,21 +72,28 @@ def hear(
 
 def count(bundle: Bundle) -> int:
     """The transcriptions of `hear`."""
-    assert bundle.manifest.speech is not None
-    return len(SOUNDS) * len(_options(bundle.manifest.speech))
+    return len(SOUNDS) * len(_options(bundle))
 
 
-def _options(speech: Speech) -> list[dict[str, Any]]:
-    """What every sound is heard with: the reference's settings, one text without judging it, draws, and beams."""
+def _options(bundle: Bundle) -> list[dict[str, Any]]:
+    """What every sound is heard with: the reference's settings, one text without judging it, draws, and where the
+    decoder takes trees, beams."""
+    speech = bundle.manifest.speech
+    assert speech is not None
     named = {"language": list(speech.languages)[-1]} if speech.languages else {}
     translated = {"task": "translate"} if "translate" in speech.tasks else {}
     alone = {"previous_text": False, "skip_silence": False}
-    return [
+    one: list[dict[str, Any]] = [
         {},
         named | translated,
         {"temperatures": [0.0], **UNJUDGED},
         {"temperatures": [0.0], **UNJUDGED, **alone, **named},
         {"temperatures": [0.6, 1.0], "seed": 3},
+    ]
+    if not any(graph.trees for graph in bundle.manifest.graphs):
+        return one
+    return [
+        *one,
         {"temperatures": [0.0], "beams": 5, **UNJUDGED},
         {"temperatures": [0.0, 0.8], "beams": 3, "seed": 5} | named,
     ]

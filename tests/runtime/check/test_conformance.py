@@ -56,7 +56,8 @@ def test_a_translators_corpus_has_every_way_to_choose_tokens_and_several_languag
     assert len(outputs) == count(bundle)
     options = [output["options"] for output in outputs]
     assert {each["target_language"] for each in options} == {"deu_Latn", "fra_Latn"}
-    assert {each.get("beams", 0) for each in options} == {0, 1, 2, 3, 4}
+    assert {each.get("beams", 0) for each in options} == {0, 1, 2, 3, 4, 6}
+    assert {each.get("groups", 1) for each in options} == {1, 2, 3}
     for output, given in zip(outputs, options, strict=True):
         assert output["finish"] in ("stop", "length")
         assert 0 < len(output["ids"]) <= given["max_tokens"]
