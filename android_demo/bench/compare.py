@@ -117,6 +117,8 @@ def main() -> None:
         for name, command in commands.items():
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs[name].append(json.loads(done.stdout.strip().splitlines()[-1]))
+            if not runs[name][-1]["tokens_per_s"]:
+                raise SystemExit("The model said one token and no more; give it another --prompt.")
             print(f"round {number + 1}, {name}: {runs[name][-1]['tokens_per_s']:.1f} tokens/s", file=sys.stderr)
     print(f"{'':24}" + "".join(f"{name:>10}" for name in runs) + f"{'ratio':>8}")
     versions = [runs[name][-1]["onnxruntime"] for name in runs]
