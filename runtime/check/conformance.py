@@ -20,7 +20,7 @@ from typing import Any
 
 from edge.bundle import Bundle, replace_text
 from edge.errors import InputError
-from edge.manifest import FLOAT32, INT8, KV8
+from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.check import conformance_drafts, conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.load import load
@@ -157,7 +157,7 @@ def _policies(bundle: Bundle) -> list[str]:
     """The policies that the segments of a decoder allow, each with settings that leave something out."""
     manifest = bundle.manifest
     parts, layers = {segment.part for segment in manifest.segments}, manifest.dims.num_layers
-    if not parts:
+    if all(graph.role != SKIP for graph in manifest.graphs):
         return []
     found = ["unified:0.34", f"skipdecode:2-{layers}", f"skipdecode:{max(2, layers // 2)}-{layers - 1}"]
     if manifest.routers is not None:

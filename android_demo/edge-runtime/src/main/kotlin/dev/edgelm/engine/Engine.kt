@@ -31,8 +31,8 @@ internal const val PREFILL_GRAPH_FROM = 256
  * kernels take rows by twos and a last one alone, which differs in its last bits. So answers do not depend on how a text
  * is cut into steps.
  *
- * [role]: `decoder`, or `kv8` for keys and values in int8, which take a quarter of the memory, or `skip`, of which the
- * policy that [policies] makes for each cache says what runs.
+ * [role]: `decoder`; `kv8` for keys and values in int8, which take a quarter of the memory; `tree`, a decoder's for tokens
+ * that do not follow each other; or `skip`, of which the policy that [policies] makes for each cache says what runs.
  */
 internal class Engine(
     val bundle: Bundle, val role: String, val context: Int, threads: Int?, private val prefills: Boolean,
@@ -85,9 +85,10 @@ internal class Engine(
                 // The row after the last one is for the token that runs twice.
                 KvMemory(bundle.manifest.kv, maxOf(capacity, minOf(context, (capacity / ROUND + 1) * ROUND)) + 1, valueBytes)
             }
-            val made = if (policies == null) KvCache(environment, this, memory, capacity)
-            else SegmentedCache(environment, this, memory, capacity, policies())
-            return made.also { caches += it }
+            val policy = policies?.invoke()
+            val cache = if (policy == null) KvCache(environment, this, memory, capacity)
+            else SegmentedCache(environment, this, memory, capacity, policy)
+            return cache.also { caches += it }
         }
     }
 

@@ -55,7 +55,8 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
             part.limit(size * cache.memory.rows)
             val columns = cache.memory.rows.toLong()
             val tensor = OnnxTensor.createTensor(environment, part, longArrayOf(1, 1, size.toLong(), columns))
-            for (name in cache.engine.biases) own[name] = tensor
+            own["attention_bias"] = tensor
+            for (name in cache.engine.biases) inputs[name] = tensor
         }
         for ((name, tensor) in cache.past + own) if (name in cache.engine.inputs) inputs[name] = tensor
         cache.cross?.let(::read)

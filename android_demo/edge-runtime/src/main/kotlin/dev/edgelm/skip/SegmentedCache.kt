@@ -84,7 +84,11 @@ internal class SegmentedCache(
     /** Follow `length`, which somebody may have lowered. */
     private fun follow() {
         if (length >= known) return
-        for (unit in 0 until units) hold(unit, counts.get(unit) - (length until known).count { ran[unit][it] })
+        for (unit in 0 until units) {
+            var held = counts.get(unit)
+            for (row in length until known) if (ran[unit][row]) held--
+            hold(unit, held)
+        }
         known = length
         alike = minOf(alike, length)
     }
