@@ -34,6 +34,10 @@ class PhoneError(EdgeError):
     """A phone is not connected, lacks the app, has no room, or went away."""
 
 
+class DeviceError(EdgeError):
+    """A device next to the processor failed in the middle of its work, or is no longer there."""
+
+
 class MissingExtraError(EdgeError):
     """A command needs an optional dependency that is not installed."""
 

@@ -38,7 +38,7 @@ class Growing:
         self.cache = cache
         self.tokens: list[int] = []
         self._text = text
-        self._timings = Timings(len(prompt))
+        self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
         self._sampler = make_sampler(options, prompt)
         self._ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)
         self._stops = StopStrings(options.stop)

@@ -67,16 +67,18 @@ class Timings:
     prefill_s: float = 0.0
     decode_s: float = 0.0  # after the first token
     speculation: Figures | None = None  # where drafts were verified
+    simulated: bool = False  # the device, by a provider: its times are no figures, and results have none
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """Prompt tokens run per second, those from the cache not counted; None before the first token."""
-        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if self.prefill_s else None
+        known = self.prefill_s and not self.simulated
+        return (self.prompt_tokens - self.cached_tokens) / self.prefill_s if known else None
 
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Tokens per second after the first one; None where there was no second."""
-        return (self.generated_tokens - 1) / self.decode_s if self.decode_s else None
+        return (self.generated_tokens - 1) / self.decode_s if self.decode_s and not self.simulated else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def answer(
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
         speculation: what drafts, where anything does.
     """
-    timings = Timings(len(prompt), cache.length)
+    timings = Timings(len(prompt), cache.length, simulated=engine.provider.simulated)
     sampler = make_sampler(options, prompt)
     # What is drawn anew every time has no text to keep to.
     cache.exact = engine.exact and (options.temperature == 0 or options.seed is not None)
@@ -275,7 +277,7 @@ def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) ->
         token_ids=ids,
         prompt_tokens=timings.prompt_tokens,
         generated_tokens=timings.generated_tokens,
-        ttft_ms=timings.ttft_ms,
+        ttft_ms=None if timings.simulated else timings.ttft_ms,
         decode_tokens_per_s=timings.decode_tokens_per_s,
         prefill_tokens_per_s=timings.prefill_tokens_per_s,
         peak_private_mb=None if memory is None else memory.peak_private / MIB,

@@ -11,15 +11,21 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import onnxruntime as ort
+from numpy.typing import NDArray
 
-from edge.errors import BundleError
-from edge.runtime.providers.base import SIMULATES, Device, Session, open_session
+from edge.errors import BundleError, DeviceError, on_one_line
+from edge.runtime.providers.base import SIMULATES, Binding, Device, Session, open_session
 from edge.runtime.providers.cpu import Cpu, session_options
 
 NAMED = 3  # nodes that a refusal names
+SHARED = "ep.share_ep_contexts"  # whether models that were compiled together share what is in their binary
+
+T = TypeVar("T")
 
 
 class Accelerator(Cpu):
@@ -47,16 +53,28 @@ class Accelerator(Cpu):
         self.name = name
         self._execution_provider, self._device, self._append = execution_provider, device, append
         self._strict = strict
+        self.simulated = device.use == SIMULATES
 
     def devices(self) -> list[Device]:
         return [self._device]
 
+    def open_compiled(self, model: Path) -> Session:
+        """A session over a model that was compiled ahead of time for this device, whose binary is next to it."""
+        options = session_options(None)
+        options.add_session_config_entry(SHARED, "1")
+        return self._opened(model, str(model), options)
+
     def _session(self, model: Path | bytes, name: str, folder: Path | None, profile: Path | None = None) -> Session:
-        options = session_options(folder)
+        return self._opened(model, name, session_options(folder), profile)
+
+    def _opened(
+        self, model: Path | bytes, name: str, options: ort.SessionOptions, profile: Path | None = None
+    ) -> Session:
         self._append(options)
         advice = f"the provider {self.name} cannot run it here, and the provider cpu may"
-        with _standard_output_kept() if self._device.use == SIMULATES else contextlib.nullcontext():
-            session = open_session(model, name, options, None, profile, advice)
+        with standard_output_kept() if self.simulated else contextlib.nullcontext():
+            opened = open_session(model, name, options, None, profile, advice)
+        session = DeviceSession(opened.inference, self.name)
         if self._strict:
             self._check_placement(session, name)
         return session
@@ -76,8 +94,33 @@ class Accelerator(Cpu):
         )
 
 
+class DeviceSession(Session):
+    """See `Session`; a device that fails in the middle of a run, or disappears, is a DeviceError."""
+
+    def __init__(self, inference: ort.InferenceSession, provider: str) -> None:
+        super().__init__(inference)
+        self._provider = provider
+
+    def bind(self) -> Binding:
+        binding = super().bind()
+        binding.run = partial(self._guarded, binding.run)
+        return binding
+
+    def run(self, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        return self._guarded(partial(super().run, inputs))
+
+    def _guarded(self, run: Callable[[], T]) -> T:
+        try:
+            return run()
+        except Exception as e:  # drivers' errors have no common base
+            raise DeviceError(
+                f"The device of the provider {self._provider} failed ({on_one_line(e)}), and the answer ends here; "
+                "run it again, or with the provider cpu."
+            ) from e
+
+
 @contextlib.contextmanager
-def _standard_output_kept() -> Iterator[None]:
+def standard_output_kept() -> Iterator[None]:
     """Within it, what libraries print to standard output goes to standard error: Qualcomm's simulator says a line about
     itself, which would stand before an answer."""
     out, err = 1, 2

@@ -29,12 +29,14 @@ RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
 @dataclass(frozen=True)
 class Device:
     """A device that a provider knows. kind: ``cpu``, ``gpu`` or ``npu``. use: whether it ``runs`` graphs, ``simulates``
-    a device that does, or only ``compiles`` graphs for devices that are not here."""
+    a device that does, or only ``compiles`` graphs for devices that are not here. chip: that it is a part of, as graphs
+    are compiled for it: sm8650; None where it is not known."""
 
     provider: str
     kind: str
     name: str
     use: str = RUNS
+    chip: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,12 @@ class Session:
 
 
 class Provider(Protocol):
-    """One execution provider at work for one engine. threads: of the host's pool, which all sessions share."""
+    """One execution provider at work for one engine. threads: of the host's pool, which all sessions share. simulated:
+    whether its device is not here, and simulated."""
 
     name: str
     threads: int
+    simulated: bool
 
     def devices(self) -> list[Device]:
         """What this machine has for it."""

@@ -55,6 +55,7 @@ class Cpu:
     """See `edge.runtime.providers.base.Provider`. arena: bytes of the arena's first region; -1: onnxruntime's own."""
 
     name = NAME
+    simulated = False
 
     def __init__(self, threads: int | None = None, arena: int = -1) -> None:
         self.threads = share_thread_pool(threads)

@@ -10,23 +10,29 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import onnxruntime as ort
 
-from edge.errors import EdgeError, InputError, on_one_line
+from edge.errors import BundleError, EdgeError, InputError, on_one_line
 from edge.extras import needing
 from edge.manifest import Manifest
-from edge.runtime.providers.accelerator import Accelerator
-from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support
-from edge.runtime.providers.cpu import arena_bytes
+from edge.runtime.providers.accelerator import SHARED, Accelerator, standard_output_kept
+from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support, open_session
+from edge.runtime.providers.cpu import arena_bytes, session_options
 from edge.runtime.providers.instructions import ARM
+from edge.runtime.providers.threads import share_thread_pool
 
 
 def _no_options(module: ModuleType) -> Mapping[str, str]:
     return {}
+
+
+def _no_chip() -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Plugin:
         kinds: of devices it is used with, the preferred first.
         virtual: whether it lists devices that it only compiles for.
         simulates: the device that it simulates on an x86 processor.
-        options: of the execution provider.
+        chip: finds what chip this machine's device is a part of; see `Device`.
+        options: of the execution provider; `simulator_options`: more of them for the simulator.
     """
 
     name: str
@@ -51,7 +58,9 @@ class Plugin:
     kinds: tuple[str, ...] = (NPU, GPU, CPU)
     virtual: bool = False
     simulates: str | None = None
+    chip: Callable[[], str | None] = _no_chip
     options: Callable[[ModuleType], Mapping[str, str]] = _no_options
+    simulator_options: Mapping[str, str] = field(default_factory=dict)
 
     def find(self) -> Support:
         """What this machine has for it, devices for compiling only included."""
@@ -60,12 +69,12 @@ class Plugin:
             if self.virtual:
                 self._register(".virtual")
         except EdgeError as e:
-            return Support(self._package(), [], str(e))
+            return Support(self.package(), [], str(e))
         found = [device for device, _ in self._listed()]
         # Once a process has registered a name with .virtual, others' names list such devices too, twice then.
         devices = [each for i, each in enumerate(found) if each.use != COMPILES or each not in found[:i]]
         missing = None if any(device.use != COMPILES for device in devices) else self._no_device(devices)
-        return Support(self._package(), devices, missing)
+        return Support(self.package(), devices, missing)
 
     def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None) -> Accelerator:
         """The provider over its preferred device; MissingExtraError where its package is not installed, InputError
@@ -75,6 +84,8 @@ class Plugin:
         if not found:
             raise InputError(self._no_device([]))
         device, handle = found[0]
+        if device.use == SIMULATES:
+            options = {**options, **self.simulator_options}
 
         def append(session: ort.SessionOptions) -> None:
             session.add_provider_for_devices([handle], dict(options))
@@ -82,6 +93,34 @@ class Plugin:
         strict = Support(None, [device]).is_strict(strict)
         kept: dict[str, Any] = {"threads": threads, "arena": arena_bytes(manifest), "strict": strict}
         return Accelerator(self.name, self.execution_provider, device, append, **kept)
+
+    def compile(self, models: Mapping[Path, Path], options: Mapping[str, str]) -> None:
+        """Compile models ahead of time for the device that `options` describe, each to the file that it stands for.
+        These name a binary next to the first, in which all share their weights. Every node must be the provider's.
+
+        Raises:
+            BundleError: a model cannot be compiled whole.
+            InputError, MissingExtraError: as `make`.
+        """
+        given = dict(self.options(self._register())) | dict(options)
+        handles = [handle for device, handle in self._listed()]
+        if not handles:
+            raise InputError(self._no_device([]))
+        share_thread_pool(None)
+        opened = []  # which share weights as long as they are open
+        with standard_output_kept():
+            for i, (model, out) in enumerate(models.items()):
+                session = session_options(None)
+                session.add_provider_for_devices(handles[:1], given)
+                for key in ("session.disable_cpu_ep_fallback", "ep.context_enable", SHARED):
+                    session.add_session_config_entry(key, "1")
+                if i == len(models) - 1:
+                    session.add_session_config_entry("ep.stop_share_ep_contexts", "1")
+                session.add_session_config_entry("ep.context_embed_mode", "0")
+                session.add_session_config_entry("ep.context_file_path", str(out))
+                opened.append(open_session(model, str(model), session, None, advice="it was not compiled"))
+                if not out.is_file():
+                    raise BundleError(f"{model} was not compiled by {self.package()}; it wrote nothing.")
 
     def _register(self, ending: str = "") -> ModuleType:
         """Import the package and let onnxruntime load its library."""
@@ -91,12 +130,12 @@ class Plugin:
             _load(self.execution_provider + ending, module.get_library_path())
         except Exception as e:  # a library of another system, or for another version of onnxruntime
             raise InputError(
-                f"{self._package()} cannot be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); install "
+                f"{self.package()} cannot be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); install "
                 f"versions that go together: pip install --upgrade 'edge-lm[{self.extra}]'"
             ) from None
         return module
 
-    def _package(self) -> str | None:
+    def package(self) -> str | None:
         """The package as pip calls it, with its version; None where it is not installed."""
         project = self.module.replace("_", "-")
         try:
@@ -119,11 +158,13 @@ class Plugin:
             return None
         platform = handle.ep_metadata.get("npu_platform")
         name = handle.device.vendor + (f" {platform}" if platform else "")
-        return Device(self.name, kind, name, COMPILES if handle.device.metadata.get("is_virtual") == "1" else RUNS)
+        if handle.device.metadata.get("is_virtual") == "1":
+            return Device(self.name, kind, name, COMPILES)
+        return Device(self.name, kind, name, RUNS, self.chip())
 
     def _no_device(self, others: list[Device]) -> str:
         compiles = f" (it compiles for {len(others)} that are not here)" if others else ""
-        return f"{self._package()} finds no device to run graphs on{compiles}; it needs {self.needs}."
+        return f"{self.package()} finds no device to run graphs on{compiles}; it needs {self.needs}."
 
 
 @functools.cache

@@ -85,11 +85,17 @@ def figures(timings: Timings) -> str:
     return " · ".join(
         [
             f"{timings.prompt_tokens} prompt token{'' if timings.prompt_tokens == 1 else 's'}",
-            "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms",
+            _first(timings),
             f"{timings.generated_tokens} tokens" + ("" if rate is None else f", {rate:.1f} tokens/s") + drafts,
             peak_memory(),
         ]
     )
+
+
+def _first(timings: Timings) -> str:
+    if timings.simulated:
+        return "on a simulator, whose times say nothing"
+    return "no first token" if timings.ttft_ms is None else f"TTFT {timings.ttft_ms:.0f} ms"
 
 
 def peak_memory() -> str:
