@@ -118,14 +118,15 @@ def open_bundle(path: str | Path) -> Bundle:
     needed = [WEIGHTS, TOKENIZER, GOLDEN, *(graph.path for graph in manifest.graphs)]
     needed += [] if manifest.routers is None else [manifest.routers]
     for name in [*names, *needed]:
-        _check_inside(root, name)
+        check_inside(root, name)
     for name in needed:
         if name not in names:
             raise BundleError(f"{file} does not list {name!r} among its files; export the model again.")
     return Bundle(root=root, manifest=manifest)
 
 
-def _check_inside(root: Path, name: str) -> None:
+def check_inside(root: Path, name: str) -> None:
+    """BundleError where a name that a file of the bundle states leads out of it."""
     pure = PurePosixPath(name)
     inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
     if not inside or not (root / name).resolve().is_relative_to(root.resolve()):

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +54,9 @@ def export(
     force: bool = False,
     name: str | None = None,
     memory: int | str | None = None,
+    target: str | None = None,
+    target_context: int | None = None,
+    soc: Sequence[str] = (),
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Bundle:
@@ -91,6 +94,9 @@ def export(
         name: the model's name in the manifest; default: the checkpoint's.
         memory: maximum private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
             out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
+        target: also write a decoder's graphs for a kind of device: ``npu-qualcomm`` (docs/guide/npu.md).
+        target_context: tokens that these graphs have room for; default: 512, or `max_context` where it is less.
+        soc: chips to compile them for, such as ``sm8650``; default: none, and the device compiles them at each start.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
 
@@ -129,12 +135,21 @@ def export(
     from edge.export.routers import read_routers, write_routers
     from edge.export.written import write_golden
 
+    if target is None and (target_context is not None or soc):
+        raise InputError("--target-context and --soc are for graphs that --target writes; name one.")
+
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     both = bool(checkpoint.config.get("is_encoder_decoder"))
     routers = read_routers(checkpoint)
     chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK)
     context = chosen.context
+    wanted = None
+    if target is not None:
+        from edge.export.npu.target import Wanted, check_wanted
+
+        wanted = Wanted(target, target_context, soc)
+        check_wanted(wanted, checkpoint, context)
     if effort == QUICK:
         candidates, draft_text = False, draft_text or 0
     if progress is not None and chosen.weights == "int4" and not both:
@@ -142,8 +157,8 @@ def export(
         advance = progress = timeline.Timeline(progress, [*timeline.OF_INT4[effort], *written])
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     tell(described(checkpoint, chosen.weights))
-    target = Path(f"{name}.edge" if out is None else out)
-    with _no_folders_left(target), BundleWriter(target, force=force) as writer:
+    place = Path(f"{name}.edge" if out is None else out)
+    with _no_folders_left(place), BundleWriter(place, force=force) as writer:
         if both:
             from edge.export.encoder_decoder import halves, write_encoder_decoder
 
@@ -162,7 +177,7 @@ def export(
             leave_out(checkpoint, Request(kinds, Options(chosen.block_size), context), limit, tell)
             manifest, golden = write_encoder_decoder(
                 checkpoint, writer, name, pair, context, chosen.block_size, calibration,
-                effort=effort, compare=check, progress=advance, say=tell,
+                effort=effort, compare=check, progress=advance, say=tell, target=wanted,
             )  # fmt: skip
         else:
             if encoder_weights or decoder_weights:
@@ -185,9 +200,14 @@ def export(
                 checkpoint, writer, name, chosen.weights, context, options,
                 prefill=prefill, compare=check, say=tell,
             )  # fmt: skip
+            if wanted is not None:
+                from edge.export.npu.target import write_target
+
+                write_target(wanted, checkpoint, writer, staged.manifest, staged.windows, options.report)
             manifest, golden = finish_decoder(
                 writer, staged, options,
                 candidates=candidates, draft_text=0 if DRAFTS in options.left_out else draft_text, say=tell,
+                target=target,
             )  # fmt: skip
         manifest = write_routers(writer, manifest, routers, segments, tell)
         if segments is not None:

@@ -23,19 +23,25 @@ from edge.export.speech_format import speech
 from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
 from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
+from edge.extras import needing
 from edge.manifest import Manifest, Speech, TextFormat
 from edge.runtime.check.golden import Golden, GoldenInput, noise
+from edge.runtime.check.perplexity import Agreement
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
+from edge.runtime.memory.process import release_freed
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
+    from edge.export.npu.ranges import Pair
+    from edge.export.npu.target import Wanted
     from edge.export.quantize.base import QTensor
     from edge.export.quantize.pairs import Material
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
+PAIRS = 64  # that a target's ranges are measured on
 
 # What --weights means for each half, and the default of each.
 HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "int4")}
@@ -69,9 +75,10 @@ def write_encoder_decoder(
     compare: bool,
     progress: Progress,
     say: Callable[[str], None],
+    target: Wanted | None = None,
 ) -> tuple[Manifest, Golden]:
     """Write tensors, graphs and tokenizer of `checkpoint`, and check them against the model in float32 where
-    `compare` is true. Returns the manifest and golden answers.
+    `compare` is true. target: also write its graphs for a kind of device. Returns the manifest and golden answers.
 
     weights: the encoder's and the decoder's. calibration: what int4 is calibrated on, a text, or the file of a text or
     of a recording; default: what is built in.
@@ -119,7 +126,16 @@ def write_encoder_decoder(
         check.refuse_if_broken(found, manifest)
         manifest = dataclasses.replace(manifest, quality=check.quality(found))
     progress(0, 0, "recording golden answers")
-    return manifest, record(engine, inputs.golden, GOLDEN_TOKENS)
+    golden = record(engine, inputs.golden, GOLDEN_TOKENS)
+    if target is not None:
+        from edge.export.npu.target import check_target, write_target
+
+        write_target(target, checkpoint, writer, manifest, inputs.pairs(engine, progress), progress)
+        del engine
+        release_freed()
+        progress(0, 0, f"checking the graphs for {target.name}")
+        golden = check_target(target.name, writer, manifest, inputs.comparison(recorded), golden)
+    return manifest, golden
 
 
 class _Inputs:
@@ -167,6 +183,30 @@ class _Inputs:
                 f"{self._checkpoint.name} hears sound, and a text cannot calibrate it; give the path of a recording."
             )
         return sounds(self._checkpoint, self.speech, self._context, calibration)
+
+    def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
+        """Texts, and the engine's answers to them, for ranges of activations."""
+        with needing("A target for an encoder-decoder", "export"):
+            from edge.export.calibration_pairs import lines
+        assert self.text is not None and engine.encoder is not None
+        written = lines(self._checkpoint, self.text, self._context, None)
+        chosen = written.inputs[:: max(1, len(written.inputs) // PAIRS)]
+        pairs: list[Pair] = []
+        for source, start in chosen:
+            progress(len(pairs), len(chosen), "writing answers to measure activations on")
+            cache = engine.new_cache(cross=engine.encoder.encode_text(np.array(source, np.int64)))
+            answer, new = list(start), list(start)
+            while len(answer) < min(written.most, engine.context) and answer[-1] not in written.eos:
+                new = [int(engine.step(cache, np.array(new, np.int64))[0].argmax())]
+                answer += new
+            pairs.append((np.array(source, np.int64), np.array(answer, np.int64)))
+        return pairs
+
+    def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:
+        """The check of other graphs than the bundle's own."""
+        if recorded is None:
+            return None
+        return lambda engine: check_pairs.check(engine, recorded, lambda given: self.cache(engine, given))
 
     def torch(self, given: Input) -> dict[str, Any]:
         """The Torch model's arguments for an input."""

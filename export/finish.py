@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from edge.export.quantize.base import Options
     from edge.export.torch_reference import RecordedLogits
     from edge.runtime.check.perplexity import Agreement
+    from edge.runtime.static.engine import StaticEngine
 
 RECORDED = ".recorded"  # a file that the first stage leaves for the second
 PREFILL = "int8"  # the form's only weights
@@ -58,9 +60,11 @@ def finish_decoder(
     candidates: bool,
     draft_text: int,
     say: Callable[[str], None],
+    target: str | None = None,
 ) -> tuple[Manifest, Golden]:
     """Check what was written, and collect `candidates` for drafts and a table from `draft_text` tokens of its own
-    answers. Returns the manifest and the golden answers."""
+    answers. target: its graphs for a kind of device, which were written too. Returns the manifest and the golden
+    answers."""
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
     engine = open_engine(Bundle(writer.staging, manifest), context=context)
@@ -93,6 +97,12 @@ def finish_decoder(
     del engine  # two sessions at a time would have all weights twice, and so would what the C library keeps of one
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
+    if target is not None:
+        from edge.export.npu.target import check_target
+
+        options.report(0, 0, f"checking the graphs for {target}")
+        compare = None if recorded is None else partial(_of_target, recorded)
+        golden = check_target(target, writer, manifest, compare, golden)
     if recorded is not None:
         recorded.close()
     (writer.staging / RECORDED).unlink(missing_ok=True)
@@ -126,6 +136,11 @@ def _with_kv8(
         more = dataclasses.replace(more, quality=manifest.quality | _figures_of(KV8, found))
     own = record_form(engine, golden, KV8)
     return more, dataclasses.replace(golden, forms=[*golden.forms, own])
+
+
+def _of_target(recorded: RecordedLogits, engine: StaticEngine) -> Agreement:
+    """The check of a target's graphs, as far as they have room for its text."""
+    return check.check(engine, recorded.up_to(engine.target.context))
 
 
 def _figures_of(form: str, found: Agreement) -> dict[str, float]:

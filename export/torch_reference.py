@@ -135,6 +135,15 @@ class RecordedLogits:
                 self._file.write(np.ascontiguousarray(piece, np.float32).data)
         self._file.flush()
 
+    def up_to(self, tokens: int) -> RecordedLogits:
+        """The same of the first `tokens` of each text, over the same file."""
+        made = RecordedLogits.__new__(RecordedLogits)  # not a copy, which the file would not be part of
+        made.__dict__ |= self.__dict__
+        made.texts = [text[:tokens] for text in self.texts]
+        pairs = zip(made.texts, self.texts, strict=True)
+        made._starts = {short.tobytes(): self._starts[text.tobytes()] for short, text in pairs}
+        return made
+
     def close(self) -> None:
         """Nothing more is read; a file with a path may be removed."""
         self._file.close()

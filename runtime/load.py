@@ -150,6 +150,10 @@ def make_engine(
         BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
     opened = open_for(bundle, provider, threads, strict)
+    if variant.target is not None:
+        from edge.runtime.static.engine import StaticEngine
+
+        return StaticEngine(bundle, variant, opened)
     if variant.policy is None:
         return Engine(bundle, variant, opened)
     from edge.runtime.skip.engine import SegmentedEngine

@@ -27,6 +27,7 @@ HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bu
 OPTIONS = (
     *("weights", "block_size", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
     *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name", "memory"),
+    *("target", "target_context"),
 )
 
 
@@ -60,6 +61,11 @@ def add_arguments(parser: Parser) -> None:
     add("--decoder-weights KIND", "of an encoder-decoder's decoder: fp32, int8 or int4")
     add("--prefill-weights KIND", "a decoder's second graph, for long prompts: int8, or none (default)")
 
+    add = parser.options("devices")
+    add("--target NAME", "also write graphs for a kind of device: npu-qualcomm")
+    add("--target-context N", "tokens that they have room for (default: 512)", int)
+    add("--soc CHIP,...", "chips to compile them for, such as sm8650 (default: the device compiles at each start)")
+
     add = parser.options("skipping and drafts")
     add("--segments N|ffn", "also write the decoder in segments of N layers, or of half-layers, for skipping")
     add("--trees", "also write a decoder's graph for drafts that branch, as recycle's do")
@@ -88,6 +94,7 @@ def command(args: argparse.Namespace) -> None:
                 size=None if args.size is None else parse_size(args.size),
                 calibration=args.calibration,
                 segments=int(segments) if segments is not None and segments.isdecimal() else segments,
+                soc=[] if args.soc is None else args.soc.split(","),
                 check=not args.no_check,
                 progress=progress,
                 say=say,

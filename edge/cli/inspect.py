@@ -125,11 +125,18 @@ def _show_placement(bundle: Bundle, args: argparse.Namespace) -> None:
     from edge.cli.profile_tables import show_placement
     from edge.cli.providers import described
     from edge.runtime.engine.measured import open_for
+    from edge.runtime.engine.variant import Variant
+    from edge.runtime.load import make_engine
     from edge.runtime.profile.ops import measure
+    from edge.runtime.profile.placement import of_engine
+    from edge.targets import target_for
 
     bundle.check_files_once()
     provider = open_for(bundle, args.provider, args.threads, args.strict)
-    placement = measure(bundle, provider=provider, sizes=(1,), seconds=SECONDS).placement
+    if (target := target_for(bundle, provider.name)) is not None:
+        placement = of_engine(make_engine(bundle, Variant(target=target), provider))
+    else:
+        placement = measure(bundle, provider=provider, sizes=(1,), seconds=SECONDS).placement
     if args.json:
         devices = [dataclasses.asdict(device) for device in provider.devices()]
         found = {"name": bundle.manifest.name, "provider": provider.name, "devices": devices}

@@ -10,6 +10,7 @@ from edge.bundle import Bundle, open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_provider, add_strict, add_threads
 from edge.errors import BundleError
 from edge.manifest import KV8
+from edge.targets import TARGETS
 
 if TYPE_CHECKING:
     from edge.runtime.check.golden import GoldenReport
@@ -22,6 +23,7 @@ ROLES = {
     KV8: ", over a KV cache in int8",
     "tree": ", for drafts that branch",
     "skip": ", for skipped layers",
+    **{target: f", for the provider {provider}" for target, provider in TARGETS.items()},
 }
 
 
@@ -67,7 +69,12 @@ def _replay(bundle: Bundle, provider: Provider) -> None:
     from edge.runtime.check.golden import open_role, read_golden, replay_golden, roles
     from edge.runtime.memory.process import release_freed
 
-    golden, graphs = read_golden(bundle), roles(bundle.manifest)
+    golden, graphs = read_golden(bundle), roles(bundle, provider.name)
+    if graphs[0] in TARGETS and not any(form.role == graphs[0] for form in golden.forms):
+        raise BundleError(
+            f"{bundle.root} has no recorded answers for {graphs[0]}, whose graphs have no room for them; verify it "
+            "with the provider cpu."
+        )
     faults: list[str] = []
     with bar("Replaying recorded answers", len(graphs) * sum(len(case.greedy_ids) for case in golden.cases)) as advance:
         reports = {}

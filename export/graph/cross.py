@@ -42,14 +42,8 @@ class EncoderAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to what the encoder made of its input, in a decoder layer.
-
-    Two forms. For short inputs one operator, whose value is [1, H, T, D]. For long ones the operands stand the other
-    way round than on paper: key [T, D] times query [D, S], and value [D, T] times the weights [T, S]. onnxruntime
-    repacks a product's second operand in every call, and keys and values of a long input are many times larger than
-    the query: for 2 to 8 rows this takes a quarter of the one operator's time (T = 1500, 2 threads), for one row as
-    long. But it is nine operators, which would cost a model of 5M parameters a third of its step.
-    """
+    """Attention to what the encoder made of its input, in a decoder layer. long_input: whether that may be long, for
+    which a target may have another form."""
 
     def __init__(
         self,
@@ -75,16 +69,9 @@ class CrossAttention(nn.Module):
 
     def forward(self, op: Lowering, x: Value, step: Step) -> Value:
         key, value = step.cross[self.layer]
-        query = self.q_proj(op, x)
-        if not self.long_input:
-            y = op.full_attention(query, key, value, None, heads=self.heads, scale=self.scale)
-            return self.out_proj(op, y)
-        query = op.Reshape(query, [1, -1, self.heads, self.dim])
-        query = op.Transpose(query, perm=[0, 2, 3, 1])  # [1, H, D, S]
-        scores = op.matmul(key, query, scale=self.scale)  # [1, H, T, S]
-        chances = op.Softmax(op.Transpose(scores, perm=[0, 1, 3, 2]), axis=-1)
-        y = op.MatMul(value, op.Transpose(chances, perm=[0, 1, 3, 2]))  # [1, H, D, S]
-        y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2]), [1, -1, self.heads * self.dim])
+        y = op.cross_attention(
+            self.q_proj(op, x), key, value, heads=self.heads, scale=self.scale, long_input=self.long_input
+        )
         return self.out_proj(op, y)
 
 
@@ -94,8 +81,8 @@ class CrossKeysValues(nn.Module):
     Not all layers' in one: of 30 s of audio that product is 37 MB for Whisper base, and scaling, biases and taking it
     apart would each make another copy.
 
-    blocks: each layer's attention in the checkpoint. Returns per layer a key [1, H, T, D] and a value, as
-    `CrossAttention` reads it: [1, H, D, T] for long inputs, else [1, H, T, D].
+    blocks: each layer's attention in the checkpoint. Returns per layer a key and a value, as the target's
+    `cross_keys_values` makes them.
     """
 
     def __init__(
@@ -110,7 +97,7 @@ class CrossKeysValues(nn.Module):
     ):
         super().__init__()
         self.heads = heads
-        self.value_order = [0, 2, 3, 1] if long_input else [0, 2, 1, 3]
+        self.long_input = long_input
         _, *members, _ = names
         group = f"{ENCODER}.cross_attention"
         self.layers = nn.ModuleList(
@@ -122,5 +109,4 @@ class CrossKeysValues(nn.Module):
 
     def _layer(self, op: Lowering, parts: list[Value]) -> tuple[Value, Value]:
         key, value = parts if len(parts) == 2 else op.Split(parts[0], axis=-1, num_outputs=2, _outputs=2)
-        key, value = (op.Reshape(part, [1, 0, self.heads, -1]) for part in (key, value))
-        return op.Transpose(key, perm=[0, 2, 1, 3]), op.Transpose(value, perm=self.value_order)
+        return op.cross_keys_values(key, value, heads=self.heads, long_input=self.long_input)

@@ -99,7 +99,7 @@ class Positions(nn.Module):
 
     def forward(self, op: Lowering, positions: Value) -> Value:
         """The rows [1, S, H] of `positions` [1, S]."""
-        return op.Gather(self.table, positions, axis=0)
+        return op.table_rows(self.table, positions)
 
 
 def arange(op: Lowering, ids: Value) -> Value:

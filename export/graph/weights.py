@@ -189,13 +189,15 @@ def external(name: str, offset: int, length: int, dtype: ir.DataType, shape: Seq
     return ir.ExternalTensor(WEIGHTS, offset, length, dtype, shape=ir.Shape(shape), name=name)
 
 
-def view(tensor: ir.ExternalTensor, shape: Sequence[int]) -> ir.ExternalTensor:
-    """The same bytes of `weights.bin` under another shape."""
+def view(tensor: ir.ExternalTensor | ir.Tensor, shape: Sequence[int]) -> ir.ExternalTensor | ir.Tensor:
+    """The same bytes under another shape: those of `weights.bin`, or in memory."""
+    if isinstance(tensor, ir.Tensor):
+        return ir.Tensor(tensor.numpy().reshape(shape), name=tensor.name)
     assert tensor.offset is not None and tensor.length is not None
     return external(tensor.name, tensor.offset, tensor.length, tensor.dtype, shape)
 
 
-def parameter(tensor: ir.ExternalTensor) -> nn.Parameter:
+def parameter(tensor: ir.ExternalTensor | ir.Tensor) -> nn.Parameter:
     """A module's parameter that points at `tensor`; several may point at the same one."""
     return nn.Parameter(tensor.shape.numpy(), data=view(tensor, tensor.shape.numpy()))
 

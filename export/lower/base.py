@@ -75,6 +75,10 @@ class Lowering(OpBuilder, ABC):
     def rows(self, ids: Value, matrix: Embedding) -> Value:
         """The rows [B, S, H] of a stored embedding."""
 
+    def table_rows(self, table: Value, positions: Value) -> Value:
+        """The rows [B, S, W] of a table of positions [P, W]; positions: [B, S]."""
+        return self.Gather(table, positions, axis=0)
+
     # Attention
 
     @abstractmethod
@@ -103,6 +107,17 @@ class Lowering(OpBuilder, ABC):
     ) -> Value:
         """Attention of all queries [1, S, heads * dim] to all keys and values, which are of the same form, or
         [1, heads, T, dim]. bias: [1, heads, S, T], added to the scores."""
+
+    @abstractmethod
+    def cross_keys_values(self, key: Value, value: Value, *, heads: int, long_input: bool) -> tuple[Value, Value]:
+        """Keys and values [1, T, heads * dim] of an encoder's output, as `cross_attention` reads them."""
+
+    @abstractmethod
+    def cross_attention(
+        self, query: Value, key: Value, value: Value, *, heads: int, scale: float, long_input: bool
+    ) -> Value:
+        """Attention of queries [1, S, heads * dim] to what `cross_keys_values` made. long_input: whether that may be of
+        more than a few hundred tokens or frames."""
 
     @abstractmethod
     def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:

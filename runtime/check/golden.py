@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 
 from edge.bundle import GOLDEN, Bundle
 from edge.errors import BundleError
-from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
+from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import BLOCKED, Engine, Tree
 from edge.runtime.engine.variant import DECODER, PREFILL, TREE, Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
+from edge.targets import TARGETS, target_for
 from edge.typed_json import read_json, typed
 
 TOP = 5
@@ -139,8 +140,12 @@ class GoldenInput:
     source_seed: int | None = None
 
 
-def roles(manifest: Manifest) -> list[str]:
-    """The graphs that a run could take to answer with, the decoder's own first."""
+def roles(bundle: Bundle, provider: str = AUTO) -> list[str]:
+    """The graphs that a run could take to answer with, the decoder's own first; or those for the provider's device, by
+    their target's name, where the bundle has some."""
+    target, manifest = target_for(bundle, provider), bundle.manifest
+    if target is not None:
+        return [target]
     there = {graph.role for graph in manifest.graphs}
     if manifest.prefill is not None and not manifest.prefill.known:
         there.remove(PREFILL)
@@ -155,7 +160,9 @@ def open_role(
     threads: int | None = None,
     provider: str | Provider = AUTO,
 ) -> Engine:
-    """An engine for the graph with this role; BundleError where the graph cannot be loaded."""
+    """An engine for the graph with this role, or for this target; BundleError where the graph cannot be loaded."""
+    if role in TARGETS:
+        return make_engine(bundle, Variant(target=role, context=context), provider, threads)
     policy = None
     if role == SKIP:
         from edge.runtime.skip.base import AllLayers

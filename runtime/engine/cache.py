@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.manifest import KVLayout
+from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Provider
 
@@ -52,14 +52,18 @@ class KVCache:
         dtype = np.dtype(layout.dtype)
         try:
             self.memory = [
-                (provider.allocate(shape, dtype), provider.allocate(shape, dtype))
-                for shape in ((1, layer.heads, rows, layer.head_dim) for layer in layout.layers)
+                (provider.allocate(key, dtype), provider.allocate(value, dtype))
+                for key, value in map(self.shapes, layout.layers)
             ]
             self.positions = np.arange(rows, dtype=np.int64)
         except MemoryError:
             raise InputError(
                 f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
             ) from None
+
+    def shapes(self, layer: KVLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a layer's key and value."""
+        return ((1, layer.heads, self.rows, layer.head_dim),) * 2
 
     @property
     def buffers(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:

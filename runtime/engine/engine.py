@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -70,14 +71,26 @@ class Engine:
         self.threads = self.provider.threads
         source = None if variant.plan is None else variant.plan.demand.source
         encoded = bundle.manifest.encoder is not None
-        self.encoder = Encoder(bundle, self.provider, source) if encoded else None
-        self.session = self.provider.open(bundle, variant.role)
+        self.encoder = self._open_encoder(source) if encoded else None
+        self.session = self._open()
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
-        self.chooses = "tokens" in self.session.outputs
-        self.takes_trees = any(name.startswith("attention_bias") for name in self.session.inputs)
+        self._look_at(self.session)
         self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
         self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
         self._logits: WeakKeyDictionary[KVCache, Buffer] = WeakKeyDictionary()
+
+    def _open_encoder(self, source: int | None) -> Encoder:
+        """The encoder of an encoder-decoder. source: most tokens of a text, where memory has room for fewer."""
+        return Encoder(self.bundle, self.provider, source)
+
+    def _open(self) -> Session:
+        """The session over the variant's graph, or over the first of several."""
+        return self.provider.open(self.bundle, self.variant.role)
+
+    def _look_at(self, session: Session) -> None:
+        """See what its graph can do."""
+        self.chooses = "tokens" in session.outputs
+        self.takes_trees = any(name.startswith("attention_bias") for name in session.inputs)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
@@ -104,6 +117,10 @@ class Engine:
         """The sessions that are open, by the roles of their graphs."""
         prefill = self.prefill.opened if self.prefill is not None else {}
         return (self.encoder.sessions if self.encoder is not None else {}) | {self.variant.role: self.session} | prefill
+
+    def path(self, name: str) -> Path:
+        """The file of the graph of one of `sessions`."""
+        return self.bundle.path(self.bundle.manifest.graph(name).path)
 
     def max_exact_step(self, cache: KVCache) -> int:
         """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as

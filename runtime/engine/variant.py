@@ -100,6 +100,7 @@ class Variant:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         speculate: what drafts.
         plan: what a memory budget has room for, instead of `context`.
+        target: the name of graphs of fixed sizes for one kind of device, which run instead; see `edge.runtime.static`.
     """
 
     role: str = DECODER
@@ -110,6 +111,7 @@ class Variant:
     context: int | None = None
     speculate: str = OFF
     plan: Plan | None = None
+    target: str | None = None
 
 
 PLAIN = Variant()
@@ -137,6 +139,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     if not decoder and speculate != OFF and (options.beams or 1) > 1:
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
     policy = segments_policy(bundle, options.skip, speculate)
+    if (target := _target(bundle, options, policy)) is not None:
+        return Variant(context=options.context, speculate=speculate, target=target)
     kv = kv_dtypes(bundle, options.kv, whole=policy is None)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
@@ -149,6 +153,34 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
         role = TREE
     prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan)
+
+
+def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:
+    """The bundle's graphs for the device of the provider that is named; None where it has none.
+
+    Raises:
+        InputError: an option that graphs of fixed sizes cannot have.
+    """
+    from edge.targets import target_for
+
+    provider = options.provider if isinstance(options.provider, str) else options.provider.name
+    target = target_for(bundle, provider)
+    if target is None:
+        return None
+    refused = {
+        "--exact": options.exact,
+        f"--skip {options.skip}": options.skip != OFF,
+        f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
+        f"--kv {options.kv}": options.kv != AUTO,
+        "--memory": options.memory is not None,
+    }
+    for option, asked in refused.items():
+        if asked:
+            raise InputError(
+                f"The graphs of {bundle.manifest.name} for {target} have fixed sizes, to which {option} does not apply;"
+                " leave it out, or choose the provider cpu."
+            )
+    return target
 
 
 def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str]:

@@ -163,13 +163,15 @@ class _Measuring:
             ops += _ops(self._bundle.manifest, read_graph(path), job, seen, plain)
             times = f"{job.size} at a time, from {plain / 1e3:.3g} to {profiled / 1e3:.3g} ms"
             slowed.append((profiled / plain, f"onnxruntime's profiler slows the {job.graph} down, {times}"))
-        opened = {role: session for role, (session, _) in self._sessions.items()}
+        manifest, opened = self._bundle.manifest, {}
+        for role, (session, _) in self._sessions.items():
+            opened[role] = session, self._bundle.path(manifest.graph(role).path)
         note = f"{max(slowed)[1]}; what it adds to each node is subtracted from the times of operators."
         story = []
         for job, context, place in self._story:
             run = runs[job.graph][place]
             story.append(Step(job.graph, job.size, context, run, layers(run.events)))
-        return Measured(ops, with_times(placement_of(self._bundle, self._provider, opened), ops), story, [note])
+        return Measured(ops, with_times(placement_of(self._provider, opened), ops), story, [note])
 
     def _repeat(self, job: _Job, seconds: float) -> None:
         until, context = time.perf_counter() + seconds, job.context or 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge.bundle import Bundle
 from edge.runtime.profile.graph_file import read_graph
 from edge.runtime.profile.record import Op, Placement
 from edge.runtime.providers.base import Provider, Session
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 
 def of_engine(engine: Engine) -> list[Placement]:
     """Of the graphs that an engine has opened."""
-    return placement_of(engine.bundle, engine.provider, engine.sessions)
+    return placement_of(engine.provider, {name: (each, engine.path(name)) for name, each in engine.sessions.items()})
 
 
-def placement_of(bundle: Bundle, provider: Provider, sessions: Mapping[str, Session]) -> list[Placement]:
-    """Of sessions, by the roles of their graphs. The share of time is known where one provider runs a whole graph."""
-    return [row for role, session in sessions.items() for row in _rows(bundle, role, provider.placement(session))]
+def placement_of(provider: Provider, graphs: Mapping[str, tuple[Session, Path]]) -> list[Placement]:
+    """Of sessions, each with its graph's file, by their names. The share of time is known where one provider runs a
+    whole graph."""
+    return [row for name, (each, path) in graphs.items() for row in _rows(name, path, provider.placement(each))]
 
 
-def _rows(bundle: Bundle, role: str, placed: Mapping[str, Sequence[str]]) -> list[Placement]:
+def _rows(name: str, path: Path, placed: Mapping[str, Sequence[str]]) -> list[Placement]:
     """A row for each provider of one graph, the one with the most nodes first. placed: names of nodes."""
-    graph = read_graph(bundle.path(bundle.manifest.graph(role).path))
-    weights = {name: _weights(graph[node].weights for node in nodes if node in graph) for name, nodes in placed.items()}
+    graph = read_graph(path)
+    weights = {who: _weights(graph[node].weights for node in nodes if node in graph) for who, nodes in placed.items()}
     count, size = sum(map(len, placed.values())), sum(weights.values())
     time = 1.0 if len(placed) == 1 else None
     rows = [
-        Placement(role, name, len(nodes), len(nodes) / count, weights[name], weights[name] / max(size, 1), time)
-        for name, nodes in placed.items()
+        Placement(name, who, len(nodes), len(nodes) / count, weights[who], weights[who] / max(size, 1), time)
+        for who, nodes in placed.items()
     ]
     return sorted(rows, key=lambda row: -row.nodes)
 

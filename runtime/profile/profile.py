@@ -40,8 +40,10 @@ from edge.runtime.profile.record import (
     Usage,
 )
 from edge.runtime.profile.subject import Subject, input_kind, source_tokens
-from edge.runtime.providers import AUTO, BEST, check_provider, open_provider
+from edge.runtime.providers import AUTO, BEST, check_provider, find_support, open_provider
+from edge.runtime.providers.base import SIMULATES
 from edge.runtime.providers.instructions import lacking
+from edge.targets import read_target, target_for
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
@@ -103,7 +105,14 @@ def profile(
     bundle.check_files_once()
     for role in ROLES[input_kind(bundle.manifest)]:
         bundle.manifest.graph(role)
-    return _Run(bundle, settled(bundle, options or ProfileOptions()), progress).profile()
+    chosen = settled(bundle, options or ProfileOptions())
+    device = find_support(chosen.provider).device
+    if device is not None and device.use == SIMULATES:
+        raise InputError(
+            f"The provider {chosen.provider} simulates {device.name} on this machine, and what a simulator takes says "
+            "nothing of the device; measure it on the device."
+        )
+    return _Run(bundle, chosen, progress).profile()
 
 
 def settled(bundle: Bundle, options: ProfileOptions) -> ProfileOptions:
@@ -119,10 +128,16 @@ class _Run:
     def __init__(self, bundle: Bundle, options: ProfileOptions, progress: Progress) -> None:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
-        self._has_int8 = INT8 in kv_dtypes(bundle)
+        target = target_for(bundle, options.provider)  # whose graphs have one KV cache and one capacity
+        self._kv = FLOAT32 if target is None else AUTO
+        self._has_int8 = target is None and INT8 in kv_dtypes(bundle)
         self._waiting = {name: share for name, share in SHARES.items() if self._has_int8 or "int8" not in name}
         self._notes = [sentence] if (sentence := lacking()) else []
-        self._capacity = _capacity(bundle.manifest, options.context)
+        context = options.context
+        if target is not None:
+            limit = read_target(bundle, target).context
+            context = min(context or limit, limit)
+        self._capacity = _capacity(bundle.manifest, context)
         self._contexts = grid(self._capacity - min(max(SIZES), self._capacity // 2))
         how = options
         self._settings = fresh.Settings(str(bundle.root), self._capacity, how.threads, how.provider, how.strict)
@@ -132,7 +147,7 @@ class _Run:
         neighbours = machine.Neighbours()
         load, memory = self._load(), self._memory()
         self._say("opening")
-        self._subject = self._open(FLOAT32)
+        self._subject = self._open(self._kv)
         self._subject.fill()
         device = machine.describe(self._subject.engine.provider.name, self._subject.engine.threads)
         placed = of_engine(self._subject.engine)

@@ -2,106 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from encoder_decoder_harness import Pair, tiny_model
+from encoder_decoder_configs import CONFIGS, VOCABULARY, model_of
+from encoder_decoder_harness import Pair
 from graph_harness import TinyCheckpoint, float_matrices, random_blocks, relative_error
-from transformers import (
-    BartConfig,
-    M2M100Config,
-    MarianConfig,
-    MBartConfig,
-    MT5Config,
-    PegasusConfig,
-    PreTrainedConfig,
-    T5Config,
-    T5GemmaConfig,
-    T5GemmaModuleConfig,
-    UMT5Config,
-)
 
 from edge.errors import ExportError
 from edge.export.graph.step import configuration
 from edge.export.quantize.base import FloatTensor
 from edge.export.quantize.rows import rows_to_nearest
 from edge.runtime.engine.engine import BLOCKED, Tree
-
-VOCABULARY = 97
-T5 = dict(
-    vocab_size=VOCABULARY,
-    d_model=48,
-    d_kv=16,
-    d_ff=80,
-    num_layers=2,
-    num_decoder_layers=3,
-    num_heads=3,
-    relative_attention_num_buckets=8,
-    relative_attention_max_distance=12,
-    decoder_start_token_id=0,
-)
-BART = dict(
-    vocab_size=VOCABULARY,
-    d_model=48,
-    encoder_layers=2,
-    decoder_layers=3,
-    encoder_attention_heads=4,
-    decoder_attention_heads=3,
-    encoder_ffn_dim=80,
-    decoder_ffn_dim=72,
-    max_position_embeddings=64,
-    pad_token_id=1,
-    bos_token_id=0,
-    eos_token_id=2,
-    decoder_start_token_id=2,
-    forced_eos_token_id=None,
-)
-GEMMA = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, decoder_start_token_id=2)
-PLAIN = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True)
-
-
-def gemma(layers: int, heads: int, key_value: int, **options: Any) -> T5GemmaModuleConfig:
-    sizes = dict(vocab_size=VOCABULARY, hidden_size=48, intermediate_size=80, head_dim=16, max_position_embeddings=64)
-    form = dict(num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_value)
-    sharp = dict(sliding_window=5, attn_logit_softcapping=3.0, final_logit_softcapping=2.0, query_pre_attn_scalar=9)
-    return T5GemmaModuleConfig(**sizes, **form, **{**sharp, **options})
-
-
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "t5": T5Config(**T5, feed_forward_proj="relu"),
-    "t5-v1.1": T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "mt5": MT5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "umt5": UMT5Config(**T5),
-    "umt5-untied": UMT5Config(**T5, feed_forward_proj="relu"),
-    "bart": BartConfig(**BART),
-    "bart-untied": BartConfig(**BART, tie_word_embeddings=False, scale_embedding=True, activation_function="relu"),
-    "mbart": MBartConfig(**BART, scale_embedding=True),
-    "marian": MarianConfig(**BART, activation_function="swish"),
-    "marian-apart": MarianConfig(**BART, share_encoder_decoder_embeddings=False, decoder_vocab_size=VOCABULARY + 3),
-    "m2m_100": M2M100Config(**BART),
-    "pegasus": PegasusConfig(**{**BART, "max_position_embeddings": 600}, scale_embedding=True),  # long inputs
-    "t5gemma": T5GemmaConfig(encoder=gemma(2, 3, 1), decoder=gemma(3, 4, 2), vocab_size=VOCABULARY, **GEMMA),
-    "t5gemma-plain": T5GemmaConfig(
-        encoder=gemma(3, 2, 2, **PLAIN, layer_types=["full_attention"] * 3),
-        decoder=gemma(2, 3, 3, **PLAIN, layer_types=["full_attention"] * 2),
-        tie_word_embeddings=False,
-        **GEMMA,
-    ),
-}
-
-
-def model_of(name: str) -> Any:
-    """A random model of one of CONFIGS; a T5 with a head of its own gets it here, because its class always ties it."""
-    model = tiny_model(copy.deepcopy(CONFIGS[name]))
-    if name in ("t5-v1.1", "mt5", "umt5-untied"):
-        noise = torch.randn(model.lm_head.weight.shape, generator=torch.Generator())
-        model.lm_head.weight = torch.nn.Parameter(noise)
-        model.config.tie_word_embeddings = False
-    return model
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -16,12 +16,13 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
+from paper_bundles import sealed_again
 
 import edge
-from edge.bundle import PAGE, Bundle, sha256_of
+from edge.bundle import PAGE, Bundle
 from edge.cli.main import main
 from edge.errors import BundleError
-from edge.manifest import File, Manifest
+from edge.manifest import Manifest
 from edge.runtime.check.golden import (
     Golden,
     GoldenCase,
@@ -214,13 +215,6 @@ def graph_of(bundle: Bundle, role: str) -> Path:
     return bundle.path(bundle.manifest.graph(role).path)
 
 
-def sealed_again(bundle: Bundle) -> None:
-    """The manifest after files were changed, which are what it says again."""
-    paths = {file.path: bundle.path(file.path) for file in bundle.manifest.files}
-    files = [File(name, path.stat().st_size, sha256_of(path)) for name, path in paths.items()]
-    (bundle.root / "edge.json").write_text(dataclasses.replace(bundle.manifest, files=files).to_json())
-
-
 def shift(path: Path) -> None:
     """A layer's largest matrix is read a page too early."""
     model = onnx.load(path, load_external_data=False)
@@ -251,7 +245,7 @@ def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
     monkeypatch.setattr("edge.runtime.check.golden.open_role", watched)
     status, out, err = verified(pristine_whole, capsys)
     assert (status, err, len(opened)) == (0, "", len(ROLES))
-    assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES == roles(pristine_whole.manifest)
+    assert re.findall(r"^Graph    (\w+)", out, re.MULTILINE) == ROLES == roles(pristine_whole)
     # A near-tie is right: a lone row's last bits depend on the processor, and an untrained model's logits lie close.
     told = re.findall(r"4 prompts, 96 tokens: (?:96 as recorded|95 as recorded, 1 near-tie)$", out, re.MULTILINE)
     assert len(told) == len(ROLES)
@@ -304,8 +298,9 @@ def test_a_graph_that_computes_wrongly_fails_verify_by_its_name(
 def test_a_prefill_graph_that_no_run_takes_is_left_alone(manifest: Manifest, pristine_whole: Bundle) -> None:
     assert pristine_whole.manifest.prefill is not None
     unknown = dataclasses.replace(pristine_whole.manifest.prefill, version=99)
-    assert roles(dataclasses.replace(pristine_whole.manifest, prefill=unknown)) == [r for r in ROLES if r != "prefill"]
-    assert roles(manifest) == ["decoder"]
+    other = dataclasses.replace(pristine_whole.manifest, prefill=unknown)
+    assert roles(Bundle(pristine_whole.root, other)) == [role for role in ROLES if role != "prefill"]
+    assert roles(Bundle(pristine_whole.root, manifest)) == ["decoder"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_weight_that_two_nodes_read_counts_once(tiny_bundle: Bundle) -> None:
             return {CPU: readers[:2]}
 
     provider = Two()
-    (row,) = placement_of(tiny_bundle, provider, {role: provider.open(tiny_bundle, role)})
+    (row,) = placement_of(provider, {role: (provider.open(tiny_bundle, role), path)})
     assert row.weight_bytes == sum(read_graph(path)[readers[0]].weights.values())
 
 

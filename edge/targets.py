@@ -1,0 +1,121 @@
+"""What a bundle says of graphs for one kind of device: `targets/NAME/target.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from edge.bundle import check_inside
+from edge.errors import BundleError
+from edge.typed_json import read_json, typed
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle
+
+TARGET_VERSION = 1
+TARGETS = {"npu-qualcomm": "qnn"}  # and the provider that runs their graphs
+
+
+@dataclass(frozen=True)
+class StaticGraph:
+    """A graph for steps of `size` tokens, of which `rows` have logits: all of them, or the one that is asked for."""
+
+    size: int
+    rows: int
+    path: str  # in the bundle
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table [rows, columns] float32 that the host reads. input: of the graphs, to which it gives rows of it."""
+
+    input: str
+    path: str  # in the bundle
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class StaticEncoder:
+    """The graph of an encoder, whose input is filled up to the target's context. embedding: as the target's."""
+
+    path: str
+    embedding: str
+    tables: list[Table]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The graphs compiled for a chip, in the order of `Target.graph_paths`. compiler: by which package and version."""
+
+    soc: str
+    architecture: int
+    compiler: str
+    paths: list[str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Graphs of a decoder at fixed sizes, smallest first, and of its encoder.
+
+    context: rows of the cache, and tokens of an encoder's input. groups: queries that read the same keys. masked: what
+    is added to the scores of what a token must not attend to. kv: the type of keys and values, int16. embedding: the
+    file with its rows [V, H], float16. tables: of positions. biases: those of the scores of the decoder [heads, N], by
+    distance, and of the encoder; none where masks are all that is added. quality: figures of the check against the
+    model in float32, through these graphs on the CPU.
+    """
+
+    version: int
+    name: str
+    context: int
+    groups: int
+    masked: float
+    kv: str
+    embedding: str
+    tables: list[Table]
+    graphs: list[StaticGraph]
+    encoder: StaticEncoder | None = None
+    biases: list[Table] = field(default_factory=list)
+    compiled: list[Compiled] = field(default_factory=list)
+    quality: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def graph_paths(self) -> list[str]:
+        """Of all graphs, in the order of `Compiled.paths`."""
+        return [*(graph.path for graph in self.graphs), *([] if self.encoder is None else [self.encoder.path])]
+
+
+def path_of(name: str) -> str:
+    """Where a bundle has the target of this name."""
+    return f"targets/{name}/target.json"
+
+
+def target_for(bundle: Bundle, provider: str) -> str | None:
+    """The name of the bundle's target that the provider runs; None where it has none."""
+    files = {file.path for file in bundle.manifest.files}
+    names = (name for name, runs in TARGETS.items() if runs == provider)
+    return next((name for name in names if path_of(name) in files or bundle.path(path_of(name)).is_file()), None)
+
+
+def read_target(bundle: Bundle, name: str) -> Target:
+    """BundleError where it cannot be read, or is of a version that this edge does not know."""
+    path = bundle.path(path_of(name))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
+    target = typed(read_json(text, str(path)), Target, str(path))
+    if target.version != TARGET_VERSION:
+        raise BundleError(
+            f"{path} is of version {target.version}, and this edge reads version {TARGET_VERSION}; upgrade edge, or "
+            "export the model again."
+        )
+    files = [*target.graph_paths, *(file for each in target.compiled for file in each.paths), target.embedding]
+    tables, encoder = [*target.tables, *target.biases], target.encoder
+    if encoder is not None:
+        files, tables = [*files, encoder.embedding], [*tables, *encoder.tables]
+    for file in (*files, *(table.path for table in tables)):
+        check_inside(bundle.root, file)
+    if not target.graphs or target.graphs[0].size != 1:
+        raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
+    return target

@@ -1,0 +1,89 @@
+"""Graphs compiled ahead of time for named chips, so that a phone opens them at once and needs no compiler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import ExportError, InputError
+from edge.runtime.providers.qnn import PLUGIN
+from edge.targets import Compiled, Target
+
+COMPILE = """
+import json, pathlib, sys
+from edge.errors import EdgeError
+from edge.runtime.providers.qnn import PLUGIN
+
+models, options = json.loads(sys.argv[1])
+try:
+    PLUGIN.compile({pathlib.Path(model): pathlib.Path(out) for model, out in models.items()}, options)
+except EdgeError as e:
+    sys.exit(str(e))
+"""
+
+
+@dataclass(frozen=True)
+class Soc:
+    """A chip. model: QNN's number of it. architecture: of its Hexagon processor. phones: what it is sold as."""
+
+    name: str
+    model: int
+    architecture: int
+    sold_as: str
+
+
+# Numbers and architectures as ExecuTorch lists them (backends/qualcomm/serialization/qc_schema.py). Those below 73 are
+# left out: their products of 16-bit activations err 15 times as much on the simulator.
+SOCS = {
+    soc.name: soc
+    for soc in (
+        Soc("sm8550", 43, 73, "Snapdragon 8 Gen 2"),
+        Soc("sm8650", 57, 75, "Snapdragon 8 Gen 3"),
+        Soc("sm8750", 69, 79, "Snapdragon 8 Elite"),
+        Soc("sm8850", 87, 81, "Snapdragon 8 Elite Gen 5"),
+    )
+}
+
+
+def socs_of(names: Sequence[str]) -> list[Soc]:
+    """InputError where a name is unknown; MissingExtraError where there are names, and no compiler is installed."""
+    for name in names:
+        if name not in SOCS:
+            known = ", ".join(f"{soc.name} ({soc.sold_as})" for soc in SOCS.values())
+            raise InputError(f"There is no chip {name!r}; known are {known}.")
+    if names:
+        support = PLUGIN.find()
+        if support.missing is not None:
+            raise InputError(f"Nothing can be compiled for {', '.join(names)} here: {support.missing}")
+    return [SOCS[name] for name in names]
+
+
+def compile_for(soc: Soc, target: Target, root: Path) -> Compiled:
+    """Compile the target's graphs, which are in the bundle at `root`, and write the results next to them: a small model
+    for each, and one binary that has the weights of all.
+
+    Raises:
+        ExportError: they cannot be compiled.
+    """
+    folder = f"targets/{target.name}/{soc.name}"
+    paths = {path: f"{folder}/{Path(path).name}" for path in target.graph_paths}
+    (root / folder).mkdir()
+    compile_apart(
+        {str(root / path): str(root / out) for path, out in paths.items()},
+        {"htp_arch": str(soc.architecture), "soc_model": str(soc.model)},
+        soc.name,
+    )
+    return Compiled(soc.name, soc.architecture, PLUGIN.package() or "", list(paths.values()))
+
+
+def compile_apart(models: Mapping[str, str], options: Mapping[str, str], soc: str) -> None:
+    """`Plugin.compile` in a process of its own: one that compiled for a chip cannot simulate any more."""
+    command = [sys.executable, "-c", COMPILE, json.dumps([models, options])]
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if ended.returncode != 0:
+        said = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
+        raise ExportError(f"Nothing was compiled for {soc} ({said[-1].rstrip('.')}); export it without --soc {soc}.")

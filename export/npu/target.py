@@ -1,0 +1,205 @@
+"""`edge export --target`: a decoder's graphs for one kind of device, written beside the plain ones of a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edge.bundle import PAGE, Bundle, BundleWriter
+from edge.errors import ExportError, InputError
+from edge.export import check
+from edge.export.npu.compile import compile_for, socs_of
+from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
+from edge.export.npu.qdq import check_operators, quantize
+from edge.export.npu.ranges import Pair, Ranges, measure, measure_pairs
+from edge.export.quantize.base import Progress
+from edge.runtime.check.golden import Golden, record_form
+from edge.runtime.check.perplexity import Agreement
+from edge.runtime.engine.variant import Variant
+from edge.runtime.memory.process import release_freed
+from edge.runtime.providers import open_provider
+from edge.runtime.static.engine import StaticEngine
+from edge.targets import TARGET_VERSION, TARGETS, StaticEncoder, StaticGraph, Table, Target, path_of
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.base import Checkpoint
+    from edge.manifest import Manifest
+
+CONTEXT = 512  # rows of the cache: each step reads all of them
+PAIR_CONTEXT = 128  # of an encoder-decoder, and tokens of its input
+WINDOWS = 12  # of the calibration text
+KV = "int16"
+VERIFY, CHUNK = 8, 64  # tokens of a step that verifies drafts, and of one that reads a prompt
+EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
+REFUSED = {
+    "whisper": "hears sound",
+    "umt5": "biases the scores of each layer by itself",
+    "t5gemma": "has an encoder with rotary positions",
+}
+MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a user asks for. name: of the target. context: None for the default. socs: chips to compile for."""
+
+    name: str
+    context: int | None = None
+    socs: Sequence[str] = ()
+
+
+def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
+    """Refuse at once what cannot be made.
+
+    Raises:
+        InputError: the target, a chip or the context is unknown or out of range.
+        ExportError: no graph for NPUs can do what the model does.
+    """
+    if wanted.name not in TARGETS:
+        raise InputError(f"There is no target {wanted.name!r}; choose one of {', '.join(TARGETS)}.")
+    kind = str(checkpoint.config.get("model_type"))
+    if kind in REFUSED:
+        raise ExportError(f"{checkpoint.name} {REFUSED[kind]}, which no graph for NPUs does yet; leave out --target.")
+    if wanted.context is not None and not CHUNK <= wanted.context <= context:
+        raise InputError(f"--target-context must be between {CHUNK} and {context}, the bundle's, not {wanted.context}.")
+    if wanted.context is None and context < CHUNK:
+        raise InputError(f"A target for NPUs needs a context of {CHUNK} tokens or more, and this bundle has {context}.")
+    socs_of(wanted.socs)
+
+
+def write_target(
+    wanted: Wanted,
+    checkpoint: Checkpoint,
+    writer: BundleWriter,
+    manifest: Manifest,
+    material: NDArray[np.int64] | Sequence[Pair],
+    progress: Progress,
+) -> None:
+    """Write the graphs, their weights, the embedding and `target.json`. material: `windows` [W, S] of the calibration
+    text, or an encoder-decoder's texts and what it makes of them."""
+    folder = f"targets/{wanted.name}"
+    both = manifest.encoder is not None
+    context = wanted.context or min(PAIR_CONTEXT if both else CONTEXT, manifest.context)
+    model = StaticModel(checkpoint, context)
+    shapes = [Shape(1, 1, context), Shape(VERIFY, VERIFY, context)]
+    if not both:  # whose prompts are a token or two
+        shapes.append(Shape(CHUNK, 1, context))
+    check_operators(model.build(shapes[0]).graph)
+    (writer.staging / folder).mkdir(parents=True)
+    if both:
+        fitting = [(source[:context], answer[:context]) for source, answer in material]
+        found = measure_pairs(model, fitting, writer.staging / folder, progress)
+    else:
+        found = measure(model, np.asarray(material)[:WINDOWS], writer.staging / folder, progress)
+    release_freed()
+    graphs: list[StaticGraph] = []
+    encoder: StaticEncoder | None = None
+
+    def table(name: str, rows: NDArray[np.float32], of: str = "") -> Table:
+        made = Table(name, f"{folder}/{of}{name}.bin", *rows.shape)
+        writer.write_file(made.path, np.ascontiguousarray(rows, np.float32).tobytes())
+        return made
+
+    def embedding(rows: NDArray[np.float32], name: str) -> str:
+        writer.write_file(f"{folder}/{name}.bin", rows.astype(np.float16).tobytes())
+        return f"{folder}/{name}.bin"
+
+    with (writer.staging / folder / "weights.bin").open("wb") as weights:
+        shared = _SharedWeights(weights)
+        for shape in shapes:
+            progress(len(graphs), len(shapes), "writing the graphs of the target")
+            path = f"{folder}/step-{shape.size}.onnx"
+            writer.write_file(path, _written(model.build(shape), found.decoder, shared))
+            graphs.append(StaticGraph(shape.size, shape.rows, path))
+        rows = embedding(model.embedding, "embedding")
+        if model.source_embedding is not None:
+            writer.write_file(f"{folder}/encoder.onnx", _written(model.build_encoder(), found.encoder, shared))
+            same = model.source_embedding is model.embedding or np.array_equal(model.source_embedding, model.embedding)
+            source = rows if same else embedding(model.source_embedding, "encoder-embedding")
+            tables = [table(name, values, "encoder-") for name, values in model.tables[ENCODER].items()]
+            encoder = StaticEncoder(f"{folder}/encoder.onnx", source, tables)
+    tables = [table(name, values) for name, values in model.tables[DECODER].items()]
+    biases = [table(f"bias-{i}", values) for i, values in enumerate(model.biases or ())]
+    target = Target(
+        TARGET_VERSION, wanted.name, context, model.groups, found.masked, KV, rows, tables, graphs, encoder, biases
+    )
+    del model
+    gc.collect()
+    release_freed()
+    compiled = []
+    for i, soc in enumerate(socs_of(wanted.socs)):
+        progress(i, len(wanted.socs), f"compiling for {soc.name}")
+        compiled.append(compile_for(soc, target, writer.staging))
+    _write(writer, dataclasses.replace(target, compiled=compiled))
+
+
+def check_target(
+    name: str,
+    writer: BundleWriter,
+    manifest: Manifest,
+    compare: Callable[[StaticEngine], Agreement] | None,
+    golden: Golden,
+) -> Golden:
+    """Compare the target's graphs, on the CPU, with the model in float32, and put the figures into `target.json`.
+    Returns the golden answers, with what these graphs say along them where they have room for all.
+
+    Raises:
+        ExportError: they do not answer as the model does.
+    """
+    engine = StaticEngine(Bundle(writer.staging, manifest), Variant(target=name), open_provider("cpu"))
+    if compare is not None:
+        found = compare(engine)
+        if not (found.kl_mean <= MAX_KL and found.top1 >= MIN_TOP1):
+            raise ExportError(
+                f"The graphs of {manifest.name} for {name} do not answer as the model in float32 does (mean KL "
+                f"divergence {found.kl_mean:.3g}, top-1 agreement {found.top1:.1%}), so nothing was written; export it "
+                "without --target, and report it."
+            )
+        _write(writer, dataclasses.replace(engine.target, quality=check.quality(found)))
+    longest = max(max(len(case.prompt_ids) + len(case.greedy_ids), len(case.source_ids)) for case in golden.cases)
+    if longest > engine.target.context:
+        return golden
+    return dataclasses.replace(golden, forms=[*golden.forms, record_form(engine, golden, name)])
+
+
+def _write(writer: BundleWriter, target: Target) -> None:
+    writer.write_file(path_of(target.name), json.dumps(dataclasses.asdict(target), indent=1) + "\n")
+
+
+class _SharedWeights:
+    """A file of constants, each written once for all graphs of one name."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._spans: dict[tuple[str | None, str], tuple[int, int]] = {}
+
+    def external(self, graph: str | None, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+        name = tensor.name
+        assert name is not None
+        if (graph, name) not in self._spans:
+            start = -(-self._file.tell() // PAGE) * PAGE
+            self._file.write(b"\0" * (start - self._file.tell()))
+            self._spans[graph, name] = start, self._file.write(tensor.tobytes())
+        start, length = self._spans[graph, name]
+        self._file.flush()
+        return ir.ExternalTensor(
+            Path(self._file.name).name, start, length, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+        )
+
+
+def _written(built: ir.Model, ranges: Ranges, shared: _SharedWeights) -> bytes:
+    model = quantize(built, ranges)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        assert tensor is not None
+        if tensor.nbytes >= EXTERNAL:
+            value.const_value = shared.external(model.graph.name, tensor)
+    return ir.to_proto(model).SerializeToString()

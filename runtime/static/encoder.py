@@ -1,0 +1,82 @@
+"""The encoder among graphs of fixed sizes: any text is filled up to the one length that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import InputError
+from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.static.mask import source_mask_of
+from edge.targets import Table, Target
+
+
+def read_table(bundle: Bundle, table: Table) -> NDArray[np.float32]:
+    """A table [rows, columns] of a bundle, mapped."""
+    return np.memmap(bundle.path(table.path), np.float32, "r", shape=(table.rows, table.columns))
+
+
+@dataclass(frozen=True)
+class StaticCross(Cross):
+    """See `Cross`. Keys are [1, H, D, T] and values [1, H, T, D], int16, of a filled up text; mask [1, 1, 1, T] hides
+    what it was filled up with."""
+
+    mask: Buffer = field(kw_only=True)
+
+    @cached_property
+    def named(self) -> dict[str, Buffer]:
+        return super().named | {"cross_mask": self.mask}
+
+
+class StaticEncoder(Encoder):
+    """See `Encoder`, of texts alone."""
+
+    def __init__(self, bundle: Bundle, target: Target, provider: Provider, session: Session) -> None:
+        assert target.encoder is not None and bundle.manifest.cross is not None
+        self.max_length, self.any_length = target.context, False
+        self._name, self._why = f"{target.name}, encoder", f" in the graphs for {target.name}"
+        self._layers, self._dtype = bundle.manifest.cross.layers, np.dtype(target.kv)
+        self._session, self._provider, self._masked = session, provider, target.masked
+        rows = np.memmap(bundle.path(target.encoder.embedding), np.float16, "r")
+        self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
+        self._tables = {table.input: read_table(bundle, table)[None] for table in target.encoder.tables}
+        self._bias = read_table(bundle, target.biases[1]) if target.biases else None
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        return {self._name: self._session}
+
+    def encode_text(self, ids: NDArray[np.int64], into: Cross | None = None) -> StaticCross:
+        size = self.max_length
+        if not 1 <= len(ids) <= size:
+            raise InputError(
+                f"The text has {len(ids)} tokens, and this model's encoder takes 1 to {size}{self._why}; "
+                + ("shorten it or split it." if len(ids) else "give it some text.")
+            )
+        rows = np.zeros((1, size, self._embedding.shape[1]), np.float32)
+        rows[0, : len(ids)] = self._embedding[ids]
+        given = {"rows": rows, "mask": source_mask_of(len(ids), size, self._bias, self._masked)} | self._tables
+        names = [value.name for value in self._session.inference.get_outputs()]
+        made = dict(zip(names, self._session.run(given), strict=True))
+        cross = into if isinstance(into, StaticCross) else self._empty()
+        for i, (key, value) in enumerate(cross.buffers):
+            key[:] = made[f"cross.{i}.key"].transpose(0, 2, 3, 1)
+            value[:] = made[f"cross.{i}.value"].transpose(0, 2, 1, 3)
+        cross.mask.array[:] = source_mask_of(len(ids), size, None, self._masked)[:, :, :1]
+        return cross
+
+    def _empty(self) -> StaticCross:
+        allocate, size = self._provider.allocate, self.max_length
+        memory = [
+            (
+                allocate((1, layer.heads, layer.head_dim, size), self._dtype),
+                allocate((1, layer.heads, size, layer.head_dim), self._dtype),
+            )
+            for layer in self._layers
+        ]
+        return StaticCross(memory, size, memory, mask=allocate((1, 1, 1, size), np.float32))

@@ -1,0 +1,280 @@
+"""The engine over graphs of fixed sizes: each step runs in the smallest graph that holds it, the rest of it masked."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import Bundle
+from edge.errors import BundleError, InputError
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.engine import DEFAULT_CONTEXT, Engine, Tree
+from edge.runtime.engine.variant import Variant
+from edge.runtime.providers import find_support
+from edge.runtime.providers.accelerator import Accelerator
+from edge.runtime.providers.base import NPU, RUNS, Provider, Session
+from edge.runtime.static.cache import StaticCache
+from edge.runtime.static.encoder import StaticEncoder, read_table
+from edge.runtime.static.mask import distances_of
+from edge.targets import Compiled, StaticGraph, Target, read_target
+
+_log = logging.getLogger(__name__)
+
+
+class StaticEngine(Engine):
+    """An `Engine` over a bundle's graphs for one kind of device.
+
+    Rows of the embedding are looked up on the host, and tokens chosen there. Steps of several sizes run in several
+    graphs, which round differently: drafts may change an answer where two tokens are equally good.
+
+    Raises:
+        InputError: the context is more than the graphs were made for.
+        BundleError: the target cannot be read, or a graph not be loaded.
+    """
+
+    def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
+        assert variant.target is not None
+        self.target: Target = read_target(bundle, variant.target)
+        super().__init__(bundle, variant, provider)
+        dims = bundle.manifest.dims
+        self._embedding = np.memmap(
+            bundle.path(self.target.embedding), np.float16, "r", shape=(dims.vocab_size, dims.hidden_size)
+        )
+        self._tables = {table.input: read_table(bundle, table) for table in self.target.tables}
+        self._bias = read_table(bundle, self.target.biases[0]) if self.target.biases else None
+        self._graphs: WeakKeyDictionary[KVCache, dict[int, _Bound]] = WeakKeyDictionary()
+
+    def _open(self) -> Session:
+        limit, asked = self.target.context, self.variant.context
+        if asked is not None and asked > limit:
+            raise InputError(
+                f"The graphs of {self.bundle.manifest.name} for {self.target.name} were made for {limit} tokens, not "
+                f"{asked}; choose a --context of {limit} or less, or export it with --target-context {asked}."
+            )
+        self.context = min(limit, DEFAULT_CONTEXT) if asked is None else asked
+        self._opened = {graph: self._session(self._files[graph.path]) for graph in self.target.graphs}
+        return self._opened[self.target.graphs[0]]
+
+    def _open_encoder(self, source: int | None) -> Encoder:
+        assert self.target.encoder is not None
+        session = self._session(self._files[self.target.encoder.path])
+        return StaticEncoder(self.bundle, self.target, self.provider, session)
+
+    def _look_at(self, session: Session) -> None:
+        self.chooses, self.takes_trees = False, True
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """What is opened instead of each of the target's graphs, or it itself."""
+        paths, compiled = self.target.graph_paths, self._compiled
+        return {
+            path: self.bundle.path(file)
+            for path, file in zip(paths, compiled.paths if compiled else paths, strict=True)
+        }
+
+    def _session(self, path: Path) -> Session:
+        compiled = self._compiled
+        if compiled is None:
+            return self.provider.open_model(path, str(path))
+        assert isinstance(self.provider, Accelerator), "only these have a chip"
+        try:
+            return self.provider.open_compiled(path)
+        except BundleError as e:
+            raise BundleError(
+                f"What {compiled.compiler} compiled for {compiled.soc} does not open with "
+                f"{find_support(self.provider.name).package}: {e}"
+            ) from e
+
+    @cached_property
+    def _compiled(self) -> Compiled | None:
+        """What was compiled for this device; None, and a warning, where nothing was. A simulator needs nothing."""
+        device = next((each for each in self.provider.devices() if each.use == RUNS and each.kind == NPU), None)
+        if device is None:
+            return None
+        compiled = next((each for each in self.target.compiled if each.soc == device.chip), None)
+        if compiled is None:
+            have = ", ".join(each.soc for each in self.target.compiled) or "none"
+            _log.warning(
+                "%s is not compiled for this device's chip, %s (it is for: %s): every start compiles it, which takes "
+                "minutes; export it with --soc.",
+                self.bundle.manifest.name,
+                device.chip or "which is not known",
+                have,
+            )
+        return compiled
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        steps = {self._name(graph): each for graph, each in self._opened.items()}
+        return (self.encoder.sessions if self.encoder is not None else {}) | steps
+
+    def path(self, name: str) -> Path:
+        encoder = self.target.encoder
+        named = {self._name(graph): graph.path for graph in self.target.graphs}
+        return self._files[encoder.path if encoder is not None and name not in named else named[name]]
+
+    def _name(self, graph: StaticGraph) -> str:
+        return f"{self.target.name}, steps of {graph.size}"
+
+    @property
+    def supports_batching(self) -> bool:
+        return False
+
+    def max_exact_step(self, cache: KVCache) -> int:
+        return cache.room
+
+    def make_cache(self, rows: int, cross: Cross | None = None) -> StaticCache:
+        if rows > self.target.context + 1:  # of which an answer's last token is never run
+            raise InputError(
+                f"The graphs for {self.target.name} have room for {self.target.context} tokens, and this needs {rows}; "
+                "ask for fewer beams or fewer tokens (--max-tokens)."
+            )
+        cache = StaticCache(
+            self.provider, dataclasses.replace(self.kv, dtype=self.target.kv), self.target.context, cross, exact=False
+        )
+        cache.capacity = cache.ends = min(rows, self.target.context)
+        return cache
+
+    def _run(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        tree: Tree | None,
+        logits: bool,
+    ) -> NDArray[Any]:
+        assert isinstance(cache, StaticCache), "another engine's cache"
+        size, first, rows = len(tokens), cache.length, np.remainder(wanted, len(tokens))
+        found: NDArray[np.float32] = self._logits_for(cache, len(rows)).array[0]
+        bound = self._graphs.setdefault(cache, {})
+        start = 0
+        while start < size:
+            graph = self._choose(rows, start, size)
+            count = min(graph.size, size - start)
+            if graph.size not in bound:
+                bound[graph.size] = _Bound(self, graph, cache)
+            step = bound[graph.size]
+            step.read(cache)
+            asked = np.flatnonzero((rows >= start) & (rows < start + count))
+            step.fill(self, cache, tokens[start : start + count], tree, start, first)
+            step.ask(rows[asked] - start, count)
+            step.run()
+            if tree is not None:
+                cache.contiguous = False
+            cache.positions[cache.length : cache.length + count] = step.positions[:count]
+            cache.write(step.new, count)
+            if len(asked):
+                found[asked] = step.logits[rows[asked] - start if graph.rows > 1 else np.zeros(len(asked), np.intp)]
+            start += count
+        if logits:
+            return found
+        chosen: NDArray[np.int64] = found.argmax(axis=1)
+        return chosen
+
+    def _choose(self, rows: NDArray[np.int64], start: int, size: int) -> StaticGraph:
+        """The graph of the next part: the smallest that holds what is left, else the largest whose rows with logits are
+        enough."""
+        graphs = self.target.graphs
+        fitting = next((graph for graph in graphs if graph.size >= size - start), graphs[-1])
+        within = np.count_nonzero((rows >= start) & (rows < start + fitting.size))
+        if within <= 1 or fitting.rows == fitting.size:
+            return fitting
+        return max((graph for graph in graphs if graph.rows == graph.size), key=lambda graph: graph.size)
+
+
+class _Bound:
+    """A graph bound to a cache, with what the host writes and reads."""
+
+    def __init__(self, engine: StaticEngine, graph: StaticGraph, cache: StaticCache) -> None:
+        provider, dims, target = engine.provider, engine.bundle.manifest.dims, engine.target
+        self.graph, self._capacity = graph, cache.rows
+        binding = engine._opened[graph].bind()
+        size, width = graph.size, cache.rows + graph.size
+        masks = len(engine._bias) if engine._bias is not None else 1
+        given = {
+            "rows": provider.allocate((1, size, dims.hidden_size), np.float32),
+            "mask": provider.allocate((1, masks, target.groups * size, width), np.float32),
+            "logit_rows": provider.allocate((graph.rows,), np.int32),
+        }
+        tables = {table.input: provider.allocate((1, size, table.columns), np.float32) for table in target.tables}
+        given |= tables
+        for name, buffer in given.items():
+            binding.input(name, buffer)
+        self.rows, self.asked = given["rows"].array, given["logit_rows"].array
+        self.tables = {name: buffer.array[0] for name, buffer in tables.items()}
+        self.positions = np.zeros(size, np.intp)
+        self.mask = given["mask"].array.reshape(masks * target.groups, size, width)
+        self._binding = binding
+        self._cross: Cross | None = None
+        made = provider.allocate((1, graph.rows, dims.vocab_size), np.float32)
+        binding.output("logits", made)
+        self.logits = made.array[0]
+        self.new: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self._kept = [*given.values(), made]  # which the binding does not keep alive
+        for i, ((key, value), layer) in enumerate(zip(cache.memory, engine.kv.layers, strict=True)):
+            binding.input(f"past.{i}.key", key)
+            binding.input(f"past.{i}.value", value)
+            new_key, new_value = (
+                provider.allocate((1, size, layer.heads, layer.head_dim), key.array.dtype) for _ in range(2)
+            )
+            binding.output(f"new.{i}.key", new_key)
+            binding.output(f"new.{i}.value", new_value)
+            self.new.append((new_key.array, new_value.array))
+            self._kept += [new_key, new_value]
+        self.run = binding.run
+
+    def read(self, cache: StaticCache) -> None:
+        """Let attention to an encoder's output be to the cache's."""
+        if cache.cross is not None and cache.cross is not self._cross:
+            for name, buffer in cache.cross.named.items():
+                self._binding.input(name, buffer)
+            self._cross = cache.cross
+
+    def fill(
+        self,
+        engine: StaticEngine,
+        cache: StaticCache,
+        tokens: NDArray[np.int64],
+        tree: Tree | None,
+        start: int,
+        first: int,
+    ) -> None:
+        """Take `tokens`, the part of a step from its token `start` on, before which the cache had `first` rows."""
+        count, length, capacity = len(tokens), cache.length, self._capacity
+        self.rows[0, :count] = engine._embedding[tokens]
+        self.rows[0, count:] = 0
+        if tree is None:
+            self.positions[:] = np.minimum(np.arange(length, length + self.graph.size), capacity - 1)
+        else:
+            self.positions[:count] = tree.positions[start : start + count]
+            self.positions[count:] = 0
+        for name, rows in self.tables.items():
+            rows[:] = engine._tables[name][self.positions]
+        mask = self.mask
+        mask[:] = masked = engine.target.masked
+        if tree is None:
+            mask[:, :, :length] = 0
+            mask[..., capacity:][..., *np.tril_indices(self.graph.size)] = 0
+        else:
+            bias = np.maximum(tree.bias[start : start + count, : first + start + count], masked)
+            mask[:, :count, :length] = bias[:, :length]
+            mask[:, :count, capacity : capacity + count] = bias[:, length:]
+            padding = np.arange(count, self.graph.size)
+            mask[:, padding, capacity + padding] = 0  # a row that attends to nothing would be an average of everything
+        if engine._bias is not None:
+            mask += distances_of(engine._bias, self.positions, cache.positions)
+
+    def ask(self, rows: NDArray[np.int64], count: int) -> None:
+        """Say which of the step's rows have logits: all, or one."""
+        if self.graph.rows > 1:
+            self.asked[:] = np.arange(self.graph.rows)
+        else:
+            self.asked[0] = rows[0] if len(rows) else count - 1
