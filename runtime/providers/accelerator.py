@@ -19,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.errors import BundleError, DeviceError, on_one_line
-from edge.runtime.providers.base import SIMULATES, Binding, Device, Session, open_session
+from edge.runtime.providers.base import SIMULATES, Binding, Buffer, Device, Session, open_session
 from edge.runtime.providers.cpu import Cpu, session_options
 
 NAMED = 3  # nodes that a refusal names
@@ -94,6 +94,24 @@ class Accelerator(Cpu):
         )
 
 
+class DeviceBinding(Binding):
+    """See `Binding`. onnxruntime copies what a device with memory of its own reads when it is bound, so that all inputs
+    are bound again for every run."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        super().__init__(session)
+        self._inputs: dict[str, Buffer] = {}
+        self.run = partial(self._run, self.run)
+
+    def input(self, name: str, buffer: Buffer) -> None:
+        self._inputs[name] = buffer
+
+    def _run(self, run: Callable[[], None]) -> None:
+        for name, buffer in self._inputs.items():
+            super().input(name, buffer)
+        run()
+
+
 class DeviceSession(Session):
     """See `Session`; a device that fails in the middle of a run, or disappears, is a DeviceError."""
 
@@ -102,7 +120,7 @@ class DeviceSession(Session):
         self._provider = provider
 
     def bind(self) -> Binding:
-        binding = super().bind()
+        binding = DeviceBinding(self.inference)
         binding.run = partial(self._guarded, binding.run)
         return binding
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from numpy.typing import NDArray
 
 import edge
 from edge.bundle import Bundle
@@ -21,9 +22,10 @@ from edge.cli.main import main
 from edge.cli.providers import described
 from edge.errors import BundleError, InputError, MissingExtraError
 from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.engine.engine import Engine
 from edge.runtime.profile import machine
 from edge.runtime.providers import PROVIDERS, find_support, open_provider, plugin
-from edge.runtime.providers.accelerator import Accelerator
+from edge.runtime.providers.accelerator import Accelerator, DeviceBinding
 from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, SIMULATES, Device, Support
 from edge.runtime.providers.builtin import Builtin
 from edge.runtime.providers.plugin import Plugin
@@ -258,9 +260,38 @@ def test_a_bundle_runs_on_openvinos_processor_and_is_measured_beside_the_cpu(
         for name in ("openvino", "cpu")
     ]
     assert answers[0].generated_tokens == answers[1].generated_tokens
+    for kv, sizes in (("float32", (24, 8, 1)), ("int8", (3, 2, 1))):  # larger steps round other keys to 8 bits
+        model = edge.load(tiny_bundle.root, provider="openvino", kv=kv, kind=edge.Model)
+        made = [logits_in_steps(model.engine, size) for size in sizes]
+        for each in made[1:]:
+            np.testing.assert_allclose(each, made[0], atol=0.005)  # bfloat16 would be 0.07 off
     for name in ("openvino", "cpu"):
         assert main(["profile", str(tiny_bundle.root), "--seconds", "2", "--json", "--provider", name]) == 0
         assert json.loads(capsys.readouterr().out)["placement"]
+
+
+def logits_in_steps(engine: Engine, size: int) -> NDArray[np.float32]:
+    """The logits [24, V] of a text, read in steps of `size` tokens."""
+    tokens, cache = np.arange(3, 27), engine.new_cache(32)
+    return np.concatenate([engine.step(cache, part, np.arange(size)).copy() for part in tokens.reshape(-1, size)])
+
+
+def test_a_device_reads_what_the_host_wrote_since_the_last_run(tiny_bundle: Bundle) -> None:
+    """onnxruntime copies an input for a device with memory of its own when it is bound."""
+    bound: list[tuple[str, float]] = []
+
+    class Bound:
+        def bind_ortvalue_input(self, name: str, value: ort.OrtValue) -> None:
+            bound.append((name, float(value.numpy()[0])))
+
+    session: Any = SimpleNamespace(io_binding=Bound, run_with_iobinding=lambda _: bound.append(("run", 0)))
+    binding = DeviceBinding(session)
+    buffer = open_provider("cpu").allocate((1,), np.float32)
+    binding.input("x", buffer)
+    for value in (1, 2):
+        buffer.array[0] = value
+        binding.run()
+    assert bound == [("x", 1), ("run", 0), ("x", 2), ("run", 0)]
 
 
 # edge providers
