@@ -58,9 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path, pris
     """Products and bundles, made here."""
     folder = tmp_path_factory.mktemp("asked")
     write_products(folder)
-    # How many near-ties of 96 this random model has for Arm is chance: calibrated on these sentences 2, in their other
-    # order 9, and 5 in blocks of 64, where processors are as far apart (0.036, 0.027 and 0.033 of the logits' spread).
-    text = " ".join(reversed(SENTENCES))
+    text = " ".join(SENTENCES)
     edge.export(tiny_checkpoint, folder / "int4.edge", weights="int4", block_size=32, calibration=text, check=False)
     shutil.copytree(pristine_tiny_bundle.root, folder / "int8.edge")
     edge.export(tiny_checkpoint, folder / "prefill.edge", weights="int8", prefill_weights="int8", max_context=256)
@@ -231,8 +229,12 @@ def test_an_answer_has_the_same_tokens_and_nearly_the_same_logits(
     cases = read_golden(open_bundle(folder / f"{name}.edge")).cases
     recorded = np.concatenate([case.greedy_ids for case in cases])
     assert np.linalg.norm(there - here) < APART * np.linalg.norm(here - here.mean())
-    below = there.max(1) - there[np.arange(len(recorded)), recorded]
-    assert (below > 0).mean() < 0.05 and below.max() < 0.1 * here.std(), "other tokens are near-ties, and few"
+    # How many other tokens there are is chance: 2 to 9 of 96, by the order of the sentences that int4 is calibrated on
+    # and by the processor that calibrates. Each must be nearly as likely here.
+    others, near = there.argmax(1) != recorded, 0.1 * here.std()
+    best = np.sort(here[others], axis=1)
+    assert (best[:, -1] - best[:, -2] < near).all(), "other tokens are near-ties here"
+    assert (there.max(1) - there[np.arange(len(recorded)), recorded] < near).all(), "and there"
 
 
 @pytest.mark.parametrize("processor", CPUS)
