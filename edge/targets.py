@@ -37,10 +37,12 @@ class Table:
 
 @dataclass(frozen=True)
 class StaticEncoder:
-    """The graph of an encoder, whose input is filled up to the target's context. embedding: as the target's."""
+    """The graph of an encoder. length: of its input, in tokens, which a text is filled up to, or in frames, of a whole
+    window of sound. embedding: as the target's; None for sound, whose features the host makes."""
 
     path: str
-    embedding: str
+    length: int
+    embedding: str | None
     tables: list[Table]
 
 
@@ -58,7 +60,7 @@ class Compiled:
 class Target:
     """Graphs of a decoder at fixed sizes, smallest first, and of its encoder.
 
-    context: rows of the cache, and tokens of an encoder's input. groups: queries that read the same keys. masked: what
+    context: rows of the cache. groups: queries that read the same keys. masked: what
     is added to the scores of what a token must not attend to. kv: the type of keys and values, int16. embedding: the
     file with its rows [V, H], float16. tables: of positions. biases: those of the scores of the decoder [heads, N], by
     distance, and of the encoder; none where masks are all that is added. quality: figures of the check against the
@@ -113,7 +115,8 @@ def read_target(bundle: Bundle, name: str) -> Target:
     files = [*target.graph_paths, *(file for each in target.compiled for file in each.paths), target.embedding]
     tables, encoder = [*target.tables, *target.biases], target.encoder
     if encoder is not None:
-        files, tables = [*files, encoder.embedding], [*tables, *encoder.tables]
+        files += [] if encoder.embedding is None else [encoder.embedding]
+        tables = [*tables, *encoder.tables]
     for file in (*files, *(table.path for table in tables)):
         check_inside(bundle.root, file)
     if not target.graphs or target.graphs[0].size != 1:

@@ -28,6 +28,7 @@ from edge.manifest import Manifest, Speech, TextFormat
 from edge.runtime.check.golden import Golden, GoldenInput, noise
 from edge.runtime.check.perplexity import Agreement
 from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
 from edge.runtime.memory.process import release_freed
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
+NOISE = 4  # the seed of what a target's ranges are measured on, next to speech
 PAIRS = 64  # that a target's ranges are measured on
+WRITING = "writing answers to measure activations on"
 
 # What --weights means for each half, and the default of each.
 HALVES = {"fp32": ("fp32", "fp32"), "int8": ("int8", "int8"), "int4": ("int8", "int4")}
@@ -138,6 +141,15 @@ def write_encoder_decoder(
     return manifest, golden
 
 
+def _greedy(engine: Engine, cross: Cross, start: list[int], most: int, eos: list[int]) -> list[int]:
+    """An answer of up to `most` tokens, with `start`."""
+    cache, answer, new = engine.new_cache(cross=cross), list(start), start
+    while len(answer) < most and answer[-1] not in eos:
+        new = [int(engine.step(cache, np.array(new, np.int64))[0].argmax())]
+        answer += new
+    return answer
+
+
 class _Inputs:
     """What the model reads in the check and the golden answers: sentences, or noise that any host can make."""
 
@@ -185,21 +197,34 @@ class _Inputs:
         return sounds(self._checkpoint, self.speech, self._context, calibration)
 
     def pairs(self, engine: Engine, progress: Progress) -> list[Pair]:
-        """Texts, and the engine's answers to them, for ranges of activations."""
+        """Texts or the features of sounds, and the engine's answers to them, for ranges of activations."""
         with needing("A target for an encoder-decoder", "export"):
-            from edge.export.calibration_pairs import lines
-        assert self.text is not None and engine.encoder is not None
-        written = lines(self._checkpoint, self.text, self._context, None)
-        chosen = written.inputs[:: max(1, len(written.inputs) // PAIRS)]
+            from edge.export.calibration_pairs import lines, sounds
+        assert engine.encoder is not None
         pairs: list[Pair] = []
-        for source, start in chosen:
-            progress(len(pairs), len(chosen), "writing answers to measure activations on")
-            cache = engine.new_cache(cross=engine.encoder.encode_text(np.array(source, np.int64)))
-            answer, new = list(start), list(start)
-            while len(answer) < min(written.most, engine.context) and answer[-1] not in written.eos:
-                new = [int(engine.step(cache, np.array(new, np.int64))[0].argmax())]
-                answer += new
-            pairs.append((np.array(source, np.int64), np.array(answer, np.int64)))
+        if self.text is not None:
+            written = lines(self._checkpoint, self.text, self._context, None)
+            chosen = written.inputs[:: max(1, len(written.inputs) // PAIRS)]
+            for source, start in chosen:
+                progress(len(pairs), len(chosen), WRITING)
+                ids = np.array(source, np.int64)
+                answer = _greedy(engine, engine.encoder.encode_text(ids), list(start), written.most, written.eos)
+                pairs.append((ids, np.array(answer, np.int64)))
+            return pairs
+        assert self.speech is not None
+        heard = sounds(self._checkpoint, self.speech, self._context, None)
+        begin, before = list(self.start), list[int]()
+        # Loud, faint and silent windows reach further: after speech alone, noise diverged three times as far.
+        spoken, hiss = heard.windows, noise(NOISE)
+        windows = [*spoken, spoken[0] * np.float32(0.05), hiss, hiss * np.float32(10), np.zeros_like(hiss)]
+        for window in windows:
+            progress(len(pairs), len(windows), WRITING)
+            led = [self.speech.previous, *before] if before and self.speech.previous is not None else []
+            given = [*led, *(begin[:-1] if len(pairs) % 2 else begin)]  # with timestamps, and without
+            most = min(len(given) + heard.most, engine.context)
+            answer = _greedy(engine, engine.encoder.encode_audio(window), given, most, heard.eos)
+            before = [token for token in answer[len(given) :] if token < self.speech.start]
+            pairs.append((engine.encoder.features(window), np.array(answer, np.int64)))
         return pairs
 
     def comparison(self, recorded: check_pairs.RecordedPairs | None) -> Callable[[Engine], Agreement] | None:

@@ -226,7 +226,7 @@ class MLP(nn.Module):
         self.fc2 = linear(weights, second, group, bias=bias)
 
     def forward(self, op: Lowering, x: Value) -> Value:
-        if self.parts == 1:
+        if self.parts == 1 or not op.caches:
             return self._rows(op, x)
         made = []
         for i, part in enumerate(op.Split(x, axis=1, num_outputs=self.parts, _outputs=self.parts)):

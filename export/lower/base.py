@@ -33,6 +33,7 @@ class Lowering(OpBuilder, ABC):
     """The `op` that modules are given. ONNX's own operators are its attributes, as of any OpBuilder."""
 
     domains: ClassVar[Mapping[str, int]]  # of operators that are not ONNX's own, with their versions
+    caches: ClassVar[bool] = True  # whether what is computed in parts that fit into a cache is faster
 
     def __init__(self, builder: GraphBuilder) -> None:
         super().__init__(builder, "", builder.graph.opset_imports[""])
@@ -78,6 +79,15 @@ class Lowering(OpBuilder, ABC):
     def table_rows(self, table: Value, positions: Value) -> Value:
         """The rows [B, S, W] of a table of positions [P, W]; positions: [B, S]."""
         return self.Gather(table, positions, axis=0)
+
+    def first_rows(self, table: Value, x: Value) -> Value:
+        """As many rows of a table [P, W] as x [1, T, W] has."""
+        return self.Slice(table, [0], self.Shape(x, start=1, end=2), [0])
+
+    @abstractmethod
+    def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
+        """The convolution of x [1, T, C] over each of its frames and the two next to it: [1, T / stride, H]. weight
+        [3 C, H]: of the frame before, the frame itself and the one after; bias [H]."""
 
     # Attention
 

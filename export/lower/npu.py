@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 class NPU(Lowering):
     """See `Lowering`. size: the tokens of a step, or of an encoder's input. source_mask: what is added to the scores of
-    an encoder's attention [1, 1 or heads, T, T], or of a decoder's to its output [1, 1, 1, T]. tables [P, W]: of
-    positions, whose rows the host gives, by the inputs that take them."""
+    an encoder's attention [1, 1 or heads, T, T], None for sound, which is heard whole, or of a decoder's to its output
+    [1, 1, 1, T]. tables [P, W]: of positions, whose rows the host gives, by the inputs that take them."""
 
     domains: ClassVar = {}
+    caches = False
 
     def __init__(self, builder: GraphBuilder, size: int, source_mask: Value | None = None) -> None:
         super().__init__(builder)
@@ -84,6 +85,22 @@ class NPU(Lowering):
             rows = self.tables[name] = table.const_value.numpy()
             self._given[name] = self.builder.input(name, ir.DataType.FLOAT, [1, self.size, rows.shape[1]])
         return self._given[name]
+
+    def first_rows(self, table: Value, x: Value) -> Value:
+        """All of them: the input has the length that the table was made for."""
+        return table
+
+    def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
+        kernel = self._kernel(weight, _size(x, 2))
+        made = self.Conv(self.Transpose(x, perm=[0, 2, 1]), kernel, bias, pads=[1, 1], strides=[stride])
+        return self.Transpose(made, perm=[0, 2, 1])
+
+    def _kernel(self, weight: Value, channels: int) -> Value:
+        """A convolution's weight [3 C, H] as [H, C, 3]."""
+        assert weight.const_value is not None
+        taps = weight.const_value.numpy()
+        kernel = np.ascontiguousarray(taps.reshape(3, channels, -1).transpose(2, 1, 0))
+        return self.initializer(ir.tensor(kernel, name=f"{weight.name}.kernel"))
 
     def attention(
         self,
@@ -168,10 +185,12 @@ class NPU(Lowering):
         return self._attend(self.Reshape(query, [1, -1, heads, _size(key, 2)]), key, value, scale)
 
     def _attend(self, query: Value, key: Value, value: Value, scale: float) -> Value:
-        """Of queries [1, S, heads, dim] to all that the source's mask lets them see: [1, S, heads * dim]."""
+        """Of queries [1, S, heads, dim] to all that a mask of the source lets them see: [1, S, heads * dim]."""
         if scale != 1:
             query = self.Mul(query, scalar(self, "scale", scale))
-        scores = self.Add(self.MatMul(self.Transpose(query, perm=[0, 2, 1, 3]), key), self.source_mask)
+        scores = self.MatMul(self.Transpose(query, perm=[0, 2, 1, 3]), key)
+        if self.source_mask is not None:
+            scores = self.Add(scores, self.source_mask)
         made = self.Transpose(self.MatMul(self.Softmax(scores, axis=-1), value), perm=[0, 2, 1, 3])
         return self.Reshape(made, [1, _size(made, 1), -1])
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge.export.lower.base import Value
 
 OPSET, IR_VERSION = 23, 11  # which have RMSNormalization, and integers of 16 bits
+FRAMES = 2  # of features, for each that an encoder of sound makes
 DECODER, ENCODER = "decoder", "encoder"
 
 
@@ -44,11 +45,12 @@ class Shape:
 class StaticModel:
     """A checkpoint, for graphs of several shapes over one set of weights.
 
-    context: the positions that it knows, and the tokens that an encoder's input is filled up to. heads: of each layer's
-    attention; `cross`: of each layer's attention to the encoder's output. groups: queries that read the same keys.
-    embedding [V, H], source_embedding: what the host looks rows up in. tables [P, W]: of positions, likewise, by the
-    graph (`decoder` or `encoder`) and the inputs that take their rows, once a graph is built. biases: [heads, context]
-    of the distances 0 and up between a token and those before it, in the decoder, and [heads, 2 R + 1] of the
+    context: the positions that it knows. source: the length of an encoder's input, in tokens, which a text is filled up
+    to, or in frames. features [M, N]: the shape of its input where it hears sound. heads: of each layer's attention;
+    `cross`: of each layer's attention to the encoder's output. groups: queries that read the same keys. embedding
+    [V, H], source_embedding: what the host looks rows up in; None for sound. tables [P, W]: of positions, likewise, by
+    the graph (`decoder` or `encoder`) and the inputs that take their rows, once a graph is built. biases: [heads,
+    context] of the distances 0 and up between a token and those before it, in the decoder, and [heads, 2 R + 1] of the
     distances from -R to R, key minus query, in the encoder; None where scores have none.
 
     Raises:
@@ -73,7 +75,13 @@ class StaticModel:
         self.groups = self.heads[0].query // self.heads[0].key_value
         self.embedding = _rows(decoder.start)
         self.hidden, self.vocab = self.embedding.shape[1], decoder.lm_head.stored.rows
-        self.source_embedding = None if whole is None else _rows(whole.encoder.start)
+        self.features: tuple[int, int] | None = None
+        self.source, self.source_embedding = context, None
+        if whole is not None and whole.bins is not None:
+            self.source = whole.encoder_dims.max_length
+            self.features = whole.bins, self.source * FRAMES
+        elif whole is not None:
+            self.source_embedding = _rows(whole.encoder.start)
         self.biases = None if whole is None else _biases(whole, checkpoint.name)
         self.tables: dict[str, dict[str, NDArray[np.float32]]] = {}
 
@@ -85,19 +93,19 @@ class StaticModel:
     def build(self, shape: Shape) -> ir.Model:
         """The decoder's step in float32. Inputs: rows [1, S, H] of the embedding, those [1, S, W] of tables of
         positions, mask [1, 1 or heads, groups * S, C + S], which is added to the scores, logit_rows [R] int32, and
-        past.{i}.key [1, heads, dim, C] and past.{i}.value [1, heads, C, dim]; with an encoder of T tokens also
-        cross_mask [1, 1, 1, T], cross.{i}.key [1, heads, dim, T] and cross.{i}.value [1, heads, T, dim]. Outputs:
+        past.{i}.key [1, heads, dim, C] and past.{i}.value [1, heads, C, dim]; with an encoder of T tokens or frames
+        also cross_mask [1, 1, 1, T], cross.{i}.key [1, heads, dim, T] and cross.{i}.value [1, heads, T, dim]. Outputs:
         logits [1, R, V] and new.{i}.key, new.{i}.value, each [1, S, heads, dim]."""
         size, capacity = shape.size, shape.capacity
         builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=DECODER))
         rows = builder.input("rows", FLOAT, [1, size, self.hidden])
         mask = builder.input("mask", FLOAT, [1, self.mask_heads, self.groups * size, capacity + size])
         logit_rows = builder.input("logit_rows", INT32, [shape.rows])
-        source_mask = builder.input("cross_mask", FLOAT, [1, 1, 1, self.context]) if self.cross else None
+        source_mask = builder.input("cross_mask", FLOAT, [1, 1, 1, self.source]) if self.cross else None
         op = NPU(builder, size, source_mask)
         step = Step(rows, rows, rows, [], attention_bias=mask)  # positions are the host's, and lengths the mask's
         step.past = self._kept(builder, "past", self.heads, capacity)
-        step.cross = self._kept(builder, "cross", self.cross, self.context)
+        step.cross = self._kept(builder, "cross", self.cross, self.source)
         add_output(builder, self._modules()[0](op, rows, logit_rows, step), "logits", [1, shape.rows, self.vocab])
         for i, heads in enumerate(self.heads):
             for value, part in zip(step.present[i], ("key", "value"), strict=True):
@@ -105,18 +113,23 @@ class StaticModel:
         return self._finished(DECODER, builder, op)
 
     def build_encoder(self) -> ir.Model:
-        """The encoder's run in float32. Inputs: rows [1, T, H] of the embedding, those of tables of positions, and mask
-        [1, 1 or heads, T, T]. Outputs: cross.{i}.key, cross.{i}.value, each [1, T, heads, dim]."""
-        whole = self._modules()[1]
-        assert whole is not None and self.source_embedding is not None
+        """The encoder's run in float32. Inputs: of text rows [1, T, H] of the embedding, those of tables of positions,
+        and mask [1, 1 or heads, T, T]; of sound features [1, M, N]. Outputs: cross.{i}.key, cross.{i}.value, each
+        [1, T, heads, dim]."""
+        whole, mask = self._modules()[1], None
+        assert whole is not None
         builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=ENCODER))
-        rows = builder.input("rows", FLOAT, [1, self.context, self.source_embedding.shape[1]])
-        mask = builder.input("mask", FLOAT, [1, self.mask_heads, self.context, self.context])
-        op = NPU(builder, self.context, mask)
+        if self.features is not None:
+            given = builder.input("features", FLOAT, [1, *self.features])
+        else:
+            assert self.source_embedding is not None
+            given = builder.input("rows", FLOAT, [1, self.source, self.source_embedding.shape[1]])
+            mask = builder.input("mask", FLOAT, [1, self.mask_heads, self.source, self.source])
+        op = NPU(builder, self.source, mask)
         whole.encoder.bias = None  # which is in the mask
-        for i, (pair, heads) in enumerate(zip(whole.encoder(op, rows), self.cross, strict=True)):
+        for i, (pair, heads) in enumerate(zip(whole.encoder(op, given), self.cross, strict=True)):
             for value, part in zip(pair, ("key", "value"), strict=True):
-                add_output(builder, value, f"cross.{i}.{part}", [1, self.context, heads.key_value, heads.dim])
+                add_output(builder, value, f"cross.{i}.{part}", [1, self.source, heads.key_value, heads.dim])
         return self._finished(ENCODER, builder, op)
 
     @property
@@ -148,8 +161,7 @@ class StaticModel:
 
 def _rows(start: object) -> NDArray[np.float32]:
     """The embedding that a start looks rows up in."""
-    if not isinstance(start, TextStart):
-        raise ExportError("The model hears sound, for which there are no graphs for NPUs yet.")
+    assert isinstance(start, TextStart)
     embedding: Embedding = start.embedding
     rows: NDArray[np.float32] = embedding.stored.weight.numpy()
     return rows

@@ -21,8 +21,9 @@ from edge.errors import ExportError
 PAST, NEW, CROSS = "past.", "new.", "cross."
 Range = tuple[float, float]  # the smallest and the largest value that was seen
 MOVES = {"Reshape", "Transpose", "Split", "Concat", "Gather", "Slice"}
-COMPUTES = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Softmax", "Sigmoid", "Gelu", "Relu", "Tanh",
+COMPUTES = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm", "Conv", "Softmax", "Sigmoid", "Gelu", "Relu", "Tanh",
             "RMSNormalization", "LayerNormalization"}  # fmt: skip
+WEIGHTED = {"Gemm", "Conv"}  # their second input has weights, and a third one is a bias
 UNIT = {"Softmax", "Sigmoid"}  # make values between 0 and 1
 KV_ROOM = 1.1  # by which keys and values may be larger than those that were seen
 SMALLEST = 1e-6  # of a range
@@ -192,35 +193,37 @@ class _Quantizer:
         for i, value in enumerate(node.inputs):
             if value is None or value.const_value is None or value.const_value.dtype != FLOAT:
                 continue
-            if node.op_type == "Gemm" and i == 1:
+            if node.op_type in WEIGHTED and i == 1:
                 made = self._matrix(value)[0]
-            elif node.op_type == "Gemm":
+            elif node.op_type in WEIGHTED:
                 read, matrix = node.inputs[0], node.inputs[1]  # which is dequantized by now
                 assert read is not None and matrix is not None
                 scale = self.grids[name_of(read)].scale * self._matrix(matrix)[1].scale
-                made = self._integers(value, Grid(scale, np.zeros(scale.shape, np.int32)))
+                made = self._integers(value, Grid(scale, np.zeros(scale.shape, np.int32)), f".{read.name}")
             else:
                 array = array_of(value)
                 made = self._integers(value, activation_grid((float(array.min()), float(array.max()))))
             node.replace_input_with(i, made)
 
     def _matrix(self, value: ir.Value) -> tuple[ir.Value, Grid]:
-        """A weight [N, K] in 8 bits, with a scale for each of N."""
+        """A weight [N, ...] in 8 bits, with a scale for each of N."""
         name = name_of(value)
         if name not in self.matrices:
-            scale = (np.maximum(np.abs(array_of(value)).max(axis=1), SMALLEST) / 127).astype(np.float32)
+            weight = array_of(value)
+            largest = np.abs(weight).reshape(len(weight), -1).max(axis=1)
+            scale = (np.maximum(largest, SMALLEST) / 127).astype(np.float32)
             grid = Grid(scale, np.zeros(scale.shape, np.int8))
             made = self._integers(value, grid)
             self.matrices[name] = self.matrices[name_of(made)] = made, grid
         return self.matrices[name]
 
-    def _integers(self, value: ir.Value, grid: Grid) -> ir.Value:
-        """A constant as integers, dequantized in the graph."""
-        name = f"{value.name}.{grid.zero.dtype}"
+    def _integers(self, value: ir.Value, grid: Grid, reader: str = "") -> ir.Value:
+        """A constant as integers, dequantized in the graph. reader: ends its name, where its scale depends on that."""
+        name = f"{value.name}{reader}.{grid.zero.dtype}"
         if name not in self.constants:
             info, axis = np.iinfo(grid.zero.dtype), grid.scale.ndim
             array = array_of(value)
-            scale = grid.scale if array.ndim < 2 or not axis else grid.scale[:, None]
+            scale = grid.scale if array.ndim < 2 or not axis else grid.scale.reshape(-1, *[1] * (array.ndim - 1))
             zero = grid.zero.astype(np.float64) if array.ndim < 2 or not axis else 0.0
             q = np.clip(np.rint(array / scale) + zero, info.min, info.max).astype(grid.zero.dtype)
             self.constants[name] = self._dequantized(self._constant(name, q), grid, name)

@@ -21,12 +21,12 @@ EXACT = -1e4  # added to the scores of what must not be attended to while ranges
 MASKED, ROOM = -100.0, 25.0  # added in the target, at least; what is left over the largest difference of two scores
 SIZE, CAPACITY = 32, 224  # of the graph that runs over the text: seven steps fill its cache
 
-MASKS = {"mask", "cross_mask"}  # inputs
+OF_STEPS, MASKS = {"mask"}, {"mask", "cross_mask"}  # inputs
 
 Progress = Callable[[int, int, str], None]
 Ranges = dict[str, Range]
 Arrays = Mapping[str, NDArray[Any]]
-Pair = tuple[NDArray[np.int64], NDArray[np.int64]]  # a text, and what the model makes of it
+Pair = tuple[NDArray[Any], NDArray[np.int64]]  # a text's tokens or a sound's features, and what the model makes of it
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,14 @@ def measure(model: StaticModel, windows: NDArray[np.int64], folder: Path, progre
 def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progress: Progress) -> Measured:
     """The same of an encoder and of its decoder, over texts and what the model makes of them."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx")
+        masks = MASKS if model.features is None else OF_STEPS  # all of a sound is heard
+        encoder = _Watched(model.build_encoder(), Path(temporary) / "encoder.onnx", masks)
         size, capacity = min(SIZE, model.context), model.context
-        decoder = _Watched(model.build(Shape(size, size, capacity)), Path(temporary) / "decoder.onnx")
-        assert model.source_embedding is not None
-        bias = None if model.biases is None else model.biases[1]
+        decoder = _Watched(model.build(Shape(size, size, capacity)), Path(temporary) / "decoder.onnx", masks)
         for i, (source, answer) in enumerate(pairs):
             progress(i, len(pairs), "measuring activations")
-            rows = np.zeros((1, model.context, model.hidden), np.float32)
-            rows[0, : len(source)] = model.source_embedding[source]
-            given = {"rows": rows, "mask": source_mask_of(len(source), model.context, bias, EXACT)}
-            made = encoder.run(given | {name: table[None] for name, table in model.tables[ENCODER].items()})
-            cross = {"cross_mask": source_mask_of(len(source), model.context, None, EXACT)[:, :, :1]}
+            given, cross = _source(model, source)
+            made = encoder.run(given)
             for name, array in made.items():
                 if name.startswith(CROSS):
                     cross[name] = array.transpose(0, 2, 3, 1) if name.endswith(".key") else array.transpose(0, 2, 1, 3)
@@ -76,6 +72,18 @@ def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progr
         of_encoder, of_decoder = encoder.masked(masked, lowest), decoder.masked(masked, lowest)
         shared = {name: found for name, found in of_encoder.items() if name.startswith(CROSS)}
         return Measured(of_decoder | shared, of_encoder, masked)
+
+
+def _source(model: StaticModel, source: NDArray[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs of an encoder for a text's tokens or a sound's features, and what a decoder is given besides."""
+    if model.source_embedding is None:
+        return {"features": source}, {"cross_mask": np.zeros((1, 1, 1, model.source), np.float32)}
+    size, bias = model.source, None if model.biases is None else model.biases[1]
+    rows = np.zeros((1, size, model.hidden), np.float32)
+    rows[0, : len(source)] = model.source_embedding[source]
+    given = {"rows": rows, "mask": source_mask_of(len(source), size, bias, EXACT)}
+    given |= {name: table[None] for name, table in model.tables[ENCODER].items()}
+    return given, {"cross_mask": source_mask_of(len(source), size, None, EXACT)[:, :, :1]}
 
 
 def _steps(
@@ -94,7 +102,8 @@ def _steps(
         mask = mask_of(model.groups, size, capacity, start, EXACT)
         if model.biases is not None:
             mask = mask + distances_of(model.biases[0], np.arange(start, start + size), np.arange(capacity))[None]
-        tables = {name: table[start : start + size][None] for name, table in model.tables[DECODER].items()}
+        positions = np.minimum(np.arange(start, start + size), capacity - 1)
+        tables = {name: table[positions][None] for name, table in model.tables[DECODER].items()}
         logit_rows = np.minimum(np.arange(size, dtype=np.int32), len(part) - 1)
         made = graph.run({"rows": rows, "mask": mask, "logit_rows": logit_rows, **tables, **past, **more})
         for layer in range(len(model.heads)):
@@ -104,15 +113,16 @@ def _steps(
 
 
 class _Watched:
-    """A graph that says how large its activations are. Its model is written to `path`."""
+    """A graph that says how large its activations are. Its model is written to `path`. masks: inputs that hide what
+    must not be attended to."""
 
-    def __init__(self, model: ir.Model, path: Path) -> None:
+    def __init__(self, model: ir.Model, path: Path, masks: set[str] = MASKS) -> None:
         values = activations(model.graph)
-        masks = [value for value in model.graph.inputs if value.name in MASKS]
+        self._masks = [value for value in model.graph.inputs if value.name in masks]
         self._scores = {  # before and after a mask is added
             name_of(node.inputs[0]): name_of(node.outputs[0])  # type: ignore[arg-type]
             for node in model.graph
-            if node.op_type == "Add" and node.inputs[1] in masks
+            if node.op_type == "Add" and node.inputs[1] in self._masks
         }
         self._names = list(map(name_of, values))
         _add_extremes(model.graph, values)
@@ -138,12 +148,12 @@ class _Watched:
     def spread(self) -> float:
         """The largest difference between two scores of a layer."""
         ranges = self.ranges
-        return max(ranges[name][1] - ranges[name][0] for name in self._scores)
+        return max((ranges[name][1] - ranges[name][0] for name in self._scores), default=0.0)
 
     def masked(self, masked: float, bias: float) -> Ranges:
         """What would have been seen if masks had added `masked` instead. bias: the smallest that is part of a mask."""
         ranges = self.ranges
-        for name in MASKS & set(ranges):
+        for name in map(name_of, self._masks):
             ranges[name] = masked + bias, ranges[name][1]
         for scores, sums in self._scores.items():
             ranges[sums] = ranges[scores][0] + masked + bias, ranges[sums][1]

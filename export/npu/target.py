@@ -1,4 +1,4 @@
-"""`edge export --target`: a decoder's graphs for one kind of device, written beside the plain ones of a bundle."""
+"""`edge export --target`: a model's graphs for one kind of device, written next to the plain ones of a bundle."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
     from edge.manifest import Manifest
 
 CONTEXT = 512  # rows of the cache: each step reads all of them
-PAIR_CONTEXT = 128  # of an encoder-decoder, and tokens of its input
+PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
 WINDOWS = 12  # of the calibration text
 KV = "int16"
 VERIFY, CHUNK = 8, 64  # tokens of a step that verifies drafts, and of one that reads a prompt
 EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
 REFUSED = {
-    "whisper": "hears sound",
     "umt5": "biases the scores of each layer by itself",
     "t5gemma": "has an encoder with rotary positions",
 }
@@ -84,10 +83,11 @@ def write_target(
     progress: Progress,
 ) -> None:
     """Write the graphs, their weights, the embedding and `target.json`. material: `windows` [W, S] of the calibration
-    text, or an encoder-decoder's texts and what it makes of them."""
+    text, or an encoder-decoder's inputs and what it makes of them."""
     folder = f"targets/{wanted.name}"
     both = manifest.encoder is not None
-    context = wanted.context or min(PAIR_CONTEXT if both else CONTEXT, manifest.context)
+    text = manifest.speech is None
+    context = wanted.context or min(PAIR_CONTEXT if both and text else CONTEXT, manifest.context)
     model = StaticModel(checkpoint, context)
     shapes = [Shape(1, 1, context), Shape(VERIFY, VERIFY, context)]
     if not both:  # whose prompts are a token or two
@@ -95,7 +95,7 @@ def write_target(
     check_operators(model.build(shapes[0]).graph)
     (writer.staging / folder).mkdir(parents=True)
     if both:
-        fitting = [(source[:context], answer[:context]) for source, answer in material]
+        fitting = [(source[:context] if text else source, answer[:context]) for source, answer in material]
         found = measure_pairs(model, fitting, writer.staging / folder, progress)
     else:
         found = measure(model, np.asarray(material)[:WINDOWS], writer.staging / folder, progress)
@@ -120,12 +120,13 @@ def write_target(
             writer.write_file(path, _written(model.build(shape), found.decoder, shared))
             graphs.append(StaticGraph(shape.size, shape.rows, path))
         rows = embedding(model.embedding, "embedding")
-        if model.source_embedding is not None:
-            writer.write_file(f"{folder}/encoder.onnx", _written(model.build_encoder(), found.encoder, shared))
-            same = model.source_embedding is model.embedding or np.array_equal(model.source_embedding, model.embedding)
-            source = rows if same else embedding(model.source_embedding, "encoder-embedding")
+        if both:
+            path, given = f"{folder}/encoder.onnx", model.source_embedding
+            writer.write_file(path, _written(model.build_encoder(), found.encoder, shared))
+            same = given is not None and np.array_equal(given, model.embedding)
+            source = rows if same else None if given is None else embedding(given, "encoder-embedding")
             tables = [table(name, values, "encoder-") for name, values in model.tables[ENCODER].items()]
-            encoder = StaticEncoder(f"{folder}/encoder.onnx", source, tables)
+            encoder = StaticEncoder(path, model.source, source, tables)
     tables = [table(name, values) for name, values in model.tables[DECODER].items()]
     biases = [table(f"bias-{i}", values) for i, values in enumerate(model.biases or ())]
     target = Target(

@@ -104,6 +104,13 @@ class Encoder:
         Raises:
             InputError: more samples than a window holds.
         """
+        assert self._speech is not None
+        window = window or self._speech.window_samples
+        length = self.max_length * window // self._speech.window_samples
+        return self._encode("input_features", self.features(pcm, window), length, into)
+
+    def features(self, pcm: NDArray[np.float32], window: int | None = None) -> NDArray[np.float32]:
+        """What the encoder reads of a window: the mel filters' energies [1, M, frames]. See `encode_audio`."""
         assert self._speech is not None and self._frontend is not None
         window = window or self._speech.window_samples
         if len(pcm) > window:
@@ -111,8 +118,8 @@ class Encoder:
         padded = np.zeros((1, window), np.float32)
         padded[0, : len(pcm)] = pcm
         (features,) = self._frontend.run({"pcm": padded})
-        del padded  # 2 MB that need not stand beside the encoder's activations
-        return self._encode("input_features", features, self.max_length * window // self._speech.window_samples, into)
+        made: NDArray[np.float32] = features
+        return made
 
     def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:
         cross = into if into is not None and into.length == length else self._new(length, into)

@@ -1,9 +1,10 @@
-"""The encoder among graphs of fixed sizes: any text is filled up to the one length that it takes."""
+"""The encoder among graphs of fixed sizes: a text is filled up to the one length that it takes, sound to a window."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.static.mask import source_mask_of
 from edge.targets import Table, Target
@@ -23,8 +25,8 @@ def read_table(bundle: Bundle, table: Table) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class StaticCross(Cross):
-    """See `Cross`. Keys are [1, H, D, T] and values [1, H, T, D], int16, of a filled up text; mask [1, 1, 1, T] hides
-    what it was filled up with."""
+    """See `Cross`. Keys are [1, H, D, T] and values [1, H, T, D], int16. mask [1, 1, 1, T]: hides what a text was
+    filled up with, and nothing of sound."""
 
     mask: Buffer = field(kw_only=True)
 
@@ -34,16 +36,21 @@ class StaticCross(Cross):
 
 
 class StaticEncoder(Encoder):
-    """See `Encoder`, of texts alone."""
+    """See `Encoder`. Features of sound are made on the host."""
 
     def __init__(self, bundle: Bundle, target: Target, provider: Provider, session: Session) -> None:
         assert target.encoder is not None and bundle.manifest.cross is not None
-        self.max_length, self.any_length = target.context, False
+        self.max_length, self.any_length = target.encoder.length, False
         self._name, self._why = f"{target.name}, encoder", f" in the graphs for {target.name}"
         self._layers, self._dtype = bundle.manifest.cross.layers, np.dtype(target.kv)
         self._session, self._provider, self._masked = session, provider, target.masked
-        rows = np.memmap(bundle.path(target.encoder.embedding), np.float16, "r")
-        self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
+        self._speech = bundle.manifest.speech
+        if self._speech is not None:
+            host_provider = open_provider("cpu")
+            self._frontend = host_provider.open(bundle, "frontend")
+        if target.encoder.embedding is not None:
+            rows = np.memmap(bundle.path(target.encoder.embedding), np.float16, "r")
+            self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
         self._tables = {table.input: read_table(bundle, table)[None] for table in target.encoder.tables}
         self._bias = read_table(bundle, target.biases[1]) if target.biases else None
 
@@ -61,13 +68,22 @@ class StaticEncoder(Encoder):
         rows = np.zeros((1, size, self._embedding.shape[1]), np.float32)
         rows[0, : len(ids)] = self._embedding[ids]
         given = {"rows": rows, "mask": source_mask_of(len(ids), size, self._bias, self._masked)} | self._tables
+        cross = self._run(given, into)
+        cross.mask.array[:] = source_mask_of(len(ids), size, None, self._masked)[:, :, :1]
+        return cross
+
+    def encode_audio(
+        self, pcm: NDArray[np.float32], into: Cross | None = None, *, window: int | None = None
+    ) -> StaticCross:
+        return self._run({"features": self.features(pcm, window)}, into)
+
+    def _run(self, given: dict[str, NDArray[Any]], into: Cross | None) -> StaticCross:
         names = [value.name for value in self._session.inference.get_outputs()]
         made = dict(zip(names, self._session.run(given), strict=True))
         cross = into if isinstance(into, StaticCross) else self._empty()
         for i, (key, value) in enumerate(cross.buffers):
             key[:] = made[f"cross.{i}.key"].transpose(0, 2, 3, 1)
             value[:] = made[f"cross.{i}.value"].transpose(0, 2, 1, 3)
-        cross.mask.array[:] = source_mask_of(len(ids), size, None, self._masked)[:, :, :1]
         return cross
 
     def _empty(self) -> StaticCross:

@@ -26,7 +26,6 @@ GROUP = f"{ENCODER}.convolution"
 # the next one's.
 PRECISE = r"\.encoder\.layers\.0\.|\.encoder_attn\.[kv]_proj\."
 PARTS = 2  # of an encoder's feed-forward blocks: then 30 s need no more memory there than in attention
-END = np.iinfo(np.int64).max  # of a slice
 
 
 def encoder_decoder(config: WhisperConfig, weights: Weights, max_context: int) -> EncoderDecoder:
@@ -73,14 +72,11 @@ class AudioStart(nn.Module):
     def forward(self, op: Lowering, features: Value, positions: Value | None) -> Value:
         x = op.Transpose(features, perm=[0, 2, 1])  # [1, 2 T, M]
         x = self.conv2(op, self.conv1(op, x))
-        return op.Add(x, op.Slice(self.positions, [0], op.Shape(x, start=1, end=2), [0]))
+        return op.Add(x, op.first_rows(self.positions, x))
 
 
 class Convolution(nn.Module):
-    """A convolution over each frame [1, T, C] and its two neighbours, and the activation: [1, T / stride, H].
-
-    It is a product with the three frames next to each other.
-    """
+    """A convolution over each frame [1, T, C] and its two neighbours, and the activation: [1, T / stride, H]."""
 
     def __init__(self, config: WhisperConfig, weights: Weights, name: str, stride: int):
         super().__init__()
@@ -90,10 +86,7 @@ class Convolution(nn.Module):
         self.bias = weights.vector([f"{name}.bias"], f"{name}.bias", GROUP)
 
     def forward(self, op: Lowering, x: Value) -> Value:
-        padded = op.Pad(x, op.Constant(value_ints=[0, 1, 0, 0, 1, 0]))
-        taps = [op.Slice(padded, [i], [end], [1], [self.stride]) for i, end in enumerate((-2, -1, END))]
-        h = op.MatMul(op.Concat(*taps, axis=2), self.weight)
-        return self.activation(op, op.Add(h, self.bias))
+        return self.activation(op, op.convolution(x, self.weight, self.bias, stride=self.stride))
 
 
 def stacked_taps(w: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DOMAIN, VERSION = "com.microsoft", 1  # of onnxruntime's own operators
 BLOCK = 256  # logits that the search for the largest one looks at together
+END = np.iinfo(np.int64).max  # of a slice
 BIAS = 5  # which input of MultiHeadAttention is added to its scores
 
 
@@ -108,6 +109,12 @@ class CPU(Lowering):
             _outputs=3,
             **attributes,
         )
+
+    def convolution(self, x: Value, weight: Value, bias: Value, *, stride: int) -> Value:
+        """A product with the three frames next to each other."""
+        padded = self.Pad(x, self.Constant(value_ints=[0, 1, 0, 0, 1, 0]))
+        taps = [self.Slice(padded, [i], [end], [1], [stride]) for i, end in enumerate((-2, -1, END))]
+        return self.Add(self.MatMul(self.Concat(*taps, axis=2), weight), bias)
 
     def full_attention(
         self, query: Value, key: Value, value: Value, bias: Value | None, *, heads: int, scale: float
