@@ -17,12 +17,59 @@ TARGETS = {"npu-qualcomm": "qnn"}  # and the provider that runs their graphs
 
 
 @dataclass(frozen=True)
+class Soc:
+    """A chip. model: QNN's number of it. architecture: of its Hexagon processor. sold_as: what phones call it. bandwidth:
+    the most that its memory moves, in GB/s; None where no figure is published."""
+
+    name: str
+    model: int
+    architecture: int
+    sold_as: str
+    bandwidth: float | None = None
+
+
+# Numbers and architectures as ExecuTorch lists them (backends/qualcomm/serialization/qc_schema.py). Those below 73 are
+# left out: their products of 16-bit activations err 15 times as much on the simulator. Bandwidths: docs/guide/npu.md.
+SOCS = {
+    soc.name: soc
+    for soc in (
+        Soc("sm8550", 43, 73, "Snapdragon 8 Gen 2", 67.2),
+        Soc("sm8650", 57, 75, "Snapdragon 8 Gen 3", 76.8),
+        Soc("sm8750", 69, 79, "Snapdragon 8 Elite", 84.8),
+        Soc("sm8850", 87, 81, "Snapdragon 8 Elite Gen 5", 84.8),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of a graph costs any device, counted at export. Bytes that it moves, each once: of the weights, of the
+    keys and values that it reads, and of its other inputs and its outputs; what stays within the graph is not counted.
+    products: multiply-adds of matrix products and convolutions."""
+
+    weights: int
+    kv: int
+    rest: int
+    products: int
+
+    @property
+    def bytes(self) -> int:
+        return self.weights + self.kv + self.rest
+
+    def shortest_ms(self, soc: Soc) -> float | None:
+        """An estimate of what a run takes at least: the bytes over the bandwidth. None where that one is unknown."""
+        return None if soc.bandwidth is None else self.bytes / soc.bandwidth / 1e6
+
+
+@dataclass(frozen=True)
 class StaticGraph:
-    """A graph for steps of `size` tokens, of which `rows` have logits: all of them, or the one that is asked for."""
+    """A graph for steps of `size` tokens, of which `rows` have logits: all of them, or the one that is asked for. cost:
+    None where the bundle is older."""
 
     size: int
     rows: int
     path: str  # in the bundle
+    cost: Cost | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +91,7 @@ class StaticEncoder:
     length: int
     embedding: str | None
     tables: list[Table]
+    cost: Cost | None = None
 
 
 @dataclass(frozen=True)

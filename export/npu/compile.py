@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge.errors import ExportError, InputError
 from edge.runtime.providers.qnn import PLUGIN
-from edge.targets import Compiled, Target
+from edge.targets import SOCS, Compiled, Soc, Target
 
 COMPILE = """
 import json, pathlib, sys
@@ -24,29 +23,6 @@ try:
 except EdgeError as e:
     sys.exit(str(e))
 """
-
-
-@dataclass(frozen=True)
-class Soc:
-    """A chip. model: QNN's number of it. architecture: of its Hexagon processor. phones: what it is sold as."""
-
-    name: str
-    model: int
-    architecture: int
-    sold_as: str
-
-
-# Numbers and architectures as ExecuTorch lists them (backends/qualcomm/serialization/qc_schema.py). Those below 73 are
-# left out: their products of 16-bit activations err 15 times as much on the simulator.
-SOCS = {
-    soc.name: soc
-    for soc in (
-        Soc("sm8550", 43, 73, "Snapdragon 8 Gen 2"),
-        Soc("sm8650", 57, 75, "Snapdragon 8 Gen 3"),
-        Soc("sm8750", 69, 79, "Snapdragon 8 Elite"),
-        Soc("sm8850", 87, 81, "Snapdragon 8 Elite Gen 5"),
-    )
-}
 
 
 def socs_of(names: Sequence[str]) -> list[Soc]:

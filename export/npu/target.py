@@ -17,6 +17,7 @@ from edge.bundle import PAGE, Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export import check
 from edge.export.npu.compile import compile_for, socs_of
+from edge.export.npu.cost import cost_of, multiply_adds
 from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
 from edge.export.npu.qdq import check_operators, quantize
 from edge.export.npu.ranges import Pair, Ranges, measure, measure_pairs
@@ -27,7 +28,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.memory.process import release_freed
 from edge.runtime.providers import open_provider
 from edge.runtime.static.engine import StaticEngine
-from edge.targets import TARGET_VERSION, TARGETS, StaticEncoder, StaticGraph, Table, Target, path_of
+from edge.targets import TARGET_VERSION, TARGETS, Cost, StaticEncoder, StaticGraph, Table, Target, path_of
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -117,16 +118,18 @@ def write_target(
         for shape in shapes:
             progress(len(graphs), len(shapes), "writing the graphs of the target")
             path = f"{folder}/step-{shape.size}.onnx"
-            writer.write_file(path, _written(model.build(shape), found.decoder, shared))
-            graphs.append(StaticGraph(shape.size, shape.rows, path))
+            content, cost = _written(model.build(shape), found.decoder, shared)
+            writer.write_file(path, content)
+            graphs.append(StaticGraph(shape.size, shape.rows, path, cost))
         rows = embedding(model.embedding, "embedding")
         if both:
             path, given = f"{folder}/encoder.onnx", model.source_embedding
-            writer.write_file(path, _written(model.build_encoder(), found.encoder, shared))
+            content, cost = _written(model.build_encoder(), found.encoder, shared)
+            writer.write_file(path, content)
             same = given is not None and np.array_equal(given, model.embedding)
             source = rows if same else None if given is None else embedding(given, "encoder-embedding")
             tables = [table(name, values, "encoder-") for name, values in model.tables[ENCODER].items()]
-            encoder = StaticEncoder(path, model.source, source, tables)
+            encoder = StaticEncoder(path, model.source, source, tables, cost)
     tables = [table(name, values) for name, values in model.tables[DECODER].items()]
     biases = [table(f"bias-{i}", values) for i, values in enumerate(model.biases or ())]
     target = Target(
@@ -196,11 +199,14 @@ class _SharedWeights:
         )
 
 
-def _written(built: ir.Model, ranges: Ranges, shared: _SharedWeights) -> bytes:
+def _written(built: ir.Model, ranges: Ranges, shared: _SharedWeights) -> tuple[bytes, Cost]:
+    """A graph in integers, and what a run of it costs."""
+    products = multiply_adds(built.graph)
     model = quantize(built, ranges)
+    cost = cost_of(model.graph, products)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         assert tensor is not None
         if tensor.nbytes >= EXTERNAL:
             value.const_value = shared.external(model.graph.name, tensor)
-    return ir.to_proto(model).SerializeToString()
+    return ir.to_proto(model).SerializeToString(), cost
