@@ -142,9 +142,13 @@ def path_of(name: str) -> str:
 
 def target_for(bundle: Bundle, provider: str) -> str | None:
     """The name of the bundle's target that the provider runs; None where it has none."""
-    files = {file.path for file in bundle.manifest.files}
-    names = (name for name, runs in TARGETS.items() if runs == provider)
-    return next((name for name in names if path_of(name) in files or bundle.path(path_of(name)).is_file()), None)
+    return next((name for name, runs in TARGETS.items() if runs == provider and has_target(bundle, name)), None)
+
+
+def has_target(bundle: Bundle, name: str) -> bool:
+    """Whether the bundle has the target of this name."""
+    path = path_of(name)
+    return any(file.path == path for file in bundle.manifest.files) or bundle.path(path).is_file()
 
 
 def read_target(bundle: Bundle, name: str) -> Target:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edge.bundle import Bundle, open_bundle
+from edge.cli import inspect_targets
 from edge.cli.arguments import Parser, add_bundle, add_json, add_provider, add_strict, add_threads
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
@@ -28,7 +29,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> None:
-    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source.
+    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source; and of graphs
+    for an NPU what a step moves, and how long that takes a chip at least, by an estimate.
 
     With --provider its graphs are opened and run, and instead of the above it is shown which execution provider has
     which share of the nodes, of the bytes of weights, and of the time of a step of one token.
@@ -41,10 +43,13 @@ def command(args: argparse.Namespace) -> None:
     for name in ("strict", "threads"):
         if getattr(args, name) is not None:
             raise InputError(f"--{name} is about a provider that runs the graphs; name one with --provider.")
+    targets = inspect_targets.targets_of(opened)
     if args.json:
-        print_json(summary(opened.manifest))
-    else:
-        _show(opened.manifest)
+        print_json({**summary(opened.manifest), "targets": [inspect_targets.summary(each) for each in targets]})
+        return
+    _show(opened.manifest)
+    for target in targets:
+        inspect_targets.show(target, console(wrap=True))
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

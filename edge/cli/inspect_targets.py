@@ -1,0 +1,73 @@
+"""What a step of a bundle's graphs for a kind of device moves and multiplies, and what that takes a chip at least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from edge.bundle import Bundle
+from edge.cli.tables import table
+from edge.targets import SOCS, TARGETS, Cost, Soc, Target, has_target, read_target
+
+ESTIMATE = "an estimate: bytes moved over the memory's published bandwidth; nobody has measured it"
+UNKNOWN = "What a step moves is unknown: the bundle was exported before that was counted. Export the model again."
+
+
+def targets_of(bundle: Bundle) -> list[Target]:
+    """BundleError where one cannot be read."""
+    return [read_target(bundle, name) for name in TARGETS if has_target(bundle, name)]
+
+
+def summary(target: Target) -> dict[str, Any]:
+    """For `--json`. Figures are null where they are unknown."""
+    graphs = []
+    for name, tokens, cost in _graphs(target):
+        estimates = {soc.name: _estimate(soc, tokens, cost) for soc in _socs(target)}
+        moved = None if cost is None else {"weights": cost.weights, "kv": cost.kv, "rest": cost.rest}
+        products = None if cost is None else cost.products
+        graphs.append({"name": name, "tokens": tokens, "bytes": moved, "products": products, "estimates": estimates})
+    return {"name": target.name, "context": target.context, "graphs": graphs, "estimates_are": ESTIMATE}
+
+
+def show(target: Target, out: Console) -> None:
+    """Print the same as a table."""
+    socs = _socs(target)
+    columns = "Graph", "MB\nmoved", "of them\nKV", "Million\nmultiply-adds", *(f"{soc.name},\nms ≥" for soc in socs)
+    shown = table(f"{target.name}, context {target.context:,}", *columns, text=1, compact=True)
+    for name, _, cost in _graphs(target):
+        if cost is None:
+            out.print(f"{target.name}: {UNKNOWN}")
+            return
+        moved = (f"{count / 1e6:,.1f}" for count in (cost.bytes, cost.kv, cost.products))
+        shown.add_row(name, *moved, *(_number(cost.shortest_ms(soc)) for soc in socs))
+    out.print(shown)
+    out.print(f"ms ≥: at least this long a step ({ESTIMATE}).")
+    step = target.graphs[0].cost
+    rates = [(soc.name, _estimate(soc, 1, step)["tokens_per_s_at_most"]) for soc in socs]
+    told = ", ".join(f"{rate:,.0f} on {name}" for name, rate in rates if rate is not None)
+    if told:
+        out.print(f"So one token a step is at most, in tokens/s: {told}.")
+
+
+def _graphs(target: Target) -> list[tuple[str, int | None, Cost | None]]:
+    """Names, tokens of a step, and costs."""
+    steps = [(f"steps of {graph.size}", graph.size, graph.cost) for graph in target.graphs]
+    return [*steps, *([] if target.encoder is None else [("encoder", None, target.encoder.cost)])]
+
+
+def _socs(target: Target) -> list[Soc]:
+    """The chips that it was compiled for; all that are known where there are none."""
+    compiled = [SOCS[each.soc] for each in target.compiled if each.soc in SOCS]
+    return compiled or list(SOCS.values())
+
+
+def _estimate(soc: Soc, tokens: int | None, cost: Cost | None) -> dict[str, float | None]:
+    """Of a graph on a chip. Tokens a second are those of answers without drafts: one a step."""
+    shortest = None if cost is None else cost.shortest_ms(soc)
+    rate = None if shortest is None or tokens != 1 else 1e3 / shortest
+    return {"ms_at_least": shortest, "tokens_per_s_at_most": rate}
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.2f}"
