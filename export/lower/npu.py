@@ -123,7 +123,7 @@ class NPU(Lowering):
         if window is not None and window < capacity:
             raise ExportError(
                 f"The model attends to the last {window} tokens alone, and a graph for NPUs has one mask for all "
-                f"layers; choose a --target-context of {window} or less."
+                f"layers; choose a --target-context of {window} or less, or leave out --target."
             )
         query, new_key, new_value = self._apart(parts, heads)
         query, new_key = self._rotated(query, step, rope, scale), self._rotated(new_key, step, rope, 1.0)

@@ -26,7 +26,7 @@ except EdgeError as e:
 
 
 def socs_of(names: Sequence[str]) -> list[Soc]:
-    """InputError where a name is unknown; MissingExtraError where there are names, and no compiler is installed."""
+    """Each once. InputError where a name is unknown; MissingExtraError where there are names, and no compiler is installed."""
     for name in names:
         if name not in SOCS:
             known = ", ".join(f"{soc.name} ({soc.sold_as})" for soc in SOCS.values())
@@ -35,7 +35,7 @@ def socs_of(names: Sequence[str]) -> list[Soc]:
         support = PLUGIN.find()
         if support.missing is not None:
             raise InputError(f"Nothing can be compiled for {', '.join(names)} here: {support.missing}")
-    return [SOCS[name] for name in names]
+    return [SOCS[name] for name in dict.fromkeys(names)]
 
 
 def compile_for(soc: Soc, target: Target, root: Path) -> Compiled:

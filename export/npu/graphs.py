@@ -20,7 +20,7 @@ from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
 from edge.export.graph.step import FLOAT, INT32, add_output, configuration
 from edge.export.lower.npu import NPU
 from edge.export.npu.qdq import array_of
-from edge.export.npu.weights import NPUWeights, npu_weights
+from edge.export.npu.weights import NPUWeights, npu_shapes, npu_weights
 from edge.export.quantize.base import HEAD
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class StaticModel:
         ExportError: the model's type is of no known family, or no graph for NPUs can do what it asks for.
     """
 
-    def __init__(self, checkpoint: Checkpoint, context: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, context: int, *, empty: bool = False) -> None:
         self._family = find_family(str(checkpoint.config.get("model_type")))[1]
         self._config, self.context = configuration(checkpoint.config), context
-        matrices = npu_weights(checkpoint)
+        matrices = npu_shapes(checkpoint) if empty else npu_weights(checkpoint)
         both = bool(checkpoint.config.get("is_encoder_decoder"))
         if HEAD in matrices and not both:  # the rotated head has the final norm in it, and is the embedding no more
             self._config.tie_word_embeddings = False

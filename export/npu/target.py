@@ -57,7 +57,7 @@ class Wanted:
 
 
 def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
-    """Refuse at once what cannot be made.
+    """Refuse at once what cannot be made: the model's graphs are built, without its weights.
 
     Raises:
         InputError: the target, a chip or the context is unknown or out of range.
@@ -73,6 +73,16 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
     if wanted.context is None and context < CHUNK:
         raise InputError(f"A target for NPUs needs a context of {CHUNK} tokens or more, and this bundle has {context}.")
     socs_of(wanted.socs)
+    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    rows = _rows(wanted, both and "num_mel_bins" not in checkpoint.config, context)
+    model = StaticModel(checkpoint, rows, empty=True)
+    for built in (model.build(Shape(1, 1, rows)), *([model.build_encoder()] if both else [])):
+        check_operators(built.graph)
+
+
+def _rows(wanted: Wanted, pairs: bool, context: int) -> int:
+    """Of the cache. pairs: of an encoder-decoder for text. context: the bundle's."""
+    return wanted.context or min(PAIR_CONTEXT if pairs else CONTEXT, context)
 
 
 def write_target(
@@ -88,12 +98,11 @@ def write_target(
     folder = f"targets/{wanted.name}"
     both = manifest.encoder is not None
     text = manifest.speech is None
-    context = wanted.context or min(PAIR_CONTEXT if both and text else CONTEXT, manifest.context)
+    context = _rows(wanted, both and text, manifest.context)
     model = StaticModel(checkpoint, context)
     shapes = [Shape(1, 1, context), Shape(VERIFY, VERIFY, context)]
     if not both:  # whose prompts are a token or two
         shapes.append(Shape(CHUNK, 1, context))
-    check_operators(model.build(shapes[0]).graph)
     (writer.staging / folder).mkdir(parents=True)
     if both:
         fitting = [(source[:context] if text else source, answer[:context]) for source, answer in material]

@@ -62,6 +62,13 @@ class NPUWeights(Weights):
         return self._kept[name]
 
 
+def npu_shapes(checkpoint: Checkpoint) -> Mapping[str, Weight]:
+    """Zeros instead of what `npu_weights` reads: enough to see which graph there will be, without the memory."""
+    shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+    zeros = {shape: FloatTensor(np.zeros(shape, np.float32)) for shape in shapes.values()}
+    return LazyWeights([*shapes, HEAD], lambda name: zeros[shapes[name if name in shapes else EMBEDDING]])
+
+
 def npu_weights(checkpoint: Checkpoint) -> Mapping[str, Weight]:
     """Every matrix, norm and bias of a decoder in float32. They are rotated where its layers are pre-norm ones, as
     Llama's are; others are left as they are."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from decoder_configs import VOCABULARY
+from encoder_decoder_configs import model_of
+from graph_harness import TinyCheckpoint
 from npu_models import (
     CONTEXT,
     FAMILIES,
@@ -36,6 +39,7 @@ from edge.runtime.engine.engine import Engine, Tree
 SIZES = [16, 8, 3, *[1] * 5, 8, 8, 8, 1, 1, 6]
 TEXTS = np.random.default_rng(3).integers(3, VOCABULARY, (3, CONTEXT))
 TOKENS = TEXTS[0]
+PAIRS = ["t5", "t5-v1.1", "bart", "marian-apart", "m2m_100", "pegasus"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -97,7 +101,7 @@ def test_a_cache_that_is_cut_short_forgets(bundle: Bundle) -> None:
     np.testing.assert_allclose(engine.step(cache, TOKENS[8:9]), before, atol=0.01)
 
 
-@pytest.fixture(scope="module", params=["t5", "t5-v1.1", "bart", "marian-apart", "m2m_100", "pegasus", "whisper"])
+@pytest.fixture(scope="module", params=[*PAIRS, "whisper"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp(request.param)
     return speaker_of(folder) if request.param == "whisper" else pair_of(request.param, folder)
@@ -149,7 +153,23 @@ def test_a_mask_is_deeper_than_scores_are_wide(tmp_path: Path) -> None:
     assert divergence(one, eight) < 0.01
 
 
-def test_a_window_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="attends to the last 7 tokens alone"):
-        bundle_of(checkpoint_of("mistral", sliding_window=7), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("family", "config", "expected"),
+    [
+        ("mistral", {"sliding_window": 7}, "attends to the last 7 tokens alone, .*; choose a --target-context of 7 or"),
+        ("gemma3_text", {"sliding_window": CONTEXT - 1}, f"attends to the last {CONTEXT - 1} tokens alone"),
+    ],
+)
+def test_what_no_graph_can_do_is_refused_before_weights_are_read(
+    family: str, config: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = checkpoint_of(family, **config)
+    monkeypatch.setattr(checkpoint, "read", lambda *_: pytest.fail("a weight was read"))
+    with pytest.raises(ExportError, match=expected):
+        check_wanted(Wanted(NAME, CONTEXT), checkpoint, CONTEXT)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *PAIRS])
+def test_what_can_be_made_passes(name: str) -> None:
+    checkpoint = TinyCheckpoint(model_of(name), name=name) if name in PAIRS else checkpoint_of(name)
+    check_wanted(Wanted(NAME, CONTEXT), checkpoint, CONTEXT)
