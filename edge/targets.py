@@ -18,8 +18,8 @@ TARGETS = {"npu-qualcomm": "qnn"}  # and the provider that runs their graphs
 
 @dataclass(frozen=True)
 class Soc:
-    """A chip. model: QNN's number of it. architecture: of its Hexagon processor. sold_as: what phones call it. bandwidth:
-    the most that its memory moves, in GB/s; None where no figure is published."""
+    """A chip. model: QNN's number of it. architecture: of its Hexagon processor. bandwidth: the most that its memory
+    moves, in GB/s; None where no figure is published."""
 
     name: str
     model: int

@@ -29,8 +29,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def command(args: argparse.Namespace) -> None:
-    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source; and of graphs
-    for an NPU what a step moves, and how long that takes a chip at least, by an estimate.
+    """Show a bundle's dimensions, bytes per group of weights, bits per weight, graphs, quality and source; of graphs
+    for an NPU also what a step moves, and how long that takes a chip at least, by an estimate.
 
     With --provider its graphs are opened and run, and instead of the above it is shown which execution provider has
     which share of the nodes, of the bytes of weights, and of the time of a step of one token.

@@ -26,7 +26,7 @@ except EdgeError as e:
 
 
 def socs_of(names: Sequence[str]) -> list[Soc]:
-    """Each once. InputError where a name is unknown; MissingExtraError where there are names, and no compiler is installed."""
+    """Each once. InputError where a name is unknown, or where there are names, and no compiler is installed."""
     for name in names:
         if name not in SOCS:
             known = ", ".join(f"{soc.name} ({soc.sold_as})" for soc in SOCS.values())

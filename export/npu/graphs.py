@@ -53,6 +53,8 @@ class StaticModel:
     context] of the distances 0 and up between a token and those before it, in the decoder, and [heads, 2 R + 1] of the
     distances from -R to R, key minus query, in the encoder; None where scores have none.
 
+    empty: leave out the weights, to see which graphs there will be.
+
     Raises:
         ExportError: the model's type is of no known family, or no graph for NPUs can do what it asks for.
     """

@@ -83,6 +83,16 @@ def test_the_graphs_share_their_weights(pristine: Bundle) -> None:
     assert parameters < weights < 3 * parameters and max(graphs) < weights * 3
 
 
+def test_inspect_says_what_a_step_moves(pristine: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(pristine.root)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{NAME}, context {CONTEXT}" in out and "steps of 64" in out and "nobody has measured it" in out
+    assert main(["inspect", str(pristine.root), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["targets"]
+    assert [graph["tokens"] for graph in found["graphs"]] == [1, 8, 64]
+    assert set(found["graphs"][0]["estimates"]) == {"sm8550", "sm8650", "sm8750", "sm8850"}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
