@@ -20,8 +20,8 @@ def multiply_adds(graph: ir.Graph) -> int:
             if node.op_type == "Conv":  # the factor is [out, in / groups, *kernel]
                 summed = math.prod(factor[1:])
             else:
-                flipped = node.op_type == "Gemm" and node.attributes.get_int("transB", 0)
-                summed = factor[-1] if flipped else factor[-2]
+                turned = "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+                summed = factor[-1] if turned else factor[-2]
             found += math.prod(made) * summed
     return found
 
@@ -38,8 +38,8 @@ def _bytes(values: Iterable[ir.Value]) -> int:
     found = 0
     for value in values:
         assert value.dtype is not None
-        found += math.prod(_shape(value)) * value.dtype.itemsize
-    return int(found)
+        found += math.prod(_shape(value)) * value.dtype.bitwidth // 8
+    return found
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...]:
