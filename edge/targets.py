@@ -95,6 +95,14 @@ class StaticEncoder:
 
 
 @dataclass(frozen=True)
+class Shorter:
+    """The same graphs over a cache of fewer rows."""
+
+    context: int
+    graphs: list[StaticGraph]
+
+
+@dataclass(frozen=True)
 class Compiled:
     """The graphs compiled for a chip, in the order of `Target.graph_paths`. compiler: by which package and version."""
 
@@ -112,7 +120,8 @@ class Target:
     is added to the scores of what a token must not attend to. kv: the type of keys and values, int16. embedding: the
     file with its rows [V, H], float16. tables: of positions. biases: those of the scores of the decoder [heads, N], by
     distance, and of the encoder; none where masks are all that is added. quality: figures of the check against the
-    model in float32, through these graphs on the CPU.
+    model in float32, through these graphs on the CPU. shorter: of smaller contexts, smallest first, because a step
+    reads all rows of its cache.
     """
 
     version: int
@@ -128,11 +137,19 @@ class Target:
     biases: list[Table] = field(default_factory=list)
     compiled: list[Compiled] = field(default_factory=list)
     quality: dict[str, float] = field(default_factory=dict)
+    shorter: list[Shorter] = field(default_factory=list)
+
+    @property
+    def by_context(self) -> dict[int, list[StaticGraph]]:
+        """All graphs of steps, by the rows of their caches, fewest first."""
+        return {each.context: each.graphs for each in self.shorter} | {self.context: self.graphs}
 
     @property
     def graph_paths(self) -> list[str]:
         """Of all graphs, in the order of `Compiled.paths`."""
-        return [*(graph.path for graph in self.graphs), *([] if self.encoder is None else [self.encoder.path])]
+        encoder = [] if self.encoder is None else [self.encoder.path]
+        shorter = (graph.path for each in self.shorter for graph in each.graphs)
+        return [*(graph.path for graph in self.graphs), *encoder, *shorter]
 
 
 def path_of(name: str) -> str:
@@ -171,6 +188,8 @@ def read_target(bundle: Bundle, name: str) -> Target:
         tables = [*tables, *encoder.tables]
     for file in (*files, *(table.path for table in tables)):
         check_inside(bundle.root, file)
-    if not target.graphs or target.graphs[0].size != 1:
+    if any(not graphs or graphs[0].size != 1 for graphs in target.by_context.values()):
         raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
+    if list(target.by_context) != sorted({each.context for each in target.shorter} | {target.context}):
+        raise BundleError(f"{path} names contexts that do not grow; export the model again.")
     return target

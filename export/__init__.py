@@ -55,7 +55,7 @@ def export(
     name: str | None = None,
     memory: int | str | None = None,
     target: str | None = None,
-    target_context: int | None = None,
+    target_context: int | Sequence[int] | None = None,
     soc: Sequence[str] = (),
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -95,7 +95,8 @@ def export(
         memory: maximum private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
             out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
         target: also write a decoder's graphs for a kind of device: ``npu-qualcomm`` (docs/guide/npu.md).
-        target_context: tokens that these graphs have room for; default: 512, or `max_context` where it is less.
+        target_context: tokens that these graphs have room for; default: 512, or `max_context` where it is less. Of
+            several each has its graphs, and a text moves to the next when it is full.
         soc: chips to compile them for, such as ``sm8650``; default: none, and the device compiles them at each start.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.

@@ -63,7 +63,8 @@ def add_arguments(parser: Parser) -> None:
 
     add = parser.options("devices")
     add("--target NAME", "also write graphs for a kind of device: npu-qualcomm")
-    add("--target-context N", "tokens that they have room for (default: 512; encoder-decoders 128, Whisper 448)", int)
+    room = "tokens that they have room for, one number or several (default: 512; encoder-decoders 128, Whisper 448)"
+    add("--target-context N,...", room, _numbers)
     add("--soc CHIP,...", "chips to compile them for, such as sm8650 (default: the device compiles at each start)")
 
     add = parser.options("skipping and drafts")
@@ -71,6 +72,13 @@ def add_arguments(parser: Parser) -> None:
     add("--trees", "also write a decoder's graph for drafts that branch, as recycle's do")
     drafts = "tokens that the model writes to draft from; 0: none (default: as many as take a minute)"
     add("--draft-text N", drafts, int)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, nor several with commas between them") from None
 
 
 def command(args: argparse.Namespace) -> None:

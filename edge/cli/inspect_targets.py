@@ -43,8 +43,8 @@ def show(target: Target, out: Console) -> None:
         shown.add_row(name, *moved, *(_number(cost.shortest_ms(soc)) for soc in socs))
     out.print(shown)
     out.print(f"ms ≥: at least this long a step ({ESTIMATE}).")
-    step = target.graphs[0].cost
-    rates = [(soc.name, _estimate(soc, 1, step)["tokens_per_s_at_most"]) for soc in socs]
+    (step, *_), *_ = target.by_context.values()
+    rates = [(soc.name, _estimate(soc, 1, step.cost)["tokens_per_s_at_most"]) for soc in socs]
     told = ", ".join(f"{rate:,.0f} on {name}" for name, rate in rates if rate is not None)
     if told:
         out.print(f"So one token a step is at most, in tokens/s: {told}.")
@@ -52,7 +52,11 @@ def show(target: Target, out: Console) -> None:
 
 def _graphs(target: Target) -> list[tuple[str, int | None, Cost | None]]:
     """Names, tokens of a step, and costs."""
-    steps = [(f"steps of {graph.size}", graph.size, graph.cost) for graph in target.graphs]
+    steps = [
+        (f"steps of {graph.size}" + (f", {context:,}" if target.shorter else ""), graph.size, graph.cost)
+        for context, graphs in target.by_context.items()
+        for graph in graphs
+    ]
     return [*steps, *([] if target.encoder is None else [("encoder", None, target.encoder.cost)])]
 
 

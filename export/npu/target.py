@@ -28,7 +28,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.memory.process import release_freed
 from edge.runtime.providers import open_provider
 from edge.runtime.static.engine import StaticEngine
-from edge.targets import TARGET_VERSION, TARGETS, Cost, StaticEncoder, StaticGraph, Table, Target, path_of
+from edge.targets import TARGET_VERSION, TARGETS, Cost, Shorter, StaticEncoder, StaticGraph, Table, Target, path_of
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -49,10 +49,11 @@ MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What a user asks for. name: of the target. context: None for the default. socs: chips to compile for."""
+    """What a user asks for. name: of the target. context: one or several; None for the default. socs: chips to compile
+    for."""
 
     name: str
-    context: int | None = None
+    context: int | Sequence[int] | None = None
     socs: Sequence[str] = ()
 
 
@@ -68,21 +69,25 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
     kind = str(checkpoint.config.get("model_type"))
     if kind in REFUSED:
         raise ExportError(f"{checkpoint.name} {REFUSED[kind]}, which no graph for NPUs does yet; leave out --target.")
-    if wanted.context is not None and not CHUNK <= wanted.context <= context:
-        raise InputError(f"--target-context must be between {CHUNK} and {context}, the bundle's, not {wanted.context}.")
+    both = bool(checkpoint.config.get("is_encoder_decoder"))
+    contexts = _contexts(wanted, both and "num_mel_bins" not in checkpoint.config, context)
+    for asked in () if wanted.context is None else contexts:
+        if not CHUNK <= asked <= context:
+            raise InputError(f"--target-context must be between {CHUNK} and {context}, the bundle's, not {asked}.")
+    if both and len(contexts) > 1:
+        raise InputError(f"{checkpoint.name} is an encoder-decoder, whose graphs have one --target-context; name one.")
     if wanted.context is None and context < CHUNK:
         raise InputError(f"A target for NPUs needs a context of {CHUNK} tokens or more, and this bundle has {context}.")
     socs_of(wanted.socs)
-    both = bool(checkpoint.config.get("is_encoder_decoder"))
-    rows = _rows(wanted, both and "num_mel_bins" not in checkpoint.config, context)
-    model = StaticModel(checkpoint, rows, empty=True)
-    for built in (model.build(Shape(1, 1, rows)), *([model.build_encoder()] if both else [])):
+    model = StaticModel(checkpoint, contexts[-1], empty=True)
+    for built in (model.build(Shape(1, 1, contexts[-1])), *([model.build_encoder()] if both else [])):
         check_operators(built.graph)
 
 
-def _rows(wanted: Wanted, pairs: bool, context: int) -> int:
-    """Of the cache. pairs: of an encoder-decoder for text. context: the bundle's."""
-    return wanted.context or min(PAIR_CONTEXT if pairs else CONTEXT, context)
+def _contexts(wanted: Wanted, pairs: bool, context: int) -> list[int]:
+    """Rows of the cache, fewest first. pairs: of an encoder-decoder for text. context: the bundle's."""
+    asked = [wanted.context] if isinstance(wanted.context, int) else wanted.context or ()
+    return sorted(set(asked)) or [min(PAIR_CONTEXT if pairs else CONTEXT, context)]
 
 
 def write_target(
@@ -98,11 +103,10 @@ def write_target(
     folder = f"targets/{wanted.name}"
     both = manifest.encoder is not None
     text = manifest.speech is None
-    context = _rows(wanted, both and text, manifest.context)
+    *shorter, context = contexts = _contexts(wanted, both and text, manifest.context)
     model = StaticModel(checkpoint, context)
-    shapes = [Shape(1, 1, context), Shape(VERIFY, VERIFY, context)]
-    if not both:  # whose prompts are a token or two
-        shapes.append(Shape(CHUNK, 1, context))
+    sizes = [(1, 1), (VERIFY, VERIFY), *([] if both else [(CHUNK, 1)])]  # prompts of decoders with encoders are short
+    shapes = [Shape(size, logits, rows) for rows in contexts for size, logits in sizes]
     (writer.staging / folder).mkdir(parents=True)
     if both:
         fitting = [(source[:context] if text else source, answer[:context]) for source, answer in material]
@@ -110,7 +114,7 @@ def write_target(
     else:
         found = measure(model, np.asarray(material)[:WINDOWS], writer.staging / folder, progress)
     release_freed()
-    graphs: list[StaticGraph] = []
+    graphs: dict[int, list[StaticGraph]] = {rows: [] for rows in contexts}
     encoder: StaticEncoder | None = None
 
     def table(name: str, rows: NDArray[np.float32], of: str = "") -> Table:
@@ -124,12 +128,13 @@ def write_target(
 
     with (writer.staging / folder / "weights.bin").open("wb") as weights:
         shared = _SharedWeights(weights)
-        for shape in shapes:
-            progress(len(graphs), len(shapes), "writing the graphs of the target")
-            path = f"{folder}/step-{shape.size}.onnx"
+        for i, shape in enumerate(shapes):
+            progress(i, len(shapes), "writing the graphs of the target")
+            suffix = "" if shape.capacity == context else f"-of-{shape.capacity}"
+            path = f"{folder}/step-{shape.size}{suffix}.onnx"
             content, cost = _written(model.build(shape), found.decoder, shared)
             writer.write_file(path, content)
-            graphs.append(StaticGraph(shape.size, shape.rows, path, cost))
+            graphs[shape.capacity].append(StaticGraph(shape.size, shape.rows, path, cost))
         rows = embedding(model.embedding, "embedding")
         if both:
             path, given = f"{folder}/encoder.onnx", model.source_embedding
@@ -142,8 +147,9 @@ def write_target(
     tables = [table(name, values) for name, values in model.tables[DECODER].items()]
     biases = [table(f"bias-{i}", values) for i, values in enumerate(model.biases or ())]
     target = Target(
-        TARGET_VERSION, wanted.name, context, model.groups, found.masked, KV, rows, tables, graphs, encoder, biases
-    )
+        TARGET_VERSION, wanted.name, context, model.groups, found.masked, KV, rows, tables, graphs[context], encoder,
+        biases, shorter=[Shorter(each, graphs[each]) for each in shorter],
+    )  # fmt: skip
     del model
     gc.collect()
     release_freed()

@@ -98,6 +98,15 @@ class KVCache:
         self.contiguous = False
         self.length = len(keep)
 
+    def fit(self, upto: int) -> None:
+        """Be as large as steps up to the row `upto` need. Of graphs for any number of rows all caches are."""
+
+    def repeat(self, written: int, upto: int) -> None:
+        """Fill the rows below `upto` with copies of the first `written`: for measurements."""
+        for pair in self.buffers:
+            for buffer in pair:
+                repeat_rows(buffer, written, upto)
+
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
@@ -108,3 +117,10 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all buffers at full capacity."""
         return sum(key.nbytes + value.nbytes for key, value in self.buffers)
+
+
+def repeat_rows(rows: NDArray[Any], written: int, upto: int) -> None:
+    """Fill rows [1, heads, N, dim]."""
+    for start in range(written, upto, written):
+        end = min(start + written, upto)
+        rows[:, :, start:end] = rows[:, :, : end - start]

@@ -69,7 +69,7 @@ class Subject:
 
         One more token runs before them, so that caches and threads are as in the middle of an answer.
         """
-        self._at(context)
+        self._at(context, count + 1)
         tokens = generate(self.engine, self._cache, self._tokens(1), self._sampler, chunk=1, interrupted=never)
         next(tokens)
         times, before = [], time.perf_counter()
@@ -82,7 +82,7 @@ class Subject:
 
     def step(self, size: int, context: int) -> float:
         """Milliseconds of one step of `size` tokens, with logits of every one, at `context` tokens."""
-        self._at(context)
+        self._at(context, size)
         tokens, rows = self._tokens(size), np.arange(size)
         start = time.perf_counter()
         self.engine.step(self._cache, tokens, rows)
@@ -118,9 +118,10 @@ class Subject:
         self._written = max(self._written, rows)
         self._copy(self.capacity)
 
-    def _at(self, context: int) -> None:
-        """Set the cache to a context."""
+    def _at(self, context: int, room: int) -> None:
+        """Set the cache to a context, from which `room` tokens are run."""
         self._cache.reset(self._cross)
+        self._cache.fit(context + room)
         if context > self._written:
             self._copy(context)
         self._cache.length = context
@@ -130,11 +131,7 @@ class Subject:
         have = self._written
         if not have:
             raise ValueError("no rows have been run that could be copied")
-        for pair in self._cache.buffers:
-            for buffer in pair:
-                for start in range(have, upto, have):
-                    end = min(start + have, upto)
-                    buffer[:, :, start:end] = buffer[:, :, : end - start]
+        self._cache.repeat(have, upto)
         self._written = max(have, upto)
 
     def _source(self, tokens: int) -> NDArray[Any]:

@@ -3,20 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.manifest import KVLayer
-from edge.runtime.engine.cache import KVCache
+from edge.manifest import KVLayer, KVLayout
+from edge.runtime.engine.cache import KVCache, repeat_rows
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.providers.base import Buffer, Provider
 
 
 class StaticCache(KVCache):
     """See `KVCache`. Keys are [1, heads, head_dim, rows] and values [1, heads, rows, head_dim]; the graphs read all
-    rows in place, and the host writes new ones. Every cache has as many rows as the graphs were made for."""
+    rows in place, and the host writes new ones.
+
+    contexts: numbers of rows that graphs were made for, fewest first. A cache begins with the fewest, because each step
+    reads all of them, and moves to more when a step does not fit. bound: graphs that read its memory, by the sizes of
+    their steps.
+    """
+
+    def __init__(
+        self, provider: Provider, layout: KVLayout, contexts: Sequence[int], capacity: int, cross: Cross | None
+    ) -> None:
+        super().__init__(provider, layout, contexts[0], cross)
+        self.capacity = self.ends = capacity
+        self._contexts = contexts
+        self.bound: dict[int, Any] = {}
 
     def shapes(self, layer: KVLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (1, layer.heads, layer.head_dim, self.rows), (1, layer.heads, self.rows, layer.head_dim)
+
+    def fit(self, upto: int) -> None:
+        rows = next(rows for rows in self._contexts if rows >= min(upto, self.capacity))
+        if rows == self.rows:
+            return
+        kept = min(self.length, rows, self.rows)
+
+        def moved(buffer: Buffer, axis: int) -> Buffer:
+            shape = list(buffer.array.shape)
+            shape[axis] = rows
+            made = self.provider.allocate(tuple(shape), buffer.array.dtype)
+            made.array.swapaxes(0, axis)[:kept] = buffer.array.swapaxes(0, axis)[:kept]
+            return made
+
+        self.memory = [(moved(key, 3), moved(value, 2)) for key, value in self.memory]
+        positions = np.arange(rows, dtype=np.int64)
+        positions[:kept] = self.positions[:kept]
+        self.rows, self.positions, self.bound = rows, positions, {}
+
+    def repeat(self, written: int, upto: int) -> None:
+        for key, value in self.buffers:
+            for rows in (key.swapaxes(2, 3), value):
+                repeat_rows(rows, min(written, self.rows), min(upto, self.rows))
 
     def write(self, new: Sequence[tuple[NDArray[np.generic], NDArray[np.generic]]], count: int) -> None:
         """Append the first `count` rows of new keys and values [1, S, heads, head_dim], of every layer."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ class StaticEngine(Engine):
         )
         self._tables = {table.input: read_table(bundle, table) for table in self.target.tables}
         self._bias = read_table(bundle, self.target.biases[0]) if self.target.biases else None
-        self._graphs: WeakKeyDictionary[KVCache, dict[int, _Bound]] = WeakKeyDictionary()
 
     def _open(self) -> Session:
         limit, asked = self.target.context, self.variant.context
@@ -60,8 +59,15 @@ class StaticEngine(Engine):
                 f"{asked}; choose a --context of {limit} or less, or export it with --target-context {asked}."
             )
         self.context = min(limit, DEFAULT_CONTEXT) if asked is None else asked
-        self._opened = {graph: self._session(self._files[graph.path]) for graph in self.target.graphs}
-        return self._opened[self.target.graphs[0]]
+        self._opened: dict[StaticGraph, Session] = {}
+        first, *_ = (self.opened(graph) for graph in next(iter(self.target.by_context.values())))
+        return first
+
+    def opened(self, graph: StaticGraph) -> Session:
+        """A session over a graph. Those of longer contexts are opened when a cache first needs them."""
+        if graph not in self._opened:
+            self._opened[graph] = self._session(self._files[graph.path])
+        return self._opened[graph]
 
     def _open_encoder(self, source: int | None) -> Encoder:
         assert self.target.encoder is not None
@@ -113,16 +119,23 @@ class StaticEngine(Engine):
 
     @property
     def sessions(self) -> dict[str, Session]:
-        steps = {self._name(graph): each for graph, each in self._opened.items()}
+        steps = {name: self.opened(graph) for name, graph in self._named.items()}
         return (self.encoder.sessions if self.encoder is not None else {}) | steps
 
     def path(self, name: str) -> Path:
         encoder = self.target.encoder
-        named = {self._name(graph): graph.path for graph in self.target.graphs}
-        return self._files[encoder.path if encoder is not None and name not in named else named[name]]
+        named = self._named
+        return self._files[encoder.path if encoder is not None and name not in named else named[name].path]
 
-    def _name(self, graph: StaticGraph) -> str:
-        return f"{self.target.name}, steps of {graph.size}"
+    @cached_property
+    def _named(self) -> dict[str, StaticGraph]:
+        """The graphs of steps by what they are called."""
+        target = self.target
+        return {
+            f"{target.name}, steps of {graph.size}" + (f", context {context}" if target.shorter else ""): graph
+            for context, graphs in target.by_context.items()
+            for graph in graphs
+        }
 
     @property
     def supports_batching(self) -> bool:
@@ -137,11 +150,8 @@ class StaticEngine(Engine):
                 f"The graphs for {self.target.name} have room for {self.target.context} tokens, and this needs {rows}; "
                 "ask for fewer beams or fewer tokens (--max-tokens)."
             )
-        cache = StaticCache(
-            self.provider, dataclasses.replace(self.kv, dtype=self.target.kv), self.target.context, cross, exact=False
-        )
-        cache.capacity = cache.ends = min(rows, self.target.context)
-        return cache
+        layout, contexts = dataclasses.replace(self.kv, dtype=self.target.kv), list(self.target.by_context)
+        return StaticCache(self.provider, layout, contexts, min(rows, self.target.context), cross)
 
     def _run(
         self,
@@ -154,14 +164,16 @@ class StaticEngine(Engine):
         assert isinstance(cache, StaticCache), "another engine's cache"
         size, first, rows = len(tokens), cache.length, np.remainder(wanted, len(tokens))
         found: NDArray[np.float32] = self._logits_for(cache, len(rows)).array[0]
-        bound = self._graphs.setdefault(cache, {})
+        if cache.length + size > cache.rows or not cache.length:
+            cache.fit(cache.length + size)
+        graphs = self.target.by_context[cache.rows]
         start = 0
         while start < size:
-            graph = self._choose(rows, start, size)
+            graph = _choose(graphs, rows, start, size)
             count = min(graph.size, size - start)
-            if graph.size not in bound:
-                bound[graph.size] = _Bound(self, graph, cache)
-            step = bound[graph.size]
+            if graph.size not in cache.bound:
+                cache.bound[graph.size] = _Bound(self, graph, cache)
+            step = cache.bound[graph.size]
             step.read(cache)
             asked = np.flatnonzero((rows >= start) & (rows < start + count))
             step.fill(self, cache, tokens[start : start + count], tree, start, first)
@@ -179,15 +191,15 @@ class StaticEngine(Engine):
         chosen: NDArray[np.int64] = found.argmax(axis=1)
         return chosen
 
-    def _choose(self, rows: NDArray[np.int64], start: int, size: int) -> StaticGraph:
-        """The graph of the next part: the smallest that holds what is left, else the largest whose rows with logits are
-        enough."""
-        graphs = self.target.graphs
-        fitting = next((graph for graph in graphs if graph.size >= size - start), graphs[-1])
-        within = np.count_nonzero((rows >= start) & (rows < start + fitting.size))
-        if within <= 1 or fitting.rows == fitting.size:
-            return fitting
-        return max((graph for graph in graphs if graph.rows == graph.size), key=lambda graph: graph.size)
+
+def _choose(graphs: Sequence[StaticGraph], rows: NDArray[np.int64], start: int, size: int) -> StaticGraph:
+    """The graph of the next part: the smallest that holds what is left, else the largest whose rows with logits are
+    enough."""
+    fitting = next((graph for graph in graphs if graph.size >= size - start), graphs[-1])
+    within = np.count_nonzero((rows >= start) & (rows < start + fitting.size))
+    if within <= 1 or fitting.rows == fitting.size:
+        return fitting
+    return max((graph for graph in graphs if graph.rows == graph.size), key=lambda graph: graph.size)
 
 
 class _Bound:
@@ -196,7 +208,7 @@ class _Bound:
     def __init__(self, engine: StaticEngine, graph: StaticGraph, cache: StaticCache) -> None:
         provider, dims, target = engine.provider, engine.bundle.manifest.dims, engine.target
         self.graph, self._capacity = graph, cache.rows
-        binding = engine._opened[graph].bind()
+        binding = engine.opened(graph).bind()
         size, width = graph.size, cache.rows + graph.size
         masks = len(engine._bias) if engine._bias is not None else 1
         given = {

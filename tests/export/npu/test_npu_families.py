@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from whisper_speaker import WINDOW
 
 from edge.bundle import Bundle
-from edge.errors import ExportError
+from edge.errors import ExportError, InputError
 from edge.export.npu.target import Wanted, check_wanted
 from edge.runtime.check.golden import BLOCKED, noise
 from edge.runtime.engine.engine import Engine, Tree
@@ -132,6 +132,12 @@ def test_the_simulator_runs_an_encoder_decoder_whole(pair: Bundle) -> None:
     kl, same = divergence(ours, theirs), agreement(ours, theirs)
     print(f"{pair.manifest.family}: KL {kl:.1e}, same likeliest token {same:.1%} of {len(ours)}")
     assert kl < 0.001 and same >= 0.98
+
+
+def test_several_contexts_are_for_decoders() -> None:
+    asked = TinyCheckpoint(model_of("t5"), name="t5")
+    with pytest.raises(InputError, match="t5 is an encoder-decoder, whose graphs have one --target-context; name one"):
+        check_wanted(Wanted(NAME, [CONTEXT, 2 * CONTEXT]), asked, 512)
 
 
 @pytest.mark.parametrize("kind", ["umt5", "t5gemma"])

@@ -101,6 +101,8 @@ def test_inspect_says_what_a_step_moves(pristine: Bundle, capsys: pytest.Capture
         (["--target", NAME, "--target-context", "1024"], "--target-context must be between 64 and 512"),
         (["--target", NAME, "--max-context", "32"], "needs a context of 64 tokens or more, and this bundle has 32"),
         (["--target", NAME, "--soc", "sm1"], "There is no chip 'sm1'; known are sm8550 (Snapdragon 8 Gen 2), "),
+        (["--target", NAME, "--target-context", "64,1024"], "--target-context must be between 64 and 512"),
+        (["--target", NAME, "--target-context", "64,x"], "'64,x' is no number, nor several with commas between them"),
         (["--soc", "sm8650"], "--target-context and --soc are for graphs that --target writes; name one."),
         (["--target-context", "64"], "--target-context and --soc are for graphs that --target writes; name one."),
     ],
@@ -196,6 +198,11 @@ def test_a_profile_is_of_the_target(pristine: Bundle) -> None:
     [
         ({"version": 99}, "is of version 99, and this edge reads version 1; upgrade edge"),
         ({"graphs": []}, "names no graph for a step of one token"),
+        ({"shorter": [{"context": 64, "graphs": []}]}, "names no graph for a step of one token"),
+        (
+            {"shorter": [{"context": 128, "graphs": [{"size": 1, "rows": 1, "path": "weights.bin"}]}]},
+            "names contexts that do not grow",
+        ),
         ({"context": "many"}, "context"),
         ({"embedding": "../x"}, "leads out of the bundle"),
     ],
