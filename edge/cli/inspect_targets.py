@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle
 from edge.cli.tables import table
 from edge.targets import SOCS, TARGETS, Cost, Soc, Target, has_target, read_target
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ESTIMATE = "an estimate: bytes moved over the memory's published bandwidth; nobody has measured it"
 UNKNOWN = "What a step moves is unknown: the bundle was exported before that was counted. Export the model again."
@@ -22,42 +23,49 @@ def targets_of(bundle: Bundle) -> list[Target]:
 def summary(target: Target) -> dict[str, Any]:
     """For `--json`. Figures are null where they are unknown."""
     graphs = []
-    for name, tokens, cost in _graphs(target):
+    for name, tokens, context, cost in _graphs(target):
         estimates = {soc.name: _estimate(soc, tokens, cost) for soc in _socs(target)}
         moved = None if cost is None else {"weights": cost.weights, "kv": cost.kv, "rest": cost.rest}
         products = None if cost is None else cost.products
-        graphs.append({"name": name, "tokens": tokens, "bytes": moved, "products": products, "estimates": estimates})
+        shape = {"name": name, "tokens": tokens, "context": context}
+        graphs.append({**shape, "bytes": moved, "products": products, "estimates": estimates})
     return {"name": target.name, "context": target.context, "graphs": graphs, "estimates_are": ESTIMATE}
 
 
 def show(target: Target, out: Console) -> None:
     """Print the same as a table."""
-    socs = _socs(target)
-    columns = "Graph", "MB\nmoved", "of them\nKV", "Million\nmultiply-adds", *(f"{soc.name},\nms ≥" for soc in socs)
+    socs: dict[float | None, list[Soc]] = {}  # those of one bandwidth share a column
+    for soc in _socs(target):
+        socs.setdefault(soc.bandwidth, []).append(soc)
+    names = [",\n".join(soc.name for soc in alike) for alike in socs.values()]
+    columns = "Graph", "MB\nmoved", "of them\nKV", "Million\nmultiply-\nadds", *(f"{name},\nms ≥" for name in names)
     shown = table(f"{target.name}, context {target.context:,}", *columns, text=1, compact=True)
-    for name, _, cost in _graphs(target):
+    for name, _, _, cost in _graphs(target):
         if cost is None:
             out.print(f"{target.name}: {UNKNOWN}")
             return
         moved = (f"{count / 1e6:,.1f}" for count in (cost.bytes, cost.kv, cost.products))
-        shown.add_row(name, *moved, *(_number(cost.shortest_ms(soc)) for soc in socs))
+        shown.add_row(name, *moved, *(_number(cost.shortest_ms(soc)) for soc, *_ in socs.values()))
     out.print(shown)
     out.print(f"ms ≥: at least this long a step ({ESTIMATE}).")
     (step, *_), *_ = target.by_context.values()
-    rates = [(soc.name, _estimate(soc, 1, step.cost)["tokens_per_s_at_most"]) for soc in socs]
-    told = ", ".join(f"{rate:,.0f} on {name}" for name, rate in rates if rate is not None)
+    rates = [(alike, _estimate(alike[0], 1, step.cost)["tokens_per_s_at_most"]) for alike in socs.values()]
+    told = ", ".join(
+        f"{rate:,.0f} on {' and '.join(soc.name for soc in alike)}" for alike, rate in rates if rate is not None
+    )
+    of = f" (context {next(iter(target.by_context)):,})" if target.shorter else ""
     if told:
-        out.print(f"So one token a step is at most, in tokens/s: {told}.")
+        out.print(f"So one token a step is at most, in tokens/s{of}: {told}.")
 
 
-def _graphs(target: Target) -> list[tuple[str, int | None, Cost | None]]:
-    """Names, tokens of a step, and costs."""
+def _graphs(target: Target) -> list[tuple[str, int | None, int | None, Cost | None]]:
+    """Names, tokens of a step, rows of the cache, and costs."""
     steps = [
-        (f"steps of {graph.size}" + (f", {context:,}" if target.shorter else ""), graph.size, graph.cost)
+        (f"steps of {graph.size}" + (f", {context:,}" if target.shorter else ""), graph.size, context, graph.cost)
         for context, graphs in target.by_context.items()
         for graph in graphs
     ]
-    return [*steps, *([] if target.encoder is None else [("encoder", None, target.encoder.cost)])]
+    return [*steps, *([] if target.encoder is None else [("encoder", None, None, target.encoder.cost)])]
 
 
 def _socs(target: Target) -> list[Soc]:
