@@ -108,6 +108,15 @@ def test_a_measured_step_has_the_graph_of_its_context(several: Bundle) -> None:
     assert rows == [16, 64, 32, 16]
 
 
+def test_a_measured_cache_is_full_of_what_was_run(one: Bundle) -> None:
+    subject = Subject(static(one), CONTEXT)
+    subject.fill(20)
+    for key, value in subject._cache.buffers:
+        np.testing.assert_array_equal(key[..., 40:60], key[..., :20])
+        np.testing.assert_array_equal(value[:, :, 40:60], value[:, :, :20])
+        assert key.any() and value.any()
+
+
 def test_inspect_has_a_row_for_each(several: Bundle) -> None:
     names = [graph["name"] for graph in summary(read_target(several, NAME))["graphs"]]
     assert names[:4] == ["steps of 1, 16", "steps of 8, 16", "steps of 64, 16", "steps of 1, 32"]
