@@ -63,12 +63,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class StaticGraph:
-    """A graph for steps of `size` tokens, of which `rows` have logits: all of them, or the one that is asked for. cost:
-    None where the bundle is older."""
+    """A graph for steps of `size` tokens, of which `rows` have logits: all of them, or the one that is asked for.
+
+    paths: in the bundle, of its parts, which run one after the other; most graphs have one. cost: None where the bundle
+    is older.
+    """
 
     size: int
     rows: int
-    path: str  # in the bundle
+    paths: list[str]
     cost: Cost | None = None
 
 
@@ -148,8 +151,8 @@ class Target:
     def graph_paths(self) -> list[str]:
         """Of all graphs, in the order of `Compiled.paths`."""
         encoder = [] if self.encoder is None else [self.encoder.path]
-        shorter = (graph.path for each in self.shorter for graph in each.graphs)
-        return [*(graph.path for graph in self.graphs), *encoder, *shorter]
+        shorter = (path for each in self.shorter for graph in each.graphs for path in graph.paths)
+        return [*(path for graph in self.graphs for path in graph.paths), *encoder, *shorter]
 
 
 def path_of(name: str) -> str:
@@ -190,6 +193,10 @@ def read_target(bundle: Bundle, name: str) -> Target:
         check_inside(bundle.root, file)
     if any(not graphs or graphs[0].size != 1 for graphs in target.by_context.values()):
         raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
+    if len({len(graph.paths) for graphs in target.by_context.values() for graph in graphs} | {0}) != 2:
+        raise BundleError(
+            f"{path} names graphs without parts, or with more than others; export the model again."
+        )
     if list(target.by_context) != sorted({each.context for each in target.shorter} | {target.context}):
         raise BundleError(f"{path} names contexts that do not grow; export the model again.")
     return target

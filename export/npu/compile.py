@@ -40,7 +40,7 @@ def socs_of(names: Sequence[str]) -> list[Soc]:
 
 def compile_for(soc: Soc, target: Target, root: Path) -> Compiled:
     """Compile the target's graphs, which are in the bundle at `root`, and write the results next to them: a small model
-    for each, and one binary that has the weights of all.
+    for each, and one binary that has the weights of all, or of each part of all that are cut.
 
     Raises:
         ExportError: they cannot be compiled.
@@ -48,12 +48,18 @@ def compile_for(soc: Soc, target: Target, root: Path) -> Compiled:
     folder = f"targets/{target.name}/{soc.name}"
     paths = {path: f"{folder}/{Path(path).name}" for path in target.graph_paths}
     (root / folder).mkdir()
-    compile_apart(
-        {str(root / path): str(root / out) for path, out in paths.items()},
-        {"htp_arch": str(soc.architecture), "soc_model": str(soc.model)},
-        soc.name,
-    )
+    options = {"htp_arch": str(soc.architecture), "soc_model": str(soc.model)}
+    for group in _sharing(target):
+        compile_apart({str(root / path): str(root / paths[path]) for path in group}, options, soc.name)
     return Compiled(soc.name, soc.architecture, PLUGIN.package() or "", list(paths.values()))
+
+
+def _sharing(target: Target) -> list[list[str]]:
+    """The graphs that share weights."""
+    steps = [graph.paths for graphs in target.by_context.values() for graph in graphs]
+    groups = [list(paths) for paths in zip(*steps, strict=True)]
+    encoder = [] if target.encoder is None else [target.encoder.path]
+    return [groups[0] + encoder] if len(groups) == 1 else [*groups, *([encoder] if encoder else [])]
 
 
 def compile_apart(models: Mapping[str, str], options: Mapping[str, str], soc: str) -> None:

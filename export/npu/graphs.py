@@ -154,10 +154,8 @@ class StaticModel:
         self.tables[name] = {table: rows[: self.context] for table, rows in op.tables.items()}
         for node in graph.all_nodes():
             node.metadata_props.clear()
-        _remove_unused(graph)
         _fold_transposes(graph)
-        for constant in [name for name, value in graph.initializers.items() if not value.uses()]:
-            del graph.initializers[constant]
+        remove_unused(graph)
         return ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")
 
 
@@ -179,11 +177,13 @@ def _biases(whole: EncoderDecoder, name: str) -> tuple[NDArray[np.float32], NDAr
     return array_of(decoder.table), array_of(encoder.table)
 
 
-def _remove_unused(graph: ir.Graph) -> None:
-    """Remove what nothing reads: positions, which are looked up on the host."""
+def remove_unused(graph: ir.Graph) -> None:
+    """Remove nodes and constants that nothing reads: positions, for one, which are looked up on the host."""
     for node in reversed(list(graph)):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             graph.remove(node, safe=True)
+    for constant in [name for name, value in graph.initializers.items() if not value.uses()]:
+        del graph.initializers[constant]
 
 
 def _fold_transposes(graph: ir.Graph) -> None:

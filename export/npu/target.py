@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from edge.export import check
 from edge.export.npu.compile import compile_for, socs_of
 from edge.export.npu.cost import cost_of, multiply_adds
 from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
+from edge.export.npu.parts import parts_of
 from edge.export.npu.qdq import check_operators, quantize
 from edge.export.npu.ranges import Pair, Ranges, measure, measure_pairs
 from edge.export.quantize.base import Progress
@@ -39,6 +41,7 @@ PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; f
 WINDOWS = 12  # of the calibration text
 KV = "int16"
 VERIFY, CHUNK = 8, 64  # tokens of a step that verifies drafts, and of one that reads a prompt
+PART = 3 * 2**30  # weights of a graph from which on it is cut: what is compiled addresses 4 GB
 EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
 REFUSED = {
     "umt5": "biases the scores of each layer by itself",
@@ -131,10 +134,15 @@ def write_target(
         for i, shape in enumerate(shapes):
             progress(i, len(shapes), "writing the graphs of the target")
             suffix = "" if shape.capacity == context else f"-of-{shape.capacity}"
-            path = f"{folder}/step-{shape.size}{suffix}.onnx"
-            content, cost = _written(model.build(shape), found.decoder, shared)
-            writer.write_file(path, content)
-            graphs[shape.capacity].append(StaticGraph(shape.size, shape.rows, path, cost))
+            parts = parts_of(functools.partial(model.build, shape), PART)
+            paths, costs = [], []
+            for number, part in enumerate(parts, 1):
+                content, cost = _written(part, found.decoder, shared)
+                costs.append(cost)
+                paths.append(f"{folder}/step-{shape.size}{suffix}{f'-part-{number}' if len(parts) > 1 else ''}.onnx")
+                writer.write_file(paths[-1], content)
+            cost = Cost(*map(sum, zip(*map(dataclasses.astuple, costs), strict=True)))
+            graphs[shape.capacity].append(StaticGraph(shape.size, shape.rows, paths, cost))
         rows = embedding(model.embedding, "embedding")
         if both:
             path, given = f"{folder}/encoder.onnx", model.source_embedding

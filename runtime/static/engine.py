@@ -22,6 +22,7 @@ from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
 from edge.runtime.providers.base import NPU, RUNS, Provider, Session
 from edge.runtime.static.cache import StaticCache
+from edge.runtime.static.chain import Chain
 from edge.runtime.static.encoder import StaticEncoder, read_table
 from edge.runtime.static.mask import distances_of
 from edge.targets import Compiled, StaticGraph, Target, read_target
@@ -59,15 +60,15 @@ class StaticEngine(Engine):
                 f"{asked}; choose a --context of {limit} or less, or export it with --target-context {asked}."
             )
         self.context = min(limit, DEFAULT_CONTEXT) if asked is None else asked
-        self._opened: dict[StaticGraph, Session] = {}
-        first, *_ = (self.opened(graph) for graph in next(iter(self.target.by_context.values())))
+        self._opened: dict[str, Session] = {}
+        first, *_ = [self.opened(path) for graph in next(iter(self.target.by_context.values())) for path in graph.paths]
         return first
 
-    def opened(self, graph: StaticGraph) -> Session:
-        """A session over a graph. Those of longer contexts are opened when a cache first needs them."""
-        if graph not in self._opened:
-            self._opened[graph] = self._session(self._files[graph.path])
-        return self._opened[graph]
+    def opened(self, path: str) -> Session:
+        """A session over a graph, or a part of one. Those of longer contexts are opened when a cache needs them."""
+        if path not in self._opened:
+            self._opened[path] = self._session(self._files[path])
+        return self._opened[path]
 
     def _open_encoder(self, source: int | None) -> Encoder:
         assert self.target.encoder is not None
@@ -119,23 +120,24 @@ class StaticEngine(Engine):
 
     @property
     def sessions(self) -> dict[str, Session]:
-        steps = {name: self.opened(graph) for name, graph in self._named.items()}
+        steps = {name: self.opened(path) for name, path in self._named.items()}
         return (self.encoder.sessions if self.encoder is not None else {}) | steps
 
     def path(self, name: str) -> Path:
         encoder = self.target.encoder
         named = self._named
-        return self._files[encoder.path if encoder is not None and name not in named else named[name].path]
+        return self._files[encoder.path if encoder is not None and name not in named else named[name]]
 
     @cached_property
-    def _named(self) -> dict[str, StaticGraph]:
-        """The graphs of steps by what they are called."""
-        target = self.target
-        return {
-            f"{target.name}, steps of {graph.size}" + (f", context {context}" if target.shorter else ""): graph
-            for context, graphs in target.by_context.items()
-            for graph in graphs
-        }
+    def _named(self) -> dict[str, str]:
+        """The paths of steps' graphs by what these are called."""
+        target, named = self.target, {}
+        for context, graphs in target.by_context.items():
+            for graph in graphs:
+                name = f"{target.name}, steps of {graph.size}" + (f", context {context}" if target.shorter else "")
+                for i, path in enumerate(graph.paths, 1):
+                    named[name + (f", part {i} of {len(graph.paths)}" if len(graph.paths) > 1 else "")] = path
+        return named
 
     @property
     def supports_batching(self) -> bool:
@@ -208,7 +210,7 @@ class _Bound:
     def __init__(self, engine: StaticEngine, graph: StaticGraph, cache: StaticCache) -> None:
         provider, dims, target = engine.provider, engine.bundle.manifest.dims, engine.target
         self.graph, self._capacity = graph, cache.rows
-        binding = engine.opened(graph).bind()
+        binding = Chain(provider, [engine.opened(path) for path in graph.paths])
         size, width = graph.size, cache.rows + graph.size
         masks = len(engine._bias) if engine._bias is not None else 1
         given = {

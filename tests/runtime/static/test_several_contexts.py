@@ -32,7 +32,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_the_target_has_graphs_for_each_over_the_same_weights(several: Bundle, one: Bundle) -> None:
     target, alone = read_target(several, NAME), read_target(one, NAME)
     assert list(target.by_context) == CONTEXTS and target.context == CONTEXT and alone.shorter == []
-    assert [graph.path for graph in target.graphs] == [graph.path for graph in alone.graphs]
+    assert [graph.paths for graph in target.graphs] == [graph.paths for graph in alone.graphs]
     assert len(set(target.graph_paths)) == 9 and target.graph_paths[:3] == alone.graph_paths
     sizes = [bundle.path(f"targets/{NAME}/weights.bin").stat().st_size for bundle in (several, one)]
     assert sizes[0] == sizes[1]

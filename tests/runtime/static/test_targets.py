@@ -70,14 +70,14 @@ def test_the_target_is_in_the_bundle_and_nothing_else_is(pristine: Bundle) -> No
     assert (target.context, target.kv, target.compiled) == (CONTEXT, "int16", [])
     assert [(graph.size, graph.rows) for graph in target.graphs] == [(1, 1), (8, 8), (64, 1)]
     named = {path_of(NAME), target.embedding, f"targets/{NAME}/weights.bin"}
-    named |= {each.path for each in (*target.graphs, *target.tables)}
+    named |= {*target.graph_paths, *(each.path for each in target.tables)}
     assert {file.path for file in pristine.manifest.files if file.path.startswith("targets/")} == named
     assert target.quality["top1_agreement"] > 0.8 and target.quality["kl_mean"] < 0.05
     assert [form.role for form in read_golden(pristine).forms][-1] == NAME
 
 
 def test_the_graphs_share_their_weights(pristine: Bundle) -> None:
-    graphs = [pristine.path(graph.path).stat().st_size for graph in read_target(pristine, NAME).graphs]
+    graphs = [pristine.path(path).stat().st_size for path in read_target(pristine, NAME).graph_paths]
     parameters = sum(group.parameters for group in pristine.manifest.groups)
     weights = pristine.path(f"targets/{NAME}/weights.bin").stat().st_size
     assert parameters < weights < 3 * parameters and max(graphs) < weights * 3
@@ -199,8 +199,9 @@ def test_a_profile_is_of_the_target(pristine: Bundle) -> None:
         ({"version": 99}, "is of version 99, and this edge reads version 1; upgrade edge"),
         ({"graphs": []}, "names no graph for a step of one token"),
         ({"shorter": [{"context": 64, "graphs": []}]}, "names no graph for a step of one token"),
+        ({"graphs": [{"size": 1, "rows": 1, "paths": []}]}, "names graphs without parts"),
         (
-            {"shorter": [{"context": 128, "graphs": [{"size": 1, "rows": 1, "path": "weights.bin"}]}]},
+            {"shorter": [{"context": 128, "graphs": [{"size": 1, "rows": 1, "paths": ["weights.bin"]}]}]},
             "names contexts that do not grow",
         ),
         ({"context": "many"}, "context"),
@@ -234,9 +235,9 @@ class Phone(Accelerator):
 def compiled(bundle: Bundle, compiler: str = "onnxruntime-qnn 1.0") -> list[str]:
     """Let the target have copies of its graphs as compiled for a chip."""
     target = read_target(bundle, NAME)
-    paths = [graph.path.replace("step-", "compiled-") for graph in target.graphs]
-    for graph, path in zip(target.graphs, paths, strict=True):
-        shutil.copy(bundle.path(graph.path), bundle.path(path))
+    paths = [path.replace("step-", "compiled-") for path in target.graph_paths]
+    for graph, path in zip(target.graph_paths, paths, strict=True):
+        shutil.copy(bundle.path(graph), bundle.path(path))
     changed(bundle, compiled=[dataclasses.asdict(Compiled("sm8650", 75, compiler, paths))])
     return paths
 
