@@ -56,6 +56,7 @@ def export(
     memory: int | str | None = None,
     target: str | None = None,
     target_context: int | Sequence[int] | None = None,
+    target_weights: str | None = None,
     soc: Sequence[str] = (),
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -97,6 +98,7 @@ def export(
         target: also write a decoder's graphs for a kind of device: ``npu-qualcomm`` (docs/guide/npu.md).
         target_context: tokens that these graphs have room for; default: 512, or `max_context` where it is less. Of
             several each has its graphs, and a text moves to the next when it is full.
+        target_weights: of these graphs: ``int8``, or ``int4``, 4 bits in blocks, of decoders alone; default: int8.
         soc: chips to compile them for, such as ``sm8650``; default: none, and the device compiles them at each start.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
@@ -136,8 +138,8 @@ def export(
     from edge.export.routers import read_routers, write_routers
     from edge.export.written import write_golden
 
-    if target is None and (target_context is not None or soc):
-        raise InputError("--target-context and --soc are for graphs that --target writes; name one.")
+    if target is None and (target_context is not None or target_weights is not None or soc):
+        raise InputError("--target-context, --target-weights and --soc are for graphs that --target writes; name one.")
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
@@ -149,7 +151,7 @@ def export(
     if target is not None:
         from edge.export.npu.target import Wanted, check_wanted
 
-        wanted = Wanted(target, target_context, soc)
+        wanted = Wanted(target, target_context, soc, target_weights or "int8")
         check_wanted(wanted, checkpoint, context)
     if effort == QUICK:
         candidates, draft_text = False, draft_text or 0

@@ -27,7 +27,7 @@ HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bu
 OPTIONS = (
     *("weights", "block_size", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
     *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name", "memory"),
-    *("target", "target_context"),
+    *("target", "target_context", "target_weights"),
 )
 
 
@@ -65,6 +65,7 @@ def add_arguments(parser: Parser) -> None:
     add("--target NAME", "also write graphs for a kind of device: npu-qualcomm")
     room = "tokens that they have room for, one number or several (default: 512; encoder-decoders 128, Whisper 448)"
     add("--target-context N,...", room, _numbers)
+    add("--target-weights KIND", "int8, or int4: 4 bits in blocks, of decoders alone (default: int8)")
     add("--soc CHIP,...", "chips to compile them for, such as sm8650 (default: the device compiles at each start)")
 
     add = parser.options("skipping and drafts")

@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 class NPU(Lowering):
     """See `Lowering`. size: the tokens of a step, or of an encoder's input. source_mask: what is added to the scores of
     an encoder's attention [1, 1 or heads, T, T], None for sound, which is heard whole, or of a decoder's to its output
-    [1, 1, 1, T]. tables [P, W]: of positions, whose rows the host gives, by the inputs that take them."""
+    [1, 1, 1, T]. bias_apart: a product's bias is added after it. tables [P, W]: of positions, whose rows the host
+    gives, by the inputs that take them."""
 
     domains: ClassVar = {}
     caches = False
 
-    def __init__(self, builder: GraphBuilder, size: int, source_mask: Value | None = None) -> None:
+    def __init__(
+        self, builder: GraphBuilder, size: int, source_mask: Value | None = None, *, bias_apart: bool = False
+    ) -> None:
         super().__init__(builder)
-        self.size = size
+        self.size, self.bias_apart = size, bias_apart
         self.source_mask = source_mask
         self.tables: dict[str, NDArray[np.float32]] = {}
         self._given: dict[str, Value] = {}
@@ -68,7 +71,9 @@ class NPU(Lowering):
         assert isinstance(matrix.stored, StoredFloat), "matrices are quantized once the graph is whole"
         flat = self.Reshape(x, [-1, matrix.stored.columns])
         bias = [] if matrix.bias is None else [matrix.bias]
-        return self.Reshape(self.Gemm(flat, matrix.weight, *bias, transB=1), [1, -1, matrix.stored.rows])
+        made = self.Gemm(flat, matrix.weight, *([] if self.bias_apart else bias), transB=1)
+        made = self.Reshape(made, [1, -1, matrix.stored.rows])
+        return self.Add(made, *bias) if bias and self.bias_apart else made
 
     def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
         return x

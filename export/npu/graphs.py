@@ -53,15 +53,18 @@ class StaticModel:
     context] of the distances 0 and up between a token and those before it, in the decoder, and [heads, 2 R + 1] of the
     distances from -R to R, key minus query, in the encoder; None where scores have none.
 
-    empty: leave out the weights, to see which graphs there will be.
+    empty: leave out the weights, to see which graphs there will be. bias_apart: add a product's bias after it, as those
+    with weights in 4 bits need.
 
     Raises:
         ExportError: the model's type is of no known family, or no graph for NPUs can do what it asks for.
     """
 
-    def __init__(self, checkpoint: Checkpoint, context: int, *, empty: bool = False) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, context: int, *, empty: bool = False, bias_apart: bool = False
+    ) -> None:
         self._family = find_family(str(checkpoint.config.get("model_type")))[1]
-        self._config, self.context = configuration(checkpoint.config), context
+        self._config, self.context, self._bias_apart = configuration(checkpoint.config), context, bias_apart
         matrices = npu_shapes(checkpoint) if empty else npu_weights(checkpoint)
         both = bool(checkpoint.config.get("is_encoder_decoder"))
         if HEAD in matrices and not both:  # the rotated head has the final norm in it, and is the embedding no more
@@ -104,7 +107,7 @@ class StaticModel:
         mask = builder.input("mask", FLOAT, [1, self.mask_heads, self.groups * size, capacity + size])
         logit_rows = builder.input("logit_rows", INT32, [shape.rows])
         source_mask = builder.input("cross_mask", FLOAT, [1, 1, 1, self.source]) if self.cross else None
-        op = NPU(builder, size, source_mask)
+        op = NPU(builder, size, source_mask, bias_apart=self._bias_apart)
         step = Step(rows, rows, rows, [], attention_bias=mask)  # positions are the host's, and lengths the mask's
         step.past = self._kept(builder, "past", self.heads, capacity)
         step.cross = self._kept(builder, "cross", self.cross, self.source)

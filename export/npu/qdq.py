@@ -1,7 +1,8 @@
 """Integers for a float graph: what each value is rounded to stands around it, as QuantizeLinear and DequantizeLinear.
 
-Activations have 16 bits and one scale each, weights 8 bits and a scale for each output. Keys and values have 16 bits
-with a sign, and the host keeps them as these integers. Values that are only moved share the scale of their source.
+Activations have 16 bits and one scale each, weights 8 bits and a scale for each output, or 4 bits in blocks. Keys and
+values have 16 bits with a sign, and the host keeps them as these integers. Values that are only moved share the scale
+of their source.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edge.errors import ExportError
+from edge.export.npu.blocks import BLOCK, Blocks
 
 # What the names of keys and values begin with: of those in the cache, those of the step, and an encoder's.
 PAST, NEW, CROSS = "past.", "new.", "cross."
@@ -37,7 +39,7 @@ class Grid:
     """What values are rounded to: ``scale * (q - zero)``."""
 
     scale: NDArray[np.float32]
-    zero: NDArray[np.int8] | NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int32]
+    zero: NDArray[np.int8] | NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int16] | NDArray[np.int32]
 
 
 def activation_grid(found: Range) -> Grid:
@@ -93,17 +95,18 @@ def shares_with(value: ir.Value) -> list[ir.Value]:
     return sources if node.op_type == "Add" and all(m is not None and m.op_type == "MatMul" for m in makers) else []
 
 
-def quantize(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
+def quantize(model: ir.Model, ranges: Mapping[str, Range], blocks: Mapping[str, Blocks]) -> ir.Model:
     """The model with integers instead of floats. `model` itself is changed.
 
-    ranges: of every activation by name. Keys and values come in and go out as integers, all else as floats.
+    ranges: of every activation by name. Keys and values come in and go out as integers, all else as floats. blocks:
+    the matrices that have 4 bits, by name; others have 8.
     """
-    return _Quantizer(model, ranges).run()
+    return _Quantizer(model, ranges, blocks).run()
 
 
 class _Quantizer:
-    def __init__(self, model: ir.Model, ranges: Mapping[str, Range]) -> None:
-        self.model, self.graph = model, model.graph
+    def __init__(self, model: ir.Model, ranges: Mapping[str, Range], blocks: Mapping[str, Blocks]) -> None:
+        self.model, self.graph, self.blocks = model, model.graph, blocks
         self.values = activations(self.graph)
         self.grids = self._grids(ranges)
         self.signed = self._signed(ranges)
@@ -190,6 +193,10 @@ class _Quantizer:
         self.graph.outputs[list(self.graph.outputs).index(old)] = new
 
     def _weights(self, node: ir.Node) -> None:
+        weight = name_of(node.inputs[1]) if node.op_type == "Gemm" else ""  # type: ignore[arg-type]
+        if weight in self.blocks:
+            self._product(node, weight, self.blocks[weight])
+            return
         for i, value in enumerate(node.inputs):
             if value is None or value.const_value is None or value.const_value.dtype != FLOAT:
                 continue
@@ -204,6 +211,19 @@ class _Quantizer:
                 array = array_of(value)
                 made = self._integers(value, activation_grid((float(array.min()), float(array.max()))))
             node.replace_input_with(i, made)
+
+    def _product(self, node: ir.Node, matrix: str, blocks: Blocks) -> None:
+        """With a weight in blocks. It is a MatMul: a Gemm with blocks the simulator computes wrongly."""
+        name = f"{matrix}.int4"
+        if name not in self.constants:
+            grid = Grid(blocks.scale, np.zeros(blocks.scale.shape, np.uint8))
+            scales = self._dequantized(self._constant(f"{name}.steps", blocks.steps), grid, f"{name}.steps", axis=1)
+            zero = self._constant(f"{name}.zero", np.zeros(blocks.steps.shape, blocks.q.dtype))
+            inputs = [self._constant(name, blocks.q), scales, zero]
+            self.constants[name] = self._append("DequantizeLinear", inputs, name, axis=0, block_size=BLOCK)
+        node.op_type = "MatMul"
+        node.attributes.clear()
+        node.replace_input_with(1, self.constants[name])
 
     def _matrix(self, value: ir.Value) -> tuple[ir.Value, Grid]:
         """A weight [N, ...] in 8 bits, with a scale for each of N."""
@@ -241,13 +261,16 @@ class _Quantizer:
         made.type = ir.TensorType(ir.DataType.from_numpy(grid.zero.dtype))
         return made
 
-    def _dequantized(self, value: ir.Value, grid: Grid, name: str) -> ir.Value:
-        return self._node("DequantizeLinear", value, grid, name)
+    def _dequantized(self, value: ir.Value, grid: Grid, name: str, axis: int = 0) -> ir.Value:
+        return self._node("DequantizeLinear", value, grid, name, axis)
 
-    def _node(self, kind: str, value: ir.Value, grid: Grid, name: str) -> ir.Value:
-        attributes = [ir.AttrInt64("axis", 0)] if grid.scale.ndim else []
+    def _node(self, kind: str, value: ir.Value, grid: Grid, name: str, axis: int = 0) -> ir.Value:
         scale, zero = self._constant(f"{name}.scale", grid.scale), self._constant(f"{name}.zero", grid.zero)
-        node = ir.Node("", kind, [value, scale, zero], attributes, name=f"{name}.{kind}")
+        return self._append(kind, [value, scale, zero], name, **({"axis": axis} if grid.scale.ndim else {}))
+
+    def _append(self, kind: str, inputs: list[ir.Value], name: str, **attributes: int) -> ir.Value:
+        made = [ir.AttrInt64(key, number) for key, number in attributes.items()]
+        node = ir.Node("", kind, inputs, made, name=f"{name}.{kind}")
         node.outputs[0].name = f"{name}.{'q' if kind == 'QuantizeLinear' else 'dq'}"
         self.graph.append(node)
         return node.outputs[0]

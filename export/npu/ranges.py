@@ -1,10 +1,10 @@
-"""The range of every activation of a float graph, over a calibration text."""
+"""The range of every activation of a float graph, over a calibration text, and weights in 4 bits for it."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edge.export.npu.blocks import Blocks
 from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
+from edge.export.npu.products import Products
 from edge.export.npu.qdq import CROSS, FLOAT, PAST, Range, activations, name_of
 from edge.runtime.providers import open_provider
 from edge.runtime.static.mask import distances_of, mask_of, source_mask_of
@@ -32,24 +34,32 @@ Pair = tuple[NDArray[Any], NDArray[np.int64]]  # a text's tokens or a sound's fe
 @dataclass(frozen=True)
 class Measured:
     """The ranges of a decoder's activations and of its encoder's, and what masks add to the scores of what must not be
-    attended to: so much that no other score is that low, and no more, because it coarsens the others."""
+    attended to: so much that no other score is that low, and no more, because it coarsens the others. blocks: a
+    decoder's weights in 4 bits, by name."""
 
     decoder: Ranges
     encoder: Ranges
     masked: float
+    blocks: Mapping[str, Blocks] = field(default_factory=dict)
 
 
-def measure(model: StaticModel, windows: NDArray[np.int64], folder: Path, progress: Progress) -> Measured:
+def measure(
+    model: StaticModel, windows: NDArray[np.int64], folder: Path, progress: Progress, *, blocks: bool
+) -> Measured:
     """The smallest and largest value of each activation of a decoder over `windows` [W, S] of tokens. `folder`: for
-    temporary files as large as the weights in float32."""
+    temporary files as large as the weights in float32. blocks: also round weights to 4 bits, for which all that
+    products read is in files, too."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         size, capacity = SIZE, min(CAPACITY, model.context)
-        graph = _Watched(model.build(Shape(size, size, capacity)), Path(temporary) / "decoder.onnx")
+        built = model.build(Shape(size, size, capacity))
+        products = Products(built.graph, Path(temporary)) if blocks else None
+        graph = _Watched(built, Path(temporary) / "decoder.onnx", products=products)
         for i, window in enumerate(windows):
             progress(i, len(windows), "measuring activations")
-            _steps(model, graph, window[: capacity // size * size], size, capacity, {})
+            _steps(model, graph, window[: min(capacity, len(window)) // size * size], size, capacity, {})
         masked = min(MASKED, -ROOM - graph.spread)
-        return Measured(graph.masked(masked, 0.0), {}, masked)
+        found = {} if products is None else products.solve(progress)
+        return Measured(graph.masked(masked, 0.0), {}, masked, found)
 
 
 def measure_pairs(model: StaticModel, pairs: Sequence[Pair], folder: Path, progress: Progress) -> Measured:
@@ -114,9 +124,12 @@ def _steps(
 
 class _Watched:
     """A graph that says how large its activations are. Its model is written to `path`. masks: inputs that hide what
-    must not be attended to."""
+    must not be attended to. products: to be told what they read."""
 
-    def __init__(self, model: ir.Model, path: Path, masks: set[str] = MASKS) -> None:
+    def __init__(
+        self, model: ir.Model, path: Path, masks: set[str] = MASKS, *, products: Products | None = None
+    ) -> None:
+        self._products = products
         values = activations(model.graph)
         self._masks = [value for value in model.graph.inputs if value.name in masks]
         self._scores = {  # before and after a mask is added
@@ -136,6 +149,8 @@ class _Watched:
         made = dict(zip(self._outputs, self.session.run(dict(given)), strict=True))
         self._lows = np.minimum(self._lows, made["lows"])
         self._highs = np.maximum(self._highs, made["highs"])
+        if self._products is not None:
+            self._products.keep(made)
         return made
 
     @property

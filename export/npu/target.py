@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import PAGE, Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export import check
+from edge.export.npu.blocks import Blocks
 from edge.export.npu.compile import compile_for, socs_of
 from edge.export.npu.cost import cost_of, multiply_adds
 from edge.export.npu.graphs import DECODER, ENCODER, Shape, StaticModel
@@ -40,6 +41,7 @@ CONTEXT = 512  # rows of the cache: each step reads all of them
 PAIR_CONTEXT = 128  # of an encoder-decoder for text, and tokens of its input; for sound it is what a window can need
 WINDOWS = 12  # of the calibration text
 KV = "int16"
+WEIGHTS = INT8, INT4 = "int8", "int4"
 VERIFY, CHUNK = 8, 64  # tokens of a step that verifies drafts, and of one that reads a prompt
 PART = 3 * 2**30  # weights of a graph from which on it is cut: what is compiled addresses 4 GB
 EXTERNAL = 1024  # bytes of a constant from which on all graphs share it
@@ -53,22 +55,25 @@ MAX_KL, MIN_TOP1 = 0.5, 0.5  # what no sound target comes near
 @dataclasses.dataclass(frozen=True)
 class Wanted:
     """What a user asks for. name: of the target. context: one or several; None for the default. socs: chips to compile
-    for."""
+    for. weights: one of `WEIGHTS`."""
 
     name: str
     context: int | Sequence[int] | None = None
     socs: Sequence[str] = ()
+    weights: str = INT8
 
 
 def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
     """Refuse at once what cannot be made: the model's graphs are built, without its weights.
 
     Raises:
-        InputError: the target, a chip or the context is unknown or out of range.
+        InputError: the target, a chip, the weights or the context is unknown or out of range.
         ExportError: no graph for NPUs can do what the model does.
     """
     if wanted.name not in TARGETS:
         raise InputError(f"There is no target {wanted.name!r}; choose one of {', '.join(TARGETS)}.")
+    if wanted.weights not in WEIGHTS:
+        raise InputError(f"There are no target weights {wanted.weights!r}; choose one of {', '.join(WEIGHTS)}.")
     kind = str(checkpoint.config.get("model_type"))
     if kind in REFUSED:
         raise ExportError(f"{checkpoint.name} {REFUSED[kind]}, which no graph for NPUs does yet; leave out --target.")
@@ -79,10 +84,12 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
             raise InputError(f"--target-context must be between {CHUNK} and {context}, the bundle's, not {asked}.")
     if both and len(contexts) > 1:
         raise InputError(f"{checkpoint.name} is an encoder-decoder, whose graphs have one --target-context; name one.")
+    if both and wanted.weights != INT8:
+        raise InputError(f"{checkpoint.name} is an encoder-decoder, whose --target-weights are int8.")
     if wanted.context is None and context < CHUNK:
         raise InputError(f"A target for NPUs needs a context of {CHUNK} tokens or more, and this bundle has {context}.")
     socs_of(wanted.socs)
-    model = StaticModel(checkpoint, contexts[-1], empty=True)
+    model = StaticModel(checkpoint, contexts[-1], empty=True, bias_apart=wanted.weights == INT4)
     for built in (model.build(Shape(1, 1, contexts[-1])), *([model.build_encoder()] if both else [])):
         check_operators(built.graph)
 
@@ -107,7 +114,8 @@ def write_target(
     both = manifest.encoder is not None
     text = manifest.speech is None
     *shorter, context = contexts = _contexts(wanted, both and text, manifest.context)
-    model = StaticModel(checkpoint, context)
+    blocks = wanted.weights == INT4
+    model = StaticModel(checkpoint, context, bias_apart=blocks)
     sizes = [(1, 1), (VERIFY, VERIFY), *([] if both else [(CHUNK, 1)])]  # prompts of decoders with encoders are short
     shapes = [Shape(size, logits, rows) for rows in contexts for size, logits in sizes]
     (writer.staging / folder).mkdir(parents=True)
@@ -115,7 +123,8 @@ def write_target(
         fitting = [(source[:context] if text else source, answer[:context]) for source, answer in material]
         found = measure_pairs(model, fitting, writer.staging / folder, progress)
     else:
-        found = measure(model, np.asarray(material)[:WINDOWS], writer.staging / folder, progress)
+        windows = np.asarray(material)[: None if blocks else WINDOWS]  # weights in 4 bits take all that there is
+        found = measure(model, windows, writer.staging / folder, progress, blocks=blocks)
     release_freed()
     graphs: dict[int, list[StaticGraph]] = {rows: [] for rows in contexts}
     encoder: StaticEncoder | None = None
@@ -137,7 +146,7 @@ def write_target(
             parts = parts_of(functools.partial(model.build, shape), PART)
             paths, costs = [], []
             for number, part in enumerate(parts, 1):
-                content, cost = _written(part, found.decoder, shared)
+                content, cost = _written(part, found.decoder, shared, found.blocks)
                 costs.append(cost)
                 paths.append(f"{folder}/step-{shape.size}{suffix}{f'-part-{number}' if len(parts) > 1 else ''}.onnx")
                 writer.write_file(paths[-1], content)
@@ -222,10 +231,12 @@ class _SharedWeights:
         )
 
 
-def _written(built: ir.Model, ranges: Ranges, shared: _SharedWeights) -> tuple[bytes, Cost]:
+def _written(
+    built: ir.Model, ranges: Ranges, shared: _SharedWeights, blocks: Mapping[str, Blocks] | None = None
+) -> tuple[bytes, Cost]:
     """A graph in integers, and what a run of it costs."""
     products = multiply_adds(built.graph)
-    model = quantize(built, ranges)
+    model = quantize(built, ranges, blocks or {})
     cost = cost_of(model.graph, products)
     for value in model.graph.initializers.values():
         tensor = value.const_value

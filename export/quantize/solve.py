@@ -22,6 +22,7 @@ from edge.export.quantize.base import Format, QTensor
 from edge.runtime.providers.threads import usable_cores
 
 Floats = NDArray[np.float32]
+Search = Callable[[Floats, Floats, Format], tuple[Floats, Floats]]
 
 METHOD = "gptq"
 DAMPING = 0.01  # of the mean variance, added to each
@@ -34,10 +35,11 @@ _SEARCHED = 2**18  # weights whose scales are searched at a time; with fewer, th
 ROWS = 1536  # that are solved at a time, about: with fewer the calls cost more than what they do
 
 
-def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS) -> QTensor:
+def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS, find: Search | None = None) -> QTensor:
     """Quantize `w` [N, K] for inputs whose second moment is `h` [K, K]. Scales are float16 values.
 
-    rounds: of descent and refitting.
+    rounds: of descent and refitting. find: instead of `search`, for scales that are not any number; they are not
+    refitted, then.
     """
     bits, block_size, symmetric = form
     n, k = w.shape
@@ -51,7 +53,7 @@ def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS) -> QTensor:
     h[np.diag_indices(k)] = variances[order] + np.float32(DAMPING) * mean
     shares, variances = _conditioned(h)
 
-    scales, zeros = search(w, variances[back], form)
+    scales, zeros = (find or search)(w, variances[back], form)
     q, block_of = np.empty((n, k), np.uint8), order // block_size
     for rows in _parts(n, ROWS):
         problem = _Rows(np.ascontiguousarray(w[rows].T[order]), zeros[rows].T, 2**bits - 1, block_of)
@@ -59,7 +61,8 @@ def solve(w: Floats, h: Floats, form: Format, rounds: int = ROUNDS) -> QTensor:
         steps = _gptq(problem, shares, scale)
         for _ in range(rounds):
             _descend(steps, problem, h, scale)
-            _refit(steps, problem, h, scale)
+            if find is None:
+                _refit(steps, problem, h, scale)
         scales[rows] = scale.T
         steps += problem.zeros[block_of]
         q[rows] = steps[back].T
