@@ -60,9 +60,7 @@ class StaticModel:
         ExportError: the model's type is of no known family, or no graph for NPUs can do what it asks for.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, context: int, *, empty: bool = False, bias_apart: bool = False
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, context: int, *, empty: bool = False, bias_apart: bool = False) -> None:
         self._family = find_family(str(checkpoint.config.get("model_type")))[1]
         self._config, self.context, self._bias_apart = configuration(checkpoint.config), context, bias_apart
         matrices = npu_shapes(checkpoint) if empty else npu_weights(checkpoint)
