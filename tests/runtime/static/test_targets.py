@@ -93,6 +93,9 @@ def test_inspect_says_what_a_step_moves(pristine: Bundle, capsys: pytest.Capture
     assert set(found["graphs"][0]["estimates"]) == {"sm8550", "sm8650", "sm8750", "sm8850"}
 
 
+NO_TARGET = "--target-context, --target-weights and --soc are for graphs that --target writes; name one."
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -103,8 +106,13 @@ def test_inspect_says_what_a_step_moves(pristine: Bundle, capsys: pytest.Capture
         (["--target", NAME, "--soc", "sm1"], "There is no chip 'sm1'; known are sm8550 (Snapdragon 8 Gen 2), "),
         (["--target", NAME, "--target-context", "64,1024"], "--target-context must be between 64 and 512"),
         (["--target", NAME, "--target-context", "64,x"], "'64,x' is no number, nor several with commas between them"),
-        (["--soc", "sm8650"], "--target-context and --soc are for graphs that --target writes; name one."),
-        (["--target-context", "64"], "--target-context and --soc are for graphs that --target writes; name one."),
+        (["--soc", "sm8650"], NO_TARGET),
+        (["--target-context", "64"], NO_TARGET),
+        (["--target-weights", "int4"], NO_TARGET),
+        (
+            ["--target", NAME, "--target-weights", "int3"],
+            "There are no target weights 'int3'; choose one of int8, int4",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_a_sentence_before_anything_is_done(
