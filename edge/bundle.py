@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,6 +170,44 @@ class TensorSpan:
     length: int
 
 
+class Tensors(Protocol):
+    """Where tensors are written."""
+
+    def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
+        """Append a tensor; a name is written once and then returned again."""
+
+
+class TensorFile:
+    """Tensors in one file, each from the next page on; of a name only the first is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None  # once there is a tensor
+        self._spans: dict[str, TensorSpan] = {}
+
+    def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
+        """Append a tensor; a name is written once and then returned again. OSError where it cannot be written."""
+        if name in self._spans:
+            return self._spans[name]
+        if self._file is None:
+            self._file = self.path.open("ab")
+        start = -(-self._file.tell() // PAGE) * PAGE
+        self._file.write(b"\0" * (start - self._file.tell()))
+        data = np.ascontiguousarray(array)
+        self._file.write(data.reshape(-1).view(np.uint8).data if data.size else b"")
+        self._spans[name] = TensorSpan(start, data.nbytes)
+        return self._spans[name]
+
+    def flush(self) -> None:
+        """Make what was written readable."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class BundleWriter:
     """A context manager that writes a bundle under a temporary name; `commit` makes it appear whole at the target, and
     leaving the block without removes what was written. One that has written nothing yet can be handed to another
@@ -184,13 +222,12 @@ class BundleWriter:
         if self.target.exists() and not (self.target / MANIFEST).is_file():
             raise ExportError(f"{self.target} is not a bundle, so --force does not replace it; choose another name.")
         self._root = self.target.parent / f".{self.target.name}.{os.getpid()}.part"
-        self._spans: dict[str, TensorSpan] = {}
         with _disk_errors(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self.target)
             self._root.mkdir()
             (self._root / WEIGHTS).touch()
-        self._weights: IO[bytes] | None = None  # while it is written
+        self._weights = TensorFile(self._root / WEIGHTS)
 
     @property
     def staging(self) -> Path:
@@ -198,18 +235,15 @@ class BundleWriter:
         return self._root
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
-        """Append a tensor to `weights.bin` on the next page; a name is written once and then returned again."""
-        if name in self._spans:
-            return self._spans[name]
+        """Append a tensor to `weights.bin`; see `TensorFile`."""
+        with self.writing():
+            return self._weights.add_tensor(name, array)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within it, what the system refuses to write is an ExportError about the target."""
         with _disk_errors(self.target):
-            if self._weights is None:
-                self._weights = (self._root / WEIGHTS).open("ab")
-            start = -(-self._weights.tell() // PAGE) * PAGE
-            self._weights.write(b"\0" * (start - self._weights.tell()))
-            data = np.ascontiguousarray(array)
-            self._weights.write(data.reshape(-1).view(np.uint8).data if data.size else b"")
-        self._spans[name] = TensorSpan(start, data.nbytes)
-        return self._spans[name]
+            yield
 
     def write_file(self, name: str, content: bytes | str) -> None:
         """Write one file of the bundle, replacing an earlier one of the same name."""
@@ -220,15 +254,13 @@ class BundleWriter:
 
     def flush(self) -> None:
         """Make the weights written so far readable in `staging`."""
-        with _disk_errors(self.target):
-            if self._weights is not None:
-                self._weights.flush()
+        with self.writing():
+            self._weights.flush()
 
     def commit(self, manifest: Manifest) -> Bundle:
         """Hash every file, write the manifest and rename the bundle to its target."""
         with _disk_errors(self.target):
-            if self._weights is not None:
-                self._weights.close()
+            self._weights.close()
             files = [
                 File(p.relative_to(self._root).as_posix(), p.stat().st_size, sha256_of(p))
                 for p in sorted(self._root.rglob("*"))
@@ -259,8 +291,7 @@ class BundleWriter:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
-            if self._weights is not None:
-                self._weights.close()
+            self._weights.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from edge.bundle import check_inside
 from edge.errors import BundleError
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 TARGET_VERSION = 1
-TARGETS = {"npu-qualcomm": "qnn"}  # and the provider that runs their graphs
+CUDA = "cuda"
+TARGETS = {"npu-qualcomm": "qnn", CUDA: "cuda"}  # and the provider that runs their graphs
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,24 @@ class Target:
         return [*(path for graph in self.graphs for path in graph.paths), *encoder, *shorter]
 
 
+@dataclass(frozen=True)
+class DeviceTarget:
+    """Graphs for a device with memory of its own, of any size, as the bundle's own are: `decoder`, and `encoder` where
+    there is one, are their paths in the bundle.
+
+    activations: the type of floats, keys and values. weights: the kind of weights. quality: figures of the check
+    against the model in float32, through graphs that the CPU's provider runs.
+    """
+
+    version: int
+    name: str
+    activations: str
+    weights: str
+    decoder: str
+    encoder: str | None = None
+    quality: dict[str, float] = field(default_factory=dict)
+
+
 def path_of(name: str) -> str:
     """Where a bundle has the target of this name."""
     return f"targets/{name}/target.json"
@@ -171,19 +191,37 @@ def has_target(bundle: Bundle, name: str) -> bool:
     return any(file.path == path for file in bundle.manifest.files) or bundle.path(path).is_file()
 
 
-def read_target(bundle: Bundle, name: str) -> Target:
-    """BundleError where it cannot be read, or is of a version that this edge does not know."""
+def read_device_target(bundle: Bundle, name: str) -> DeviceTarget:
+    """As `read_target`."""
+    path, target = _read(bundle, name, DeviceTarget)
+    for file in (target.decoder, *([] if target.encoder is None else [target.encoder])):
+        check_inside(bundle.root, file)
+    if (target.encoder is None) != (bundle.manifest.encoder is None):
+        raise BundleError(f"{path} does not go with the bundle's encoder; export the model again.")
+    return target
+
+
+T = TypeVar("T", Target, DeviceTarget)
+
+
+def _read(bundle: Bundle, name: str, kind: type[T]) -> tuple[Path, T]:
     path = bundle.path(path_of(name))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
-    target = typed(read_json(text, str(path)), Target, str(path))
+    target = typed(read_json(text, str(path)), kind, str(path))
     if target.version != TARGET_VERSION:
         raise BundleError(
             f"{path} is of version {target.version}, and this edge reads version {TARGET_VERSION}; upgrade edge, or "
             "export the model again."
         )
+    return path, target
+
+
+def read_target(bundle: Bundle, name: str) -> Target:
+    """BundleError where it cannot be read, or is of a version that this edge does not know."""
+    path, target = _read(bundle, name, Target)
     files = [*target.graph_paths, *(file for each in target.compiled for file in each.paths), target.embedding]
     tables, encoder = [*target.tables, *target.biases], target.encoder
     if encoder is not None:

@@ -57,6 +57,7 @@ def export(
     target: str | None = None,
     target_context: int | Sequence[int] | None = None,
     target_weights: str | None = None,
+    target_activations: str | None = None,
     soc: Sequence[str] = (),
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -95,10 +96,13 @@ def export(
         name: the model's name in the manifest; default: the checkpoint's.
         memory: maximum private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
             out, which `say` is told: text of the model's own, the tuning of scales, the text to draft from.
-        target: also write a decoder's graphs for a kind of device: ``npu-qualcomm`` (docs/guide/npu.md).
-        target_context: tokens that these graphs have room for; default: 512, or `max_context` where it is less. Of
+        target: also write graphs for a kind of device: ``npu-qualcomm`` (docs/guide/npu.md) or ``cuda``
+            (docs/guide/cuda.md).
+        target_context: tokens that graphs for NPUs have room for; default: 512, or `max_context` where it is less. Of
             several each has its graphs, and a text moves to the next when it is full.
-        target_weights: of these graphs: ``int8``, or ``int4``, 4 bits in blocks, of decoders alone; default: int8.
+        target_weights: of these graphs. For NPUs ``int8`` (default), or ``int4``, 4 bits in blocks, of decoders alone;
+            for CUDA ``int4`` (default), ``int8`` or ``float16``, which encoder-decoders have.
+        target_activations: the type of floats of graphs for CUDA: ``float16`` (default) or ``bfloat16``.
         soc: chips to compile them for, such as ``sm8650``; default: none, and the device compiles them at each start.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
@@ -138,8 +142,11 @@ def export(
     from edge.export.routers import read_routers, write_routers
     from edge.export.written import write_golden
 
-    if target is None and (target_context is not None or target_weights is not None or soc):
-        raise InputError("--target-context, --target-weights and --soc are for graphs that --target writes; name one.")
+    if target is None and (soc or (target_context, target_weights, target_activations) != (None, None, None)):
+        raise InputError(
+            "--target-context, --target-weights, --target-activations and --soc are for graphs that --target writes; "
+            "name one."
+        )
 
     advance(0, 0, "opening the checkpoint")
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
@@ -149,9 +156,9 @@ def export(
     context = chosen.context
     wanted = None
     if target is not None:
-        from edge.export.npu.target import Wanted, check_wanted
+        from edge.export.target import Wanted, check_wanted
 
-        wanted = Wanted(target, target_context, soc, target_weights or "int8")
+        wanted = Wanted(target, target_context, soc, target_weights, target_activations)
         check_wanted(wanted, checkpoint, context)
     if effort == QUICK:
         candidates, draft_text = False, draft_text or 0
@@ -204,9 +211,10 @@ def export(
                 prefill=prefill, compare=check, say=tell,
             )  # fmt: skip
             if wanted is not None:
-                from edge.export.npu.target import write_target
+                from edge.export.target import kind
 
-                write_target(wanted, checkpoint, writer, staged.manifest, staged.windows, options.report)
+                windows = staged.windows
+                kind(wanted.name).write_target(wanted, checkpoint, writer, staged.manifest, lambda: windows, options)
             manifest, golden = finish_decoder(
                 writer, staged, options,
                 candidates=candidates, draft_text=0 if DRAFTS in options.left_out else draft_text, say=tell,

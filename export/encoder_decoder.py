@@ -17,7 +17,7 @@ from edge.export.check_pairs import SENTENCES, Input
 from edge.export.graph.encoder_decoder import build_encoder_decoder
 from edge.export.graph.families import find_family
 from edge.export.quantize import read_calibration
-from edge.export.quantize.base import Progress
+from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
 from edge.export.speech_format import speech
 from edge.export.text_format import generation, left_out, text_format
@@ -36,9 +36,9 @@ from edge.runtime.memory.process import release_freed
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
     from edge.export.npu.ranges import Pair
-    from edge.export.npu.target import Wanted
     from edge.export.quantize.base import QTensor
     from edge.export.quantize.pairs import Material
+    from edge.export.target import Wanted
 
 SEEDS = [1, 2, 3]  # of the audio that a speech model is checked on
 GOLDEN_SOURCES = 3
@@ -131,9 +131,12 @@ def write_encoder_decoder(
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
     if target is not None:
-        from edge.export.npu.target import check_target, write_target
+        from edge.export.target import check_target, kind
 
-        write_target(target, checkpoint, writer, manifest, inputs.pairs(engine, progress), progress)
+        given = Options(progress=progress, effort=effort)
+        kind(target.name).write_target(
+            target, checkpoint, writer, manifest, lambda: inputs.pairs(engine, progress), given
+        )
         del engine
         release_freed()
         progress(0, 0, f"checking the graphs for {target.name}")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.export.quantize.base import Options
     from edge.export.torch_reference import RecordedLogits
     from edge.runtime.check.perplexity import Agreement
-    from edge.runtime.static.engine import StaticEngine
+    from edge.runtime.engine.engine import Engine
 
 RECORDED = ".recorded"  # a file that the first stage leaves for the second
 PREFILL = "int8"  # the form's only weights
@@ -98,7 +98,7 @@ def finish_decoder(
     release_freed()
     manifest, golden = _with_kv8(writer, manifest, golden, kv8, recorded, options, say)
     if target is not None:
-        from edge.export.npu.target import check_target
+        from edge.export.target import check_target
 
         options.report(0, 0, f"checking the graphs for {target}")
         compare = None if recorded is None else partial(_of_target, recorded)
@@ -138,9 +138,9 @@ def _with_kv8(
     return more, dataclasses.replace(golden, forms=[*golden.forms, own])
 
 
-def _of_target(recorded: RecordedLogits, engine: StaticEngine) -> Agreement:
+def _of_target(recorded: RecordedLogits, engine: Engine) -> Agreement:
     """The check of a target's graphs, as far as they have room for its text."""
-    return check.check(engine, recorded.up_to(engine.target.context))
+    return check.check(engine, recorded.up_to(engine.context))
 
 
 def _figures_of(form: str, found: Agreement) -> dict[str, float]:

@@ -20,6 +20,7 @@ from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant,
 from edge.runtime.keywords import with_keywords
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
+from edge.targets import CUDA
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -150,6 +151,10 @@ def make_engine(
         BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
     opened = open_for(bundle, provider, threads, strict)
+    if variant.target == CUDA:
+        from edge.runtime.device.engine import DeviceEngine
+
+        return DeviceEngine(bundle, variant, opened)
     if variant.target is not None:
         from edge.runtime.static.engine import StaticEngine
 

@@ -27,7 +27,7 @@ HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bu
 OPTIONS = (
     *("weights", "block_size", "symmetric", "encoder_weights", "decoder_weights", "prefill_weights"),
     *("bits", "perplexity", "effort", "max_context", "trees", "draft_text", "force", "name", "memory"),
-    *("target", "target_context", "target_weights"),
+    *("target", "target_context", "target_weights", "target_activations"),
 )
 
 
@@ -62,11 +62,13 @@ def add_arguments(parser: Parser) -> None:
     add("--prefill-weights KIND", "a decoder's second graph, for long prompts: int8, or none (default)")
 
     add = parser.options("devices")
-    add("--target NAME", "also write graphs for a kind of device: npu-qualcomm")
-    room = "tokens that they have room for, one number or several (default: 512; encoder-decoders 128, Whisper 448)"
+    add("--target NAME", "also write graphs for a kind of device: npu-qualcomm or cuda")
+    kinds = "npu-qualcomm: int8 (default) or int4; cuda: int4 (default), int8 or float16, which encoder-decoders have"
+    add("--target-weights KIND", kinds)
+    add("--target-activations TYPE", "cuda: float16 (default), or bfloat16, where float16 is too narrow for a model")
+    room = "npu: tokens that graphs have room for, one number or several (default: 512; others 128, Whisper 448)"
     add("--target-context N,...", room, _numbers)
-    add("--target-weights KIND", "int8, or int4: 4 bits in blocks, of decoders alone (default: int8)")
-    add("--soc CHIP,...", "chips to compile them for, such as sm8650 (default: the device compiles at each start)")
+    add("--soc CHIP,...", "npu: chips to compile them for, such as sm8650 (default: the device compiles at each start)")
 
     add = parser.options("skipping and drafts")
     add("--segments N|ffn", "also write the decoder in segments of N layers, or of half-layers, for skipping")

@@ -1,7 +1,7 @@
 """The modules that every family is made of. Names of weights are those of transformers' checkpoints.
 
-All values are float32; B is the number of sequences, 1 wherever something else is not said, S the number of new
-tokens of each, R of those the rows that need logits.
+Values are floats of the target's type; B is the number of sequences, 1 wherever something else is not said, S the
+number of new tokens of each, R of those the rows that need logits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import onnx_ir as ir
 from onnxscript import nn
 
 from edge.errors import ExportError
 from edge.export.graph.families.base import QKVO, Biased, Heads, has_bias
 from edge.export.graph.linear import Projections, linear
 from edge.export.graph.weights import Weights
-from edge.export.lower.base import Lowering, Value, scalar
+from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
 
 
 @dataclass
@@ -160,14 +161,23 @@ class Attention(nn.Module):
             rope=None if self.rope is None else step.rope[self.rope],
             window=self.window,
             softcap=self.softcap,
+            norms=self._norms if op.norms_heads else None,
         )
         step.present[self.layer] = (key, value)
         return self.o_proj(op, take(op, y, rows))
 
+    @property
+    def _norms(self) -> HeadNorms | None:
+        """The norms of queries and keys where they are of each head by itself."""
+        query, key = self.q_norm, self.k_norm
+        if not isinstance(query, HeadNorm) or not isinstance(key, HeadNorm):
+            return None
+        return HeadNorms(query.weight, key.weight, query.eps)
+
     def _query_key_value(self, op: Lowering, x: Value) -> list[Value]:
         """Three values, or one packed value where nothing comes between it and attention."""
         parts = self.qkv_proj(op, x)
-        if self.q_norm is None or self.k_norm is None:
+        if self.q_norm is None or self.k_norm is None or (op.norms_heads and self._norms is not None):
             return parts
         if len(parts) == 1:
             sizes = [n * self.heads.dim for n in (self.heads.query, self.heads.key_value, self.heads.key_value)]
@@ -267,7 +277,7 @@ def scaled(op: Lowering, x: Value, scale: float, name: str = "scale") -> Value:
     return x if scale == 1 else op.Mul(x, scalar(op, name, scale))
 
 
-def capped(op: Lowering, x: Value, cap: float, name: str = "cap") -> Value:
-    """cap * tanh(x / cap)."""
-    limit = scalar(op, name, cap)
+def capped(op: Lowering, x: Value, cap: float, name: str = "cap", dtype: ir.DataType | None = None) -> Value:
+    """cap * tanh(x / cap). dtype: of x, by default the target's."""
+    limit = scalar(op, name, cap, dtype)
     return op.Mul(op.Tanh(op.Div(x, limit)), limit)

@@ -37,8 +37,7 @@ def build_decoder(
     config = configuration(checkpoint.config)
     store = Weights(checkpoint, weights, writer)
     decoder: Decoder = family.build(config, store, max_context)
-    attention = [m for m in decoder.modules() if isinstance(m, Attention)]  # in the layers' order
-    kv = KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])
+    kv = decoder_kv(decoder)
     graphs = [write_graph(writer, "decoder", DECODER, step_graph(decoder, kv, config.vocab_size, chooses=True).graph)]
     heads = heads_of(config)
     dims = Dims(
@@ -55,3 +54,9 @@ def build_decoder(
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
     return Built(name, dims, kv, store.groups(), graphs, form)
+
+
+def decoder_kv(decoder: Decoder) -> KVLayout:
+    """The keys and values of its layers, in their order."""
+    attention = [m for m in decoder.modules() if isinstance(m, Attention)]
+    return KVLayout("float32", [KVLayer(a.heads.key_value, a.heads.dim, a.window) for a in attention])

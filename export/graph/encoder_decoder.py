@@ -18,7 +18,9 @@ from edge.export.graph.step import (
     DECODER,
     FLOAT,
     INT64,
+    TARGET,
     Built,
+    Lower,
     add_output,
     configuration,
     cross_shapes,
@@ -48,13 +50,9 @@ def build_encoder_decoder(
     config = configuration(checkpoint.config)
     store = Weights(checkpoint, weights, writer)
     model: EncoderDecoder = family.build(config, store, max_context)
-    modules = list(model.decoder.modules())  # in the layers' order
-    attention = [m.heads for m in modules if isinstance(m, Attention)]
-    kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
-    readers = [m for m in modules if isinstance(m, CrossAttention)]
-    cross = KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])
-    turned = readers[0].long_input
-    encoder = _encoder_graph(model, cross, turned).graph
+    kv, cross = layouts(model)
+    turned = next(m for m in model.decoder.modules() if isinstance(m, CrossAttention)).long_input
+    encoder = encoder_graph(model, cross, turned).graph
     decoder = step_graph(model.decoder, kv, model.dims.vocab_size, cross=cross, turned=turned, bias=model.bias).graph
     return Built(
         family=name,
@@ -82,14 +80,25 @@ def _is_precise(module: nn.Module) -> bool:
     return isinstance(module, Linear) and isinstance(module.stored, StoredRows) and module.stored.precise
 
 
-def _encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool) -> GraphBuilder:
-    builder, op = new_graph("encoder")
+def layouts(model: EncoderDecoder) -> tuple[KVLayout, KVLayout]:
+    """The keys and values of the decoder's layers, and those of the encoder's output, in the layers' order."""
+    modules = list(model.decoder.modules())
+    attention = [m.heads for m in modules if isinstance(m, Attention)]
+    readers = [m for m in modules if isinstance(m, CrossAttention)]
+    kv = KVLayout("float32", [KVLayer(heads.key_value, heads.dim) for heads in attention])
+    return kv, KVLayout("float32", [KVLayer(m.heads, m.dim) for m in readers])
+
+
+def encoder_graph(model: EncoderDecoder, cross: KVLayout, turned: bool, lower: Lower = TARGET) -> GraphBuilder:
+    """The encoder's graph. turned, lower: as in `step_graph`."""
+    builder, op = new_graph("encoder", lower)
     if model.bins is None:
         x = builder.input("input_ids", INT64, [1, "T"])
     else:
         x = builder.input("input_features", FLOAT, [1, model.bins, "F"])
+        x = x if op.dtype == FLOAT else op.Cast(x, to=op.dtype)
     made = model.encoder(op, x)
     for i, (pair, layer) in enumerate(zip(made, cross.layers, strict=True)):
         for value, part, shape in zip(pair, ("key", "value"), cross_shapes(layer, turned), strict=True):
-            add_output(builder, value, f"cross.{i}.{part}", shape)
+            add_output(builder, value, f"cross.{i}.{part}", shape, op.dtype)
     return builder

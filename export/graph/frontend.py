@@ -19,7 +19,7 @@ from edge.bundle import BundleWriter
 from edge.errors import ExportError
 from edge.export.graph.step import FLOAT, add_output, new_graph, write_graph
 from edge.export.graph.weights import external, parameter
-from edge.export.lower.base import Value, scalar
+from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Graph
 
 FRONTEND = "graphs/frontend.onnx"
@@ -60,7 +60,7 @@ class LogMel(nn.Module):
         self.waves = _table(writer, "frontend.waves", waves()[:, kept()])
         self.filters = _table(writer, "frontend.mel_filters", np.concatenate([filters, filters])[kept()])
 
-    def forward(self, op: OpBuilder, pcm: Value) -> Value:
+    def forward(self, op: Lowering, pcm: Value) -> Value:
         powers = op.MatMul(frames(op, pcm), self.waves)
         powers = op.Mul(powers, powers)  # of cosines and sines; the filters add them up
         mel = op.Transpose(op.MatMul(powers, self.filters), perm=[0, 2, 1])

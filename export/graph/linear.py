@@ -30,6 +30,13 @@ class Linear(nn.Module):
         return op.product(x, self)
 
 
+class Head(Linear):
+    """The product that makes logits, [B, S, V] float32."""
+
+    def forward(self, op: Lowering, x: Any) -> Value:
+        return op.logits(x, self)
+
+
 def linear(weights: Weights, name: str, group: str, *, bias: bool = False) -> Linear:
     """The checkpoint's linear layer `name`."""
     b = weights.vector([f"{name}.bias"], f"{name}.bias", group) if bias else None

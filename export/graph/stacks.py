@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from onnxscript import nn
 
 from edge.export.graph.blocks import Step, Stream, capped, scaled, take
 from edge.export.graph.cross import CrossKeysValues
-from edge.export.graph.linear import Embedding, Linear
+from edge.export.graph.linear import Embedding, Head
 from edge.export.graph.rope import RotaryTable
 from edge.export.graph.step import ScoresBias
 from edge.export.graph.weights import Weights
@@ -191,7 +192,7 @@ class Decoder(nn.Module):
             setattr(self, f"{name}_rope", table)
         self.layers = nn.ModuleList(list(layers))
         self.norm = norm
-        self.lm_head = Linear(weights.matrix(f"{head}.weight", "head"), head_bias)
+        self.lm_head = Head(weights.matrix(f"{head}.weight", "head"), head_bias)
         self.scale = scale
         self.softcap = softcap
 
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
             step.cuts.append(stream)
         h = finish(op, last(op, stream, step, logit_rows), self.norm)
         logits = self.lm_head(op, scaled(op, h, self.scale, "head_scale"))
-        return logits if self.softcap is None else capped(op, logits, self.softcap)
+        return logits if self.softcap is None else capped(op, logits, self.softcap, dtype=ir.DataType.FLOAT)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -20,7 +20,8 @@ from edge.export.lower.base import Lowering, Value
 from edge.export.lower.cpu import CPU
 from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
 
-TARGET: type[Lowering] = CPU  # that graphs are written for
+Lower = Callable[[GraphBuilder], Lowering]
+TARGET: type[Lowering] = CPU  # that graphs are written for where no other is named
 OPSET = 21
 IR_VERSION = 10  # of the ONNX file format, as opset 21 came with
 DECODER = "graphs/decoder.onnx"
@@ -76,10 +77,12 @@ def configuration(raw: dict[str, Any]) -> Any:
     return config
 
 
-def new_graph(name: str) -> tuple[GraphBuilder, Lowering]:
+def new_graph(name: str, lower: Lower = TARGET) -> tuple[GraphBuilder, Lowering]:
     """A builder of an empty graph, and what modules write it with."""
-    builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET, **TARGET.domains}, name=name))
-    return builder, TARGET(builder)
+    builder = GraphBuilder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=name))
+    op = lower(builder)
+    builder.graph.opset_imports.update(op.domains)
+    return builder, op
 
 
 def add_output(builder: GraphBuilder, value: ir.Value, name: str, shape: Shape, dtype: ir.DataType = FLOAT) -> None:
@@ -148,13 +151,13 @@ def cut_names(layer: int, part: str) -> tuple[str, str]:
     return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 
-def _name_cuts(step: Step) -> None:
+def _name_cuts(step: Step, dtype: ir.DataType) -> None:
     """Name the values of the residual stream between the blocks, so that the graph can be cut there."""
     for i, stream in enumerate(step.cuts):
         names = cut_names(i // 2, "feed_forward" if i % 2 else "attention")
         for value, name in zip((stream.x, stream.added), names, strict=True):
             if value is not None:
-                value.name, value.type = name, ir.TensorType(FLOAT)
+                value.name, value.type = name, ir.TensorType(dtype)
 
 
 def step_graph(
@@ -166,15 +169,17 @@ def step_graph(
     turned: bool = False,
     bias: ScoresBias | None = None,
     chooses: bool = False,
+    lower: Lower = TARGET,
 ) -> GraphBuilder:
     """The graph of one step.
 
     cross: the encoder's keys and values, of an encoder-decoder; its steps may be trees. turned: its values are
-    transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well.
+    transposed. bias: the family's own bias. chooses: it says which tokens are the likeliest as well. lower:
+    the target that it is written for.
 
     Without an encoder it takes several sequences, of one token each: the kernel of attention takes no more.
     """
-    builder, op = new_graph("decoder")
+    builder, op = new_graph("decoder", lower)
     count: int | str = BATCH if cross is None else 1
     input_ids = builder.input("input_ids", INT64, [count, "S"])
     step = Step(
@@ -186,22 +191,22 @@ def step_graph(
     logit_rows = builder.input("logit_rows", INT64, ["R"])
     shapes: list[Shape] = [[count, layer.heads, "C", layer.head_dim] for layer in kv.layers]
     for i, shape in enumerate(shapes):
-        key, value = (builder.input(f"past.{i}.{part}", FLOAT, shape) for part in ("key", "value"))
+        key, value = (builder.input(f"past.{i}.{part}", op.dtype, shape) for part in ("key", "value"))
         step.past.append((key, value))
     if cross is not None:
         for i, layer in enumerate(cross.layers):
             parts = zip(("key", "value"), cross_shapes(layer, turned), strict=True)
-            key, value = (builder.input(f"cross.{i}.{part}", FLOAT, shape) for part, shape in parts)
+            key, value = (builder.input(f"cross.{i}.{part}", op.dtype, shape) for part, shape in parts)
             step.cross.append((key, value))
         step.attention_bias = _scores_bias(builder, op, step, bias)
     logits = decoder(op, input_ids, logit_rows, step)
-    _name_cuts(step)
+    _name_cuts(step, op.dtype)
     add_output(builder, logits, "logits", [count, "R", vocab_size])
     if chooses:
         add_output(builder, op.likeliest(logits, vocab_size), "tokens", [count, "R"], INT64)
     for i, shape in enumerate(shapes):
         for value, part in zip(step.present[i], ("key", "value"), strict=True):
-            add_output(builder, value, f"present.{i}.{part}", shape)
+            add_output(builder, value, f"present.{i}.{part}", shape, op.dtype)
     return builder
 
 
@@ -213,9 +218,18 @@ def cross_shapes(layer: KVLayer, turned: bool) -> tuple[Shape, Shape]:
 
 def _scores_bias(builder: GraphBuilder, op: Lowering, step: Step, bias: ScoresBias | None) -> Value:
     """What is added to self-attention's scores: the host's columns up to the total length, and the family's own."""
-    length = op.Reshape(op.Cast(step.total_sequence_length, to=INT64), [1])
-    given = op.Slice(builder.input("attention_bias", FLOAT, [1, 1, "S", "C"]), [0], length, [3])
+    length = step.total_sequence_length
+    given = op.first_columns(builder.input("attention_bias", op.dtype, [1, 1, "S", "C"]), length, 3)
     if bias is None:
         return given
-    keys = op.Slice(builder.input("key_positions", INT64, ["C"]), [0], length, [0])
+    keys = op.first_columns(builder.input("key_positions", INT64, ["C"]), length, 0)
     return bias(op, step, keys, given)
+
+
+def remove_unused(graph: ir.Graph) -> None:
+    """Remove nodes and constants that nothing reads: positions, for one, where the host looks them up."""
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for constant in [name for name, value in graph.initializers.items() if not value.uses()]:
+        del graph.initializers[constant]

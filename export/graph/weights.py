@@ -12,7 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import nn
 
-from edge.bundle import WEIGHTS, BundleWriter
+from edge.bundle import WEIGHTS, Tensors
 from edge.errors import ExportError
 from edge.export.checkpoint.base import Checkpoint
 from edge.export.quantize.base import FloatTensor, QTensor, RowsTensor, Weight, stack_rows
@@ -73,7 +73,7 @@ class Weights:
     the others are read from `source`. One matrix is held in memory at a time.
     """
 
-    def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], writer: BundleWriter) -> None:
+    def __init__(self, source: Checkpoint, matrices: Mapping[str, Weight], writer: Tensors) -> None:
         self._source = source
         self._matrices = matrices
         self._writer = writer
@@ -245,7 +245,7 @@ class PrefillWeights(Weights):
     """
 
     def __init__(
-        self, source: Checkpoint, matrices: Mapping[str, Weight], writer: BundleWriter, decode: Weights
+        self, source: Checkpoint, matrices: Mapping[str, Weight], writer: Tensors, decode: Weights
     ) -> None:
         super().__init__(source, matrices, writer)
         self._decode = decode

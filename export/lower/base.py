@@ -3,14 +3,14 @@
 Modules say `op.rms_norm(x, weight, eps)` or `op.product(x, matrix)`, and a target says which operators that is. One
 file or folder next to this one is one target; no other names fused operators or quantized products.
 
-B is the number of sequences, S of new tokens, T of keys, H the hidden size. All values are float32.
+B is the number of sequences, S of new tokens, T of keys, H the hidden size. Values are floats of the target's type.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 Value = ir.Value
 
 
-def scalar(op: OpBuilder, name: str, value: float) -> Value:
-    """A float32 constant."""
-    return op.initializer(ir.tensor(np.float32(value), name=name))
+def scalar(op: Lowering, name: str, value: float, dtype: ir.DataType | None = None) -> Value:
+    """A constant, by default of the target's type; a number that it does not reach becomes its largest."""
+    dtype = dtype or op.dtype
+    if np.isfinite(value):
+        value = float(np.clip(value, dtype.min, dtype.max))
+    return op.initializer(ir.tensor(np.asarray(value, dtype.numpy()), name=name))
+
+
+class HeadNorms(NamedTuple):
+    """The weights [dim] of the root mean square norms of each query's and each key's head."""
+
+    query: nn.Parameter
+    key: nn.Parameter
+    eps: float
 
 
 class Lowering(OpBuilder, ABC):
@@ -34,6 +45,8 @@ class Lowering(OpBuilder, ABC):
 
     domains: ClassVar[Mapping[str, int]]  # of operators that are not ONNX's own, with their versions
     caches: ClassVar[bool] = True  # whether what is computed in parts that fit into a cache is faster
+    norms_heads: ClassVar[bool] = False  # whether `attention` norms the heads of queries and keys
+    dtype: ir.DataType = ir.DataType.FLOAT  # of values
 
     def __init__(self, builder: GraphBuilder) -> None:
         super().__init__(builder, "", builder.graph.opset_imports[""])
@@ -67,6 +80,10 @@ class Lowering(OpBuilder, ABC):
     @abstractmethod
     def product(self, x: Any, matrix: Linear) -> Value:
         """x W^T + b of a stored matrix W [N, K]: [B, S, K], or what `shared` made of it, to [B, S, N]."""
+
+    def logits(self, x: Value, matrix: Linear) -> Value:
+        """The product of the output head, in float32."""
+        return self.product(x, matrix)
 
     @abstractmethod
     def shared(self, x: Value, matrices: Sequence[Linear]) -> Any:
@@ -103,13 +120,19 @@ class Lowering(OpBuilder, ABC):
         rope: tuple[Value, Value] | None,
         window: int | None,
         softcap: float | None,
+        norms: HeadNorms | None,
     ) -> tuple[Value, Value, Value]:
         """Causal self-attention over a layer's cache, which grows in place: the result, and the cache's key and value.
 
         parts: query, key and value, each [B, S, heads * dim], or one value with all three packed. rope: tables
         of cosines and sines by which queries and keys are rotated; None: they are not. window: how many tokens, itself
-        included, a token attends to. softcap: bounds the scores.
+        included, a token attends to. softcap: bounds the scores. norms: of the heads, before they are rotated, where
+        `norms_heads`.
         """
+
+    def first_columns(self, x: Value, length: Value, axis: int) -> Value:
+        """As much of x along an axis as the caches will be long after the step, length [1] int32."""
+        return self.Slice(x, [0], self.Reshape(self.Cast(length, to=ir.DataType.INT64), [1]), [axis])
 
     @abstractmethod
     def full_attention(

@@ -17,7 +17,7 @@ from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
 from edge.export.graph.weights import StoredFloat
-from edge.export.lower.base import Lowering, Value, scalar
+from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
 
 if TYPE_CHECKING:
     from edge.export.graph.blocks import Step
@@ -118,6 +118,7 @@ class NPU(Lowering):
         rope: tuple[Value, Value] | None,
         window: int | None,
         softcap: float | None,
+        norms: HeadNorms | None,
     ) -> tuple[Value, Value, Value]:
         """Instead of a cache's key and value these are the new rows alone, [1, S, heads, dim]."""
         assert step.attention_bias is not None

@@ -17,7 +17,7 @@ from edge.export.graph.families import find_family
 from edge.export.graph.families.base import Heads
 from edge.export.graph.families.t5 import DecoderBias, EncoderBias
 from edge.export.graph.stacks import Decoder, EncoderDecoder, TextStart
-from edge.export.graph.step import FLOAT, INT32, add_output, configuration
+from edge.export.graph.step import FLOAT, INT32, add_output, configuration, remove_unused
 from edge.export.lower.npu import NPU
 from edge.export.npu.qdq import array_of
 from edge.export.npu.weights import NPUWeights, npu_shapes, npu_weights
@@ -176,15 +176,6 @@ def _biases(whole: EncoderDecoder, name: str) -> tuple[NDArray[np.float32], NDAr
     if type(decoder) is not DecoderBias or type(encoder) is not EncoderBias:
         raise ExportError(f"{name} biases its attention scores otherwise than T5, which no graph for NPUs does yet.")
     return array_of(decoder.table), array_of(encoder.table)
-
-
-def remove_unused(graph: ir.Graph) -> None:
-    """Remove nodes and constants that nothing reads: positions, for one, which are looked up on the host."""
-    for node in reversed(list(graph)):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            graph.remove(node, safe=True)
-    for constant in [name for name, value in graph.initializers.items() if not value.uses()]:
-        del graph.initializers[constant]
 
 
 def _fold_transposes(graph: ir.Graph) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.engine import Engine
 from edge.runtime.providers.base import Buffer
 from edge.runtime.skip.base import Route
@@ -22,27 +22,29 @@ class Slots:
     def __init__(self, like: KVCache, width: int) -> None:
         self.width, self._provider = width, like.provider
         self.memory = [(self._several(key), self._several(value)) for key, value in like.memory]
+        self._seats = [Seat() for _ in range(width)]
 
     def _several(self, like: Buffer) -> Buffer:
         """Memory for all sequences of a buffer [1, heads, rows, head_dim]."""
-        return self._provider.allocate((self.width, *like.array.shape[1:]), like.array.dtype)
+        return self._provider.allocate((self.width, *like.shape[1:]), like.dtype)
 
     def first(self, buffer: Buffer, size: int, slot: int = 0) -> Buffer:
         """The part of a buffer for `size` sequences, from that of `slot` on."""
-        one = buffer.array.shape[1:]
+        one = buffer.shape[1:]
         return self._provider.part(buffer, (size, *one), slot * math.prod(one))
 
     def give(self, cache: KVCache, slot: int) -> None:
         """Let a cache keep its rows in a slot, from now on."""
-        cache.memory = [(self.first(key, 1, slot), self.first(value, 1, slot)) for key, value in self.memory]
+        memory = [(self.first(key, 1, slot), self.first(value, 1, slot)) for key, value in self.memory]
+        cache.sit(memory, self._seats[slot])
 
     def move(self, cache: KVCache, slot: int) -> None:
         """Take a cache's rows to another slot."""
-        before, rows = cache.buffers, cache.length  # a layer that tokens skipped has fewer
+        before, rows = cache.memory, cache.length  # a layer that tokens skipped has fewer
         self.give(cache, slot)
-        for old, new in zip(before, cache.buffers, strict=True):
+        for old, new in zip(before, cache.memory, strict=True):
             for source, target in zip(old, new, strict=True):
-                target[:, :, :rows] = source[:, :, :rows]
+                self._provider.copy(source, target, rows)
 
 
 class BatchStep:
@@ -84,6 +86,8 @@ class BatchStep:
             self._held[:, i] = _append(cache, self._positions[i], route)
         np.subtract(self._held, 1, out=self._last)
         self._held.max(axis=1, out=self._total)
+        if caches[0].total is not None:
+            self._total[:] = caches[0].total
         self._runs[:] = False
         self._runs[list(route)] = True
         self._bound.run()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.manifest import LONGER
 from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
-from edge.runtime.decode.sampling import Sampler, greedy
+from edge.runtime.decode.sampling import Categorical, Sampler, greedy
 from edge.runtime.engine.binding import all_rows
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
@@ -21,8 +21,8 @@ from edge.runtime.engine.engine import Engine
 # device and at every call: what was measured, or asked before, must not decide what an answer says.
 PREFILL_GRAPH_FROM = 256
 
-Step = Callable[..., NDArray[Any]]
-"""`Engine.step`, or `Engine.choose`."""
+Step = Callable[..., Any]
+"""`Engine.step`, `Engine.choose` or `Engine.candidates`."""
 Choose = Callable[[Any], int]
 """Makes a token of a row that a step gives."""
 
@@ -56,6 +56,8 @@ def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[S
     """
     if sampler is greedy and engine.chooses and not logits:
         return engine.choose, int
+    if engine.remote and isinstance(sampler, Categorical) and not logits:
+        return engine.candidates, sampler.among
     return engine.step, sampler
 
 

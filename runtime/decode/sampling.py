@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
+from edge.runtime.engine.candidates import Candidates
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
@@ -95,12 +96,30 @@ class Categorical:
         self._options = options
         self._random = np.random.default_rng(options.seed)
 
+    def among(self, candidates: Candidates) -> int:
+        """As for all logits of the row, and the same token: of the candidates where these decide, else of all."""
+        options, tokens, logits = self._options, candidates.tokens, candidates.logits
+        last = float(logits[-1])  # tokens that are not among them may have as much
+        if options.top_k and options.top_k < len(logits) and last < logits[options.top_k - 1]:
+            chosen = tokens[logits >= logits[options.top_k - 1]]
+        elif not options.top_k and options.top_p == 1 and _weights(logits, options.temperature)[-1] < options.min_p:
+            chosen = tokens
+        else:
+            return self(candidates.whole())
+        order = np.argsort(chosen)  # as they stand in the row
+        return self._drawn(logits[: len(chosen)][order], chosen[order])
+
     def __call__(self, logits: NDArray[np.float32]) -> int:
         options = self._options
         tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
         if 0 < options.top_k < logits.shape[0]:
             tokens = _at_least(logits, _largest(logits, options.top_k))
             logits = logits[tokens]
+        return self._drawn(logits, tokens)
+
+    def _drawn(self, logits: NDArray[np.float32], tokens: NDArray[np.intp] | None) -> int:
+        """A token of these, or of the whole row."""
+        options = self._options
         weights = _weights(logits, options.temperature)  # [candidates] float32
         threshold = options.min_p
         if options.top_p < 1:

@@ -55,23 +55,28 @@ class StepBuffers:
     A step pushes what Python and numpy need out of the processor's caches, so that every call between two steps takes
     four times what it takes in a loop of its own: few are made.
 
-    made: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
+    result: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
     """
 
     def __init__(self, provider: Provider, size: int, made: Buffer) -> None:
         self.inputs = {
             "input_ids": provider.allocate((1, size), np.int64),
             "position_ids": provider.allocate((1, size), np.int64),
-            "logit_rows": provider.allocate((made.array.shape[1],), np.int64),
+            "logit_rows": provider.allocate((made.shape[1],), np.int64),
         }
         # What is not bound stays in the arena, among the step's activations.
-        self.outputs = {"logits" if made.array.dtype == np.float32 else "tokens": made}
-        self.made: NDArray[Any] = made.array
+        self.outputs = {"logits" if made.dtype == np.float32 else "tokens": made}
+        self.result = made
         self.size = size
         self._offsets = all_rows(size)
         self._tokens, self.positions = self.inputs["input_ids"].array[0], self.inputs["position_ids"].array[0]
         self._rows = self.inputs["logit_rows"].array
         self._asked: NDArray[np.int64] | None = None  # the rows that are set, where nobody can change those
+
+    @property
+    def made(self) -> NDArray[Any]:
+        """The result as the host sees it."""
+        return self.result.array
 
     def fill(self, tokens: NDArray[np.int64], start: int, rows: NDArray[np.int64], tree: Tree | None) -> None:
         """Take `tokens` [S], at the positions from `start` on or where `tree` puts them, and which `rows` [R] of them
@@ -118,8 +123,7 @@ class CacheBinding:
         if inputs is self._inputs:
             return
         self._inputs = None  # should it be interrupted on the way
-        for name, buffer in inputs.items():
-            self._bound.input(name, buffer)
+        self.share(inputs)
         for name, buffer in outputs.items():
             self._bound.output(name, buffer)
         self._inputs = inputs
@@ -145,8 +149,10 @@ class WholeBinding(CacheBinding):
         super().__init__(session)
         provider = cache.provider
         # What each token attends to, [1, 1, S, C]; None where the graph takes no trees. Steps of all sizes share rows.
-        trees = "attention_bias" in self.names
-        self.bias = provider.allocate((1, 1, maximum, cache.rows), np.float32) if trees else None
+        dtype = session.types.get("attention_bias")
+        self.bias = None if dtype is None else provider.allocate((1, 1, maximum, cache.rows), dtype)
+        self._least = None if dtype in (None, np.float32) else np.finfo(np.float16).min / 2  # which it can hold
+        self._told = cache.total  # of the cache itself nothing is kept: it would never go
         self._masked = 0, 0  # tokens and rows for which a bias was written
         last, total = provider.allocate((1,), np.int32), provider.allocate((), np.int32)
         self._last, self._total = last.array, total.array
@@ -160,7 +166,8 @@ class WholeBinding(CacheBinding):
         tree."""
         if tree is not None:
             assert self.bias is not None, "this graph takes no trees"
-            self.bias.array[0, 0, :size, :length] = tree.bias
+            bias = tree.bias if self._least is None else np.maximum(tree.bias, self._least)
+            self.bias.array[0, 0, :size, :length] = bias
             tokens, rows = self._masked
             self._masked = max(tokens, size), max(rows, length)
         elif self.bias is not None and self._masked[0]:
@@ -171,7 +178,7 @@ class WholeBinding(CacheBinding):
     def run(self, length: int) -> None:
         """Run the step whose turn it is, after which the cache has `length` rows."""
         self._last[0] = length - 1
-        self._total[...] = length
+        self._total[...] = self._told or length
         self._bound.run()
 
 

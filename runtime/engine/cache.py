@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.providers.base import Provider
+from edge.runtime.providers.base import Buffer, Provider, memory_type
+
+
+class Seat:
+    """What steps on a cache are kept for, as long as it is there."""
 
 
 class KVCache:
@@ -21,13 +25,16 @@ class KVCache:
     write them in place; `buffers` is the host's view. The system hands them out page by page, so that a large capacity
     costs nothing until rows are written. Rows below `length` are valid; rolling back is moving `length`. `positions`
     [rows] holds the position in the text of each row: in a tree of tokens several rows share one. `cross` is what an
-    encoder made of the input. After the capacity, buffers have `spare` rows, which a step may write that are dropped at
-    once. `exact` says whether steps on this cache run even numbers of tokens (see `Engine`); it may change between two
-    answers.
+    encoder made of the input. `seat` is what steps on this memory are kept for. After the capacity, buffers have
+    `spare` rows, which a step may write that are dropped at once. `exact` says whether steps on this cache run even
+    numbers of tokens (see `Engine`); it may change between two answers. `total` is what operators are told as the
+    number of rows, where that is not how many there are.
 
     Raises:
         InputError: the capacity is not positive, or the buffers do not fit in memory.
     """
+
+    total: int | None = None
 
     def __init__(
         self,
@@ -47,19 +54,22 @@ class KVCache:
         self.exact = exact
         self.length = 0
         self.prompt = 0
+        self.seat = Seat()
         self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
         self.contiguous = True  # whether row i has position i, for all i
-        dtype = np.dtype(layout.dtype)
         try:
-            self.memory = [
-                (provider.allocate(key, dtype), provider.allocate(value, dtype))
-                for key, value in map(self.shapes, layout.layers)
-            ]
+            self.memory = self._take(layout)
             self.positions = np.arange(rows, dtype=np.int64)
         except MemoryError:
             raise InputError(
                 f"A KV cache for {capacity} tokens does not fit in memory; ask for a smaller --context."
             ) from None
+
+    def _take(self, layout: KVLayout) -> list[tuple[Buffer, Buffer]]:
+        """Memory for all layers, or MemoryError."""
+        allocate, dtype = self.provider.allocate, memory_type(layout.dtype)
+        shapes = map(self.shapes, layout.layers)
+        return [(allocate(key, dtype), allocate(value, dtype)) for key, value in shapes]
 
     def shapes(self, layer: KVLayer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of a layer's key and value."""
@@ -107,6 +117,10 @@ class KVCache:
             for buffer in pair:
                 repeat_rows(buffer, written, upto)
 
+    def sit(self, memory: list[tuple[Buffer, Buffer]], seat: Seat) -> None:
+        """Keep rows in this memory from now on."""
+        self.memory, self.seat = memory, seat
+
     def reset(self, cross: Cross | None = None, spare: int = 0) -> None:
         """Forget everything; `cross`, of the next input, takes the place of the last one."""
         self.length = 0
@@ -116,7 +130,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers at full capacity."""
-        return sum(key.nbytes + value.nbytes for key, value in self.buffers)
+        return sum(key.nbytes + value.nbytes for key, value in self.memory)
 
 
 def repeat_rows(rows: NDArray[Any], written: int, upto: int) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.manifest import KVLayer
-from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.manifest import FLOAT32, KVLayer
+from edge.runtime.providers.base import Buffer, Provider, Session, memory_type
 
 Shape = tuple[int, int, int, int]
 Pairs = list[tuple[Buffer, Buffer]]
@@ -43,7 +43,7 @@ class Cross:
 
     @property
     def nbytes(self) -> int:
-        return sum(key.nbytes + value.nbytes for key, value in self.buffers)
+        return sum(key.nbytes + value.nbytes for key, value in self.memory)
 
 
 class Encoder:
@@ -51,6 +51,8 @@ class Encoder:
 
     Args:
         source: most tokens of a text, where memory has room for fewer than the model takes.
+        session: over another graph than the bundle's; `dtype`: of the keys and values that it makes, whose values are
+            not transposed.
 
     any_length: whether a window of sound may be shorter than the bundle's.
 
@@ -58,19 +60,28 @@ class Encoder:
         BundleError: a graph cannot be loaded.
     """
 
-    def __init__(self, bundle: Bundle, provider: Provider, source: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        provider: Provider,
+        source: int | None = None,
+        *,
+        session: Session | None = None,
+        dtype: str = FLOAT32,
+    ) -> None:
         manifest = bundle.manifest
         assert manifest.encoder is not None and manifest.cross is not None
         self.max_length = source or manifest.encoder.max_length
         self._why = " in the memory that it may take" if self.max_length < manifest.encoder.max_length else ""
         self._layers = manifest.cross.layers
-        self._turned = manifest.encoder.values_transposed
+        self._turned = session is None and manifest.encoder.values_transposed
+        self._dtype = memory_type(dtype)
         self._speech = manifest.speech
         self.any_length = manifest.encoder.any_length
         self._frontend: Session | None = None
         if manifest.speech is not None:
             self._frontend = provider.open(bundle, "frontend")
-        self._session = provider.open(bundle, "encoder")
+        self._session = provider.open(bundle, "encoder") if session is None else session
         self._provider = provider
 
     @property
@@ -147,7 +158,7 @@ class Encoder:
 
     def _allocated(self, length: int) -> Pairs:
         allocate, shapes = self._provider.allocate, (self._shapes(layer, length) for layer in self._layers)
-        return [(allocate(of_key, np.float32), allocate(of_value, np.float32)) for of_key, of_value in shapes]
+        return [(allocate(of_key, self._dtype), allocate(of_value, self._dtype)) for of_key, of_value in shapes]
 
     def _shapes(self, layer: KVLayer, length: int) -> tuple[Shape, Shape]:
         """Of a layer's key and value."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, Seat
+from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
+LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
+Wanted = str
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 
 
@@ -58,6 +61,7 @@ class Engine:
 
     chooses: bool  # whether the graph can be asked for the likeliest tokens alone: `choose`
     takes_trees: bool  # whether `step` can be given a `Tree`
+    remote = False  # whether logits are in another memory than the host's, from which few are read sooner: `candidates`
 
     def __init__(self, bundle: Bundle, variant: Variant = PLAIN, provider: Provider | None = None) -> None:
         limit = bundle.manifest.context
@@ -75,9 +79,9 @@ class Engine:
         self.session = self._open()
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self._look_at(self.session)
-        self._steps: WeakKeyDictionary[KVCache, dict[tuple[int, int, bool], StepBuffers]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[KVCache, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
-        self._logits: WeakKeyDictionary[KVCache, Buffer] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Wanted], StepBuffers]] = WeakKeyDictionary()
+        self._bound: WeakKeyDictionary[Seat, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
+        self._logits: WeakKeyDictionary[Seat, Buffer] = WeakKeyDictionary()
 
     def _open_encoder(self, source: int | None) -> Encoder:
         """The encoder of an encoder-decoder. source: most tokens of a text, where memory has room for fewer."""
@@ -143,7 +147,19 @@ class Engine:
     ) -> NDArray[np.int64]:
         """As `step`, with the token that has the largest logit [R], the first of equals, in the place of logits, which
         stay inside the graph. Older bundles have no such output (`chooses`)."""
-        return self._step(cache, tokens, rows, tree, logits=False)
+        return self._step(cache, tokens, rows, tree, TOKENS)
+
+    def candidates(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+    ) -> list[Candidates]:
+        """As `step`, with the likeliest tokens of each row [R] in the place of its logits, which stay on the device.
+        Engines whose logits are in the host's memory have none (`remote`)."""
+        raise NotImplementedError("logits are in the host's memory")
 
     def step(
         self,
@@ -160,7 +176,7 @@ class Engine:
         The result is overwritten by the next step of the same shape on the same cache, and where there are several
         rows of logits, by the next such step of any shape.
         """
-        return self._step(cache, tokens, rows, tree, logits=True)
+        return self._step(cache, tokens, rows, tree, LOGITS)
 
     def _step(
         self,
@@ -168,18 +184,17 @@ class Engine:
         tokens: NDArray[np.int64],
         rows: NDArray[np.int64] | None,
         tree: Tree | None,
-        *,
-        logits: bool,
+        asked: Wanted,
     ) -> NDArray[Any]:
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
         if not 1 <= size <= cache.room:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
         if not cache.exact:
-            return self._run(cache, tokens, wanted, tree, logits)
+            return self._run(cache, tokens, wanted, tree, asked)
         assert tree is None, "steps over trees are not exact"
         count = wanted.shape[0]
         tokens, wanted = pad_to_even(tokens, wanted, self.bundle.manifest.context - cache.length)
-        made = self._run(cache, tokens, wanted, None, logits)
+        made = self._run(cache, tokens, wanted, None, asked)
         cache.length -= tokens.shape[0] - size
         return made[:count]
 
@@ -189,31 +204,43 @@ class Engine:
         tokens: NDArray[np.int64],
         wanted: NDArray[np.int64],
         tree: Tree | None,
-        logits: bool,
+        asked: Wanted,
     ) -> NDArray[Any]:
         """A step, as it is asked for: its logits or its likeliest tokens."""
-        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0], logits)
-        steps = self._steps.get(cache)
+        rows: NDArray[Any] = self._ran(cache, tokens, wanted, tree, asked).made[0]
+        return rows
+
+    def _ran(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        tree: Tree | None,
+        asked: Wanted,
+    ) -> StepBuffers:
+        """A step that was run, on the memory that is kept for all of its shape."""
+        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0], asked)
+        steps = self._steps.get(cache.seat)
         if steps is None:
-            steps = self._steps[cache] = {}
+            steps = self._steps[cache.seat] = {}
         step = steps.get(shape)
         if step is None:
-            made = self._logits_for(cache, shape[1]) if logits else self.provider.allocate((1, shape[1]), np.int64)
+            tokens_made = asked == TOKENS
+            made = self.provider.allocate((1, shape[1]), np.int64) if tokens_made else self._logits_for(cache, shape[1])
             step = self._make_step(cache, size, made)
             if size <= KEPT_STEP:
                 steps[shape] = step
         step.fill(tokens, cache.length, wanted, tree)
         self._compute(cache, step, tree)
-        rows: NDArray[Any] = step.made[0]
-        return rows
+        return step
 
     def _make_step(self, cache: KVCache, size: int, made: Buffer) -> StepBuffers:
         if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
             return Step(WholeBinding(self.session, cache, size), cache, size, made)
-        outputs = self._bound.setdefault(cache, {})
-        bound: WholeBinding | None = outputs.get(made.array.dtype.char)
+        outputs = self._bound.setdefault(cache.seat, {})
+        bound: WholeBinding | None = outputs.get(made.dtype.char)
         if bound is None:
-            bound = outputs[made.array.dtype.char] = WholeBinding(self.session, cache, KEPT_STEP)
+            bound = outputs[made.dtype.char] = WholeBinding(self.session, cache, KEPT_STEP)
         return Step(bound, cache, size, made)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
@@ -227,9 +254,9 @@ class Engine:
         vocab, provider = self.bundle.manifest.dims.vocab_size, self.provider
         if rows == 1 or rows > KEPT_STEP:
             return provider.allocate((1, rows, vocab), np.float32)
-        shared = self._logits.get(cache)
+        shared = self._logits.get(cache.seat)
         if shared is None:
-            shared = self._logits[cache] = provider.allocate((KEPT_STEP, vocab), np.float32)
+            shared = self._logits[cache.seat] = provider.allocate((KEPT_STEP, vocab), np.float32)
         return provider.part(shared, (1, rows, vocab))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.providers import check_provider
+from edge.runtime.providers import check_provider, provider_name
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -100,7 +100,9 @@ class Variant:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         speculate: what drafts.
         plan: what a memory budget has room for, instead of `context`.
-        target: the name of graphs of fixed sizes for one kind of device, which run instead; see `edge.runtime.static`.
+        target: the name of graphs for one kind of device, which run instead; see `edge.runtime.static` and
+            `edge.runtime.device`.
+        limit: maximum bytes of the device's memory.
     """
 
     role: str = DECODER
@@ -112,6 +114,7 @@ class Variant:
     speculate: str = OFF
     plan: Plan | None = None
     target: str | None = None
+    limit: int | None = None
 
 
 PLAIN = Variant()
@@ -127,6 +130,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             have; or too little memory.
         BundleError: a file that an option names cannot be read.
     """
+    from edge.runtime.memory.plan import parse_size
     from edge.runtime.speculate.base import branches, check_argument
 
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
@@ -140,7 +144,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
     policy = segments_policy(bundle, options.skip, speculate)
     if (target := _target(bundle, options, policy)) is not None:
-        return Variant(context=options.context, speculate=speculate, target=target)
+        limit = parse_size(options.memory) if isinstance(options.memory, str) else options.memory
+        return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     kv = kv_dtypes(bundle, options.kv, whole=policy is None)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
@@ -161,24 +166,29 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
     Raises:
         InputError: an option that graphs of fixed sizes cannot have.
     """
-    from edge.targets import target_for
+    from edge.targets import CUDA, path_of, target_for
 
-    provider = options.provider if isinstance(options.provider, str) else options.provider.name
+    provider = provider_name(options.provider)
     target = target_for(bundle, provider)
     if target is None:
+        if provider == CUDA:
+            raise InputError(
+                f"{bundle.manifest.name} has no graphs for CUDA ({path_of(CUDA)}); export it with --target cuda, or "
+                "choose the provider cpu."
+            )
         return None
     refused = {
         "--exact": options.exact,
         f"--skip {options.skip}": options.skip != OFF,
         f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
         f"--kv {options.kv}": options.kv != AUTO,
-        "--memory": options.memory is not None,
+        "--memory": options.memory is not None and target != CUDA,
     }
     for option, asked in refused.items():
         if asked:
             raise InputError(
-                f"The graphs of {bundle.manifest.name} for {target} have fixed sizes, to which {option} does not apply;"
-                " leave it out, or choose the provider cpu."
+                f"{option} does not apply to the graphs of {bundle.manifest.name} for {target}; leave it out, or choose"
+                " the provider cpu."
             )
     return target
 

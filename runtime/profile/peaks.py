@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.profile import machine
-from edge.runtime.profile.graph_file import ModelProto
 from edge.runtime.profile.record import Peaks
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
+from edge.runtime.providers.onnx_proto import model_of
 
 MEMORY_BYTES = 256 << 20  # more than the caches of any small device hold
 CACHE_BYTES = 4 << 20
@@ -116,9 +116,4 @@ def _model(
         {"name": name, "dims": array.shape, "data_type": TYPES[array.dtype], "raw_data": array.tobytes()}
         for name, array in weights.items()
     ]
-    kinds = {"a": TYPES[a.dtype], "y": output}  # of tensors of any shape
-    given, made = ({"name": name, "type": {"tensor_type": {"elem_type": kind}}} for name, kind in kinds.items())
-    graph = {"name": "peak", "node": [node], "initializer": tensors, "input": [given], "output": [made]}
-    opsets = [{"domain": "", "version": 21}, {"domain": "com.microsoft", "version": 1}]
-    content: bytes = ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString()
-    return content
+    return model_of([node], {"a": TYPES[a.dtype]}, {"y": output}, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from edge.errors import InputError
 from edge.registry import Registry
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def open_provider(
     """The provider of this name, or the one that is given, for the bundle of this manifest.
 
     Args:
+        provider: by its name; of several devices of one, `name:N` is the one with this number, counted from 0.
         strict: whether it refuses a graph of which it cannot run every node, instead of running these on the CPU;
             default: where its device is an NPU.
 
@@ -33,12 +35,31 @@ def open_provider(
     """
     if not isinstance(provider, str):
         return provider
-    return _module(BEST if provider == AUTO else provider).make(threads, manifest, strict)
+    name, number = _parts(BEST if provider == AUTO else provider)
+    numbered = {} if number is None else {"device": number}
+    return _module(name).make(threads, manifest, strict, **numbered)
 
 
 def find_support(provider: str) -> Support:
     """What this machine has of the provider of this name; InputError where it is unknown."""
-    return _module(provider).find()
+    return _module(provider_name(provider)).find()
+
+
+def provider_name(provider: str | Provider) -> str:
+    """The name of a provider without the number of its device."""
+    return provider.partition(":")[0] if isinstance(provider, str) else provider.name
+
+
+def _parts(provider: str) -> tuple[str, int | None]:
+    """The name of a provider, and the number of its device where one is named. InputError where it has no numbers."""
+    name, colon, number = provider.partition(":")
+    if not colon:
+        return name, None
+    if not PROVIDERS.find(name).traits.get("numbered"):
+        raise InputError(f"The provider {name} chooses its device by itself; leave out :{number}.")
+    if not number.isdecimal():
+        raise InputError(f"The device of {name} is a number counted from 0, as in {name}:1, not {number!r}.")
+    return name, int(number)
 
 
 def _module(provider: str) -> ProviderModule:
@@ -48,4 +69,4 @@ def _module(provider: str) -> ProviderModule:
 def check_provider(provider: str | Provider) -> None:
     """Raise InputError where there is no provider of this name."""
     if isinstance(provider, str) and provider != AUTO:
-        PROVIDERS.find(provider)
+        PROVIDERS.find(_parts(provider)[0])

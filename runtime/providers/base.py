@@ -7,6 +7,7 @@ every device; how they are made and where memory is differ.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ from edge.manifest import Manifest
 
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
+
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # what numpy, which has no such type, takes its memory for
+
+
+def memory_type(name: str) -> np.dtype[Any]:
+    """The type of arrays that have memory for floats of this type."""
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,18 @@ class Buffer:
         self.array = array  # which `value` shares the memory of and does not keep alive
         self.value = value
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 class Binding:
     """A session whose inputs and outputs are bound once and run many times. Binding an input again replaces it."""
@@ -85,12 +106,21 @@ class Binding:
         self._bound.bind_ortvalue_output(name, buffer.value)
 
 
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bfloat16)": BFLOAT16,
+}
+
+
 class Session:
-    """A graph that a provider has opened. inputs, outputs: their names."""
+    """A graph that a provider has opened. inputs, outputs: their names. types: those of inputs that are floats."""
 
     def __init__(self, inference: ort.InferenceSession) -> None:
         self.inference = inference
-        self.inputs = frozenset(value.name for value in inference.get_inputs())
+        inputs = inference.get_inputs()
+        self.inputs = frozenset(value.name for value in inputs)
+        self.types = {value.name: NUMPY_TYPES[value.type] for value in inputs if value.type in NUMPY_TYPES}
         self.outputs = frozenset(value.name for value in inference.get_outputs())
 
     def bind(self) -> Binding:
@@ -131,11 +161,24 @@ class Provider(Protocol):
     def part(self, buffer: Buffer, shape: tuple[int, ...], start: int = 0) -> Buffer:
         """A part of a buffer, which shares its memory, from its element `start` on."""
 
+    def open_steps(
+        self, model: Path, name: str, folder: Path, *, weights: int = 0, limit: int | None = None
+    ) -> Session:
+        """As `open_model`, over a graph of steps, which run many times over the same memory. limit: maximum bytes that
+        a device with memory of its own may take for them."""
+
     def copy_rows(self, buffer: Buffer, rows: NDArray[np.intp], start: int) -> None:
         """Copy `rows` [N] of keys or values [1, heads, rows, head_dim] to the rows from `start` on."""
 
-    def choose(self, logits: Buffer) -> NDArray[np.int64]:
-        """The token of the largest logit of each row [R] of logits [1, R, V], the first of equals."""
+    def copy(self, source: Buffer, target: Buffer, rows: int) -> None:
+        """Copy the first rows of keys or values [1, heads, rows, head_dim] to memory of the same shape."""
+
+    def read(self, buffer: Buffer) -> NDArray[Any]:
+        """What is in a buffer now."""
+
+    def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The largest logits of each row of [1, R, V], and their tokens: [R, count] each, in order; of equals the first
+        tokens."""
 
     def placement(self, session: Session) -> dict[str, list[str]]:
         """The nodes of a session that each execution provider runs, by onnxruntime's names."""
@@ -151,9 +194,9 @@ class ProviderModule(Protocol):
     def find(self) -> Support:
         """What this machine has for it."""
 
-    def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None) -> Provider:
-        """The provider, for the graphs of a manifest or for any. strict: see `open_provider`. InputError where this
-        machine cannot run graphs with it."""
+    def make(self, threads: int | None, manifest: Manifest | None, strict: bool | None, **device: int) -> Provider:
+        """The provider, for the graphs of a manifest or for any. strict: see `open_provider`. device: its number, where
+        the traits say `numbered`. InputError where this machine cannot run graphs with it."""
 
 
 def open_session(

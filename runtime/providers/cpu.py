@@ -92,12 +92,24 @@ class Cpu:
     def part(self, buffer: Buffer, shape: tuple[int, ...], start: int = 0) -> Buffer:
         return self.adopt(buffer.array.reshape(-1)[start : start + math.prod(shape)].reshape(shape))
 
+    def open_steps(
+        self, model: Path, name: str, folder: Path, *, weights: int = 0, limit: int | None = None
+    ) -> Session:
+        return self.open_model(model, name, folder, weights=weights)
+
     def copy_rows(self, buffer: Buffer, rows: NDArray[np.intp], start: int) -> None:
         buffer.array[:, :, start : start + len(rows)] = buffer.array[:, :, rows]
 
-    def choose(self, logits: Buffer) -> NDArray[np.int64]:
-        tokens: NDArray[np.int64] = logits.array[0].argmax(axis=-1)
-        return tokens
+    def copy(self, source: Buffer, target: Buffer, rows: int) -> None:
+        target.array[:, :, :rows] = source.array[:, :, :rows]
+
+    def read(self, buffer: Buffer) -> NDArray[Any]:
+        return buffer.array
+
+    def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        rows = logits.array[0]
+        order = np.argsort(-rows, axis=-1, kind="stable")[:, :count]
+        return np.take_along_axis(rows, order, axis=-1), order
 
     def placement(self, session: Session) -> dict[str, list[str]]:
         return nodes_by_provider(session)

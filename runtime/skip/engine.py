@@ -81,10 +81,10 @@ class SegmentedEngine(Engine):
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         if size > KEPT_STEP:
             return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), cache, size, made)
-        kept = self._bound.setdefault(cache, {})
-        bound: SegmentsBinding | None = kept.get(made.array.dtype.char)
+        kept = self._bound.setdefault(cache.seat, {})
+        bound: SegmentsBinding | None = kept.get(made.dtype.char)
         if bound is None:
-            bound = kept[made.array.dtype.char] = self._bind(cache, KEPT_STEP)
+            bound = kept[made.dtype.char] = self._bind(cache, KEPT_STEP)
         return SegmentStep(bound, cache, size, made)
 
     def _bind(self, cache: SegmentedCache, maximum: int, watched: bool = False) -> SegmentsBinding:

@@ -121,7 +121,7 @@ class AnswerDrafts(Drafts):
         self.figures.draft_s += clock() - began
         return draft
 
-    def _step(self, *given: Any, **more: Any) -> NDArray[Any]:
+    def _step(self, *given: Any, **more: Any) -> Any:
         started = clock()
         made = self._run(*given, **more)
         self._stepped = clock() - started

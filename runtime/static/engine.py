@@ -16,7 +16,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
-from edge.runtime.engine.engine import DEFAULT_CONTEXT, Engine, Tree
+from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Tree, Wanted
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
@@ -161,7 +161,7 @@ class StaticEngine(Engine):
         tokens: NDArray[np.int64],
         wanted: NDArray[np.int64],
         tree: Tree | None,
-        logits: bool,
+        asked: Wanted,
     ) -> NDArray[Any]:
         assert isinstance(cache, StaticCache), "another engine's cache"
         size, first, rows = len(tokens), cache.length, np.remainder(wanted, len(tokens))
@@ -177,18 +177,18 @@ class StaticEngine(Engine):
                 cache.bound[graph.size] = _Bound(self, graph, cache)
             step = cache.bound[graph.size]
             step.read(cache)
-            asked = np.flatnonzero((rows >= start) & (rows < start + count))
+            here = np.flatnonzero((rows >= start) & (rows < start + count))
             step.fill(self, cache, tokens[start : start + count], tree, start, first)
-            step.ask(rows[asked] - start, count)
+            step.ask(rows[here] - start, count)
             step.run()
             if tree is not None:
                 cache.contiguous = False
             cache.positions[cache.length : cache.length + count] = step.positions[:count]
             cache.write(step.new, count)
-            if len(asked):
-                found[asked] = step.logits[rows[asked] - start if graph.rows > 1 else np.zeros(len(asked), np.intp)]
+            if len(here):
+                found[here] = step.logits[rows[here] - start if graph.rows > 1 else np.zeros(len(here), np.intp)]
             start += count
-        if logits:
+        if asked == LOGITS:
             return found
         chosen: NDArray[np.int64] = found.argmax(axis=1)
         return chosen

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder, nn
 
 from edge.errors import ExportError
-from edge.export.lower.base import Lowering, Value, scalar
+from edge.export.lower.base import HeadNorms, Lowering, Value, scalar
 from edge.export.lower.cpu import products
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class CPU(Lowering):
         rope: tuple[Value, Value] | None,
         window: int | None,
         softcap: float | None,
+        norms: HeadNorms | None,
     ) -> tuple[Value, Value, Value]:
         """It takes query, key and value apart itself, which costs nothing. It has inputs for norms of queries and keys,
         but not on the CPU."""
@@ -94,7 +95,7 @@ class CPU(Lowering):
         if softcap is not None:
             attributes["softcap"] = softcap
         query, key, value = parts if len(parts) == 3 else [*parts, None, None]
-        cos, sin = (None, None) if rope is None else _rotatable(rope)
+        cos, sin = (None, None) if rope is None else rotatable(rope)
         return self.fused.GroupQueryAttention(
             query,
             key,
@@ -146,7 +147,7 @@ class CPU(Lowering):
         return self.Reshape(self.Transpose(y, perm=[0, 3, 1, 2]), [1, 0, -1])
 
     def rotate(self, x: Value, positions: Value, rope: tuple[Value, Value]) -> Value:
-        return self.fused.RotaryEmbedding(x, positions, *_rotatable(rope))
+        return self.fused.RotaryEmbedding(x, positions, *rotatable(rope))
 
     def silu(self, x: Value) -> Value:
         return self.fused.QuickGelu(x, alpha=1.0)
@@ -167,7 +168,7 @@ class CPU(Lowering):
         missing = -vocab_size % block
         if missing:
             padding = self.initializer(ir.tensor(np.array([0, 0, 0, 0, 0, missing]), name="missing"))
-            logits = self.Pad(logits, padding, scalar(self, "never", -np.inf))
+            logits = self.Pad(logits, padding, scalar(self, "never", -np.inf, ir.DataType.FLOAT))
         blocks = self.Reshape(logits, [0, -1, (vocab_size + missing) // block, block])  # [B, R, blocks, block]
         tops = self.ReduceMax(blocks, [3], keepdims=0)
         best = self.ArgMax(tops, axis=-1, keepdims=1)  # [B, R, 1]
@@ -187,7 +188,7 @@ def _sum_and_norm() -> list[str | ir.Value]:
     return ["normed", ir.Value(name=""), ir.Value(name=""), "x"]
 
 
-def _rotatable(rope: tuple[Value, Value]) -> tuple[Value, Value]:
+def rotatable(rope: tuple[Value, Value]) -> tuple[Value, Value]:
     assert rope[0].shape is not None
     half = rope[0].shape[-1]
     if half % 8:

@@ -1,0 +1,1 @@
+"""Graphs for GPUs with CUDA: their weights, and `edge export --target cuda`."""
