@@ -182,6 +182,7 @@ def path_of(name: str) -> str:
 
 def target_for(bundle: Bundle, provider: str) -> str | None:
     """The name of the bundle's target that the provider runs; None where it has none."""
+    provider = provider.partition(":")[0]  # without the number of a device
     return next((name for name, runs in TARGETS.items() if runs == provider and has_target(bundle, name)), None)
 
 

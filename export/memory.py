@@ -269,7 +269,7 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     """What runs in onnxruntime."""
     from edge.export.check import WINDOW
     from edge.runtime.check.perplexity import CHUNK
-    from edge.runtime.engine.engine import PREFILL_CHUNK
+    from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
 
     packed = _packed(checkpoint, request.weights, request.options)
     if request.prefill:
@@ -281,10 +281,10 @@ def _sessions(checkpoint: Checkpoint, sizes: _Decoder, request: Request) -> Iter
     yield Stage("the written graph", packed + WINDOW * 2 * row + step + compared)
     if request.drafts:
         from edge.export.successors import ANSWER, QUESTION
-        from edge.runtime.batch.answers import WIDTH
 
-        tokens = WIDTH * (2 * QUESTION + ANSWER)
-        written = packed + tokens * row + step + 4 * WIDTH * sizes.vocab * FLOAT
+        width = Engine.side_by_side
+        tokens = width * (2 * QUESTION + ANSWER)
+        written = packed + tokens * row + step + 4 * width * sizes.vocab * FLOAT
         yield Stage(DRAFTS, written, optional=not request.required)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
-from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
@@ -59,7 +59,6 @@ class Loading:
         from edge.runtime.model import Model
 
         chunk = self.options.prefill_chunk
-        chunk = PREFILL_CHUNK if chunk is None else chunk
         return Model(self.bundle, self.engine, text, prefill_chunk=chunk, speculate=speculate)
 
 

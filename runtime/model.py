@@ -12,7 +12,7 @@ from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
 from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
-from edge.runtime.engine.engine import PREFILL_CHUNK, Engine
+from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.speculate.base import AUTO, OFF
@@ -29,7 +29,7 @@ class Model(Loaded):
         bundle: the opened bundle.
         engine: the engine over it, which may still be loading.
         text: its tokenizer.
-        prefill_chunk: most prompt tokens to run in one step.
+        prefill_chunk: most prompt tokens to run in one step; default: the engine's.
         speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
             `edge.runtime.speculate.base.DRAFTERS`.
 
@@ -43,10 +43,10 @@ class Model(Loaded):
         engine: Engine | Background[Engine],
         text: Text,
         *,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
         speculate: str = AUTO,
     ) -> None:
-        if prefill_chunk < 1:
+        if prefill_chunk is not None and prefill_chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
         super().__init__(bundle, engine, speculate)
         self.text = text
@@ -56,7 +56,9 @@ class Model(Loaded):
     def prefill_chunk(self) -> int:
         """Most prompt tokens to run in one step: as asked, or fewer where memory has no room for so many."""
         plan = self.engine.plan
-        return self._prefill_chunk if plan is None else plan.demand.chunk
+        if plan is not None:
+            return plan.demand.chunk
+        return self.engine.chunk if self._prefill_chunk is None else self._prefill_chunk
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -139,10 +141,10 @@ class Model(Loaded):
         width: int | None = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> Iterator[tuple[int, Result]]:
-        """Answer prompts, up to `width` of them side by side (default: 8): each one's place, counted from 0, and
-        answer as they are done. Unless the model was loaded with `exact=False`, an answer is the same whatever the
-        other prompts are and whatever `width` is, from 2 on. It may differ in a near-tie from what `generate` gives to
-        its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone token by another
+        """Answer prompts, up to `width` of them side by side (default: 8, or 32 on a GPU with CUDA): each one's place,
+        counted from 0, and answer as they are done. Unless the model was loaded with `exact=False`, an answer is the
+        same whatever the other prompts are and whatever `width` is, from 2 on. It may differ in a near-tie from what
+        `generate` gives to its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone token by another
         kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
@@ -204,9 +206,10 @@ class Model(Loaded):
         raw: bool,
         width: int | None,
     ) -> Iterator[tuple[int, Result]]:
-        from edge.runtime.batch.answers import WIDTH, Batch
+        from edge.runtime.batch.answers import Batch
 
-        engine, width = self.engine, width or WIDTH
+        engine = self.engine
+        width = width or engine.side_by_side
         if engine.plan is not None:
             width = min(width, engine.plan.demand.branches)
         if width < 2 or len(prompts) < (1 if engine.exact else 2) or self._alone:

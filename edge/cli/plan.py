@@ -43,15 +43,21 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.engine.variant import kv_dtypes
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.profile.curve import load_both
-    from edge.runtime.providers import AUTO, check_provider
+    from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
+    from edge.targets import CUDA
 
     speculate, context = args.speculate, args.context
     check_name(speculate)
     check_provider(args.provider)
     opened = open_bundle(args.bundle)
     opened.check_sizes()
+    if provider_name(args.provider) == CUDA:
+        from edge.cli.plan_device import plan_device
+
+        plan_device(opened, args.memory, context, args.beams, as_json=args.json)
+        return
     check_argument(speculate, opened)
     whole, decoder = parts_of_model(speculate, opened) is None, opened.manifest.encoder is None
     given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "prefill": whole}

@@ -6,25 +6,28 @@ reading of the weights. Each has its own rows and positions, so that answers do 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Result, Timings, result
 from edge.runtime.decode.loop import prefill
-from edge.runtime.decode.sampling import make_sampler
+from edge.runtime.decode.sampling import Categorical, greedy, make_sampler
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.text.tokenizer import StopStrings, Text
 
-WIDTH = 8  # sequences: 16 were as fast in 8 bits and 10% faster in 4, with twice the keys and values
+_log = logging.getLogger(__name__)
+
 WHOLE: Route = (0,)  # of a decoder that leaves nothing out
 
 
@@ -39,16 +42,22 @@ class Growing:
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
-        self._sampler = make_sampler(options, prompt)
+        self.sampler = make_sampler(options, prompt)
         self._ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)
         self._stops = StopStrings(options.stop)
         self._detokenizer = text.detokenizer()
         self._shown: list[str] = []  # where there are stop strings
         self._began = time.perf_counter()
 
-    def take(self, logits: NDArray[np.float32]) -> FinishReason | None:
-        """Choose the next token by its logits [V]; what ends the answer, where anything does."""
-        token, timings = self._sampler(logits), self._timings
+    def take(self, row: Any, asked: Wanted = LOGITS) -> FinishReason | None:
+        """Choose the next token by its logits [V], or what else was asked for; what ends the answer, where anything
+        does."""
+        timings = self._timings
+        if asked == CANDIDATES:
+            assert isinstance(self.sampler, Categorical)
+            token = self.sampler.among(row)
+        else:
+            token = int(row) if asked == TOKENS else self.sampler(row)
         self.tokens.append(token)
         now = time.perf_counter()
         if len(self.tokens) == 1:
@@ -86,8 +95,19 @@ class Batch:
         self._capacity = capacity
         # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
         self._multiple = 2 if engine.exact else 1
-        self._slots = Slots(engine.new_cache(capacity), self._rows(width))
-        self._steps: dict[int, BatchStep] = {}  # by the number of rows
+        self._slots = self._fitting()
+        self._steps: dict[tuple[int, Wanted], BatchStep] = {}  # by the number of rows and what is asked for
+
+    def _fitting(self) -> Slots:
+        """Memory for as many sequences as are wanted, or as there is room for."""
+        while True:
+            try:
+                return Slots(self._engine.new_cache(self._capacity), self._rows(self._width))
+            except MemoryError as e:
+                if self._width == 1:
+                    raise InputError(f"There is no memory for a KV cache of {self._capacity} tokens.") from e
+                self._width //= 2
+                _log.warning("There is memory for %d prompts at a time.", self._width)
 
     def _rows(self, sequences: int) -> int:
         """Rows of a step of this many sequences."""
@@ -115,7 +135,8 @@ class Batch:
                     ended = [] if logits is None else self._taken([new], logits)
                     yield from self._left(growing, ended)
                     continue
-            yield from self._left(growing, self._taken(growing, self._step(growing)))
+            asked = self._asked(growing)
+            yield from self._left(growing, self._taken(growing, self._step(growing, asked), asked))
         yield from ((each.place, each.whole("interrupted")) for each in growing)
         yield from ((i, result("", [], "interrupted", Timings(len(prompts[i])))) for i in waiting)
 
@@ -140,22 +161,34 @@ class Batch:
         assert isinstance(first, SegmentedCache) and isinstance(cache, SegmentedCache)
         return policy.uniform or policy.pace(first) == policy.pace(cache)
 
-    def _step(self, growing: Sequence[Growing]) -> NDArray[np.float32]:
+    def _asked(self, growing: Sequence[Growing]) -> Wanted:
+        """What a step is asked for: of logits in another memory no more than samplers need."""
+        engine, samplers = self._engine, [each.sampler for each in growing]
+        if engine.remote and engine.chooses and all(sampler is greedy for sampler in samplers):
+            return TOKENS
+        if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
+            return CANDIDATES
+        return LOGITS
+
+    def _step(self, growing: Sequence[Growing], asked: Wanted) -> Any:
         size, engine = self._rows(len(growing)), self._engine
-        step = self._steps.get(size)
+        step = self._steps.get((size, asked))
         if step is None:
             units = len(engine.everything) if isinstance(engine, SegmentedEngine) else 1
-            step = BatchStep(engine, self._slots, size, units)
-            self._steps[size] = step
+            step = BatchStep(engine, self._slots, size, units, asked)
+            self._steps[size, asked] = step
         caches, route = [each.cache for each in growing], WHOLE
         if isinstance(engine, SegmentedEngine):
             assert isinstance(caches[0], SegmentedCache)
             route = engine.policy.route(caches[0], 1)
         return step.run(caches, [each.tokens[-1] for each in growing], route)
 
-    def _taken(self, growing: Sequence[Growing], logits: NDArray[np.float32]) -> list[tuple[Growing, FinishReason]]:
-        """The answers that end with the token that each takes from its row of the logits [S, V], and why."""
-        found = [(each, each.take(row)) for each, row in zip(growing, logits, strict=True)]
+    def _taken(
+        self, growing: Sequence[Growing], rows: Any, asked: Wanted = LOGITS
+    ) -> list[tuple[Growing, FinishReason]]:
+        """The answers that end with the token that each takes from its row, of logits [S, V] or what else was asked
+        for, and why."""
+        found = [(each, each.take(row, asked)) for each, row in zip(growing, rows, strict=True)]
         return [(each, finish) for each, finish in found if finish is not None]
 
     def _left(

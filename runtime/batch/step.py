@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache, Seat
-from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.providers.base import Buffer
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
@@ -50,15 +51,20 @@ class Slots:
 class BatchStep:
     """A step of up to `size` sequences, in the first slots. units: of the engine's graph, 1 for the whole decoder."""
 
-    def __init__(self, engine: Engine, slots: Slots, size: int, units: int) -> None:
+    def __init__(self, engine: Engine, slots: Slots, size: int, units: int, asked: Wanted = LOGITS) -> None:
         provider, vocab = engine.provider, engine.bundle.manifest.dims.vocab_size
         tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
         last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
-        runs, logits = provider.allocate((units,), np.bool_), provider.allocate((size, 1, vocab), np.float32)
+        runs = provider.allocate((units,), np.bool_)
+        shape, dtype = ((size, 1), np.int64) if asked == TOKENS else ((size, 1, vocab), np.float32)
+        self._asked, self._result, self._engine = asked, provider.allocate(shape, dtype), engine
         self._tokens, self._positions = tokens.array, positions.array
         self._held = np.zeros((units, size), np.int32)  # rows of each sequence in a unit, after the step
-        self._last, self._total, self._runs, self._logits = last.array, total.array, runs.array, logits.array
-        given = {"input_ids": tokens, "position_ids": positions, "logits": logits}
+        self._last, self._total, self._runs = last.array, total.array, runs.array
+        if asked != CANDIDATES:
+            self._made = self._result.array
+        given = {"input_ids": tokens, "position_ids": positions}
+        given["tokens" if asked == TOKENS else "logits"] = self._result
         given["logit_rows"] = provider.allocate((1,), np.int64)
         for u in range(units):
             own = {"seqlens_k": provider.part(last, (size,), u * size)}
@@ -74,9 +80,10 @@ class BatchStep:
         for name in session.outputs & given.keys():
             self._bound.output(name, given[name])
 
-    def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> NDArray[np.float32]:
+    def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> Any:
         """Append a token to each of the caches, which are in the first slots, through the units of `route`; logits
-        [B, V], overwritten by the next step. The results of other slots are not used."""
+        [B, V] or what else was asked for of each, overwritten by the next step. The results of other slots are not
+        used."""
         count = len(caches)
         self._tokens[:count, 0] = tokens
         self._positions[:count, 0] = [cache.length for cache in caches]
@@ -91,8 +98,9 @@ class BatchStep:
         self._runs[:] = False
         self._runs[list(route)] = True
         self._bound.run()
-        logits: NDArray[np.float32] = self._logits[:count, 0]
-        return logits
+        if self._asked == CANDIDATES:
+            return self._engine.candidates_of(self._result)[:count]
+        return self._made[:count, 0]
 
 
 def _append(cache: KVCache, position: NDArray[np.int64], route: Route) -> NDArray[np.int32] | int:

@@ -92,6 +92,9 @@ class DeviceCache(KVCache):
     def seat(self, seat: Seat) -> None:
         self._seat = seat
 
+    def repeat(self, written: int, upto: int) -> None:
+        """Nothing: what rows hold makes no difference to how long a device takes."""
+
     def _settle(self) -> None:
         """Take memory that an earlier text had, or new one."""
         seat = self._seats.take(self.rows)

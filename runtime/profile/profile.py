@@ -43,7 +43,7 @@ from edge.runtime.profile.subject import Subject, input_kind, source_tokens
 from edge.runtime.providers import AUTO, BEST, check_provider, find_support, open_provider
 from edge.runtime.providers.base import SIMULATES
 from edge.runtime.providers.instructions import lacking
-from edge.targets import read_target, target_for
+from edge.targets import CUDA, read_target, target_for
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
@@ -134,7 +134,7 @@ class _Run:
         self._waiting = {name: share for name, share in SHARES.items() if self._has_int8 or "int8" not in name}
         self._notes = [sentence] if (sentence := lacking()) else []
         context = options.context
-        if target is not None:
+        if target is not None and target != CUDA:
             limit = read_target(bundle, target).context
             context = min(context or limit, limit)
         self._capacity = _capacity(bundle.manifest, context)

@@ -177,8 +177,8 @@ class Provider(Protocol):
         """What is in a buffer now."""
 
     def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The largest logits of each row of [1, R, V], and their tokens: [R, count] each, in order; of equals the first
-        tokens."""
+        """The largest logits of each of R rows of [..., V], and their tokens: [R, count] each, in order; of equals the
+        first tokens."""
 
     def placement(self, session: Session) -> dict[str, list[str]]:
         """The nodes of a session that each execution provider runs, by onnxruntime's names."""

@@ -107,7 +107,7 @@ class Cpu:
         return buffer.array
 
     def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        rows = logits.array[0]
+        rows = logits.array.reshape(-1, logits.shape[-1])
         order = np.argsort(-rows, axis=-1, kind="stable")[:, :count]
         return np.take_along_axis(rows, order, axis=-1), order
 
