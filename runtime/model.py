@@ -144,8 +144,9 @@ class Model(Loaded):
         """Answer prompts, up to `width` of them side by side (default: 8, or 32 on a GPU with CUDA): each one's place,
         counted from 0, and answer as they are done. Unless the model was loaded with `exact=False`, an answer is the
         same whatever the other prompts are and whatever `width` is, from 2 on. It may differ in a near-tie from what
-        `generate` gives to its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone token by another
-        kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each prompt's own.
+        `generate` gives to its prompt alone, whose steps run two tokens or more: onnxruntime's attention takes a lone
+        token by another kernel, and of several sequences it takes lone tokens only. `options` may be a list, of each
+        prompt's own.
 
         They are answered one after another, as by `generate`, where steps take one sequence alone: of a policy that
         decides by the prompt which layers it leaves out, a drafter that was named, a graph for trees, or a bundle that

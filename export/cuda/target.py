@@ -178,6 +178,10 @@ class _Model:
 
 def _widen(graph: ir.Graph) -> None:
     """Let a graph read its stored floats as float32."""
+    for node in graph:
+        for made in node.outputs:
+            if not made.is_graph_output():
+                made.type = None  # inferred from what is stored
     for name, value in list(graph.initializers.items()):
         if value.dtype not in TYPES.values():
             continue

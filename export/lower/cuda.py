@@ -66,7 +66,7 @@ class CUDA(CPU):
             x,
             matrix.weight,
             matrix.scales,
-            matrix.zero_points,
+            *([] if matrix.zero_points is None else [matrix.zero_points]),
             N=stored.rows,
             K=stored.columns,
             bits=stored.bits,
@@ -87,10 +87,11 @@ class CUDA(CPU):
     def _as(self, x: Value, dtype: ir.DataType) -> Value:
         return x if dtype == self.dtype else self.Cast(x, to=dtype)
 
-    @staticmethod
-    def _dtype_of(matrix: Linear | Embedding) -> ir.DataType:
+    def _dtype_of(self, matrix: Linear | Embedding) -> ir.DataType:
         """The type that a stored matrix meets."""
         stored = matrix.stored
+        if self.dtype == FLOAT:  # all that is stored is read as that
+            return FLOAT
         return stored.weight.dtype if isinstance(stored, StoredFloat) else stored.scales.dtype
 
     def first_columns(self, x: Value, length: Value, axis: int) -> Value:

@@ -23,7 +23,7 @@ from npu_models import (
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.export.npu.blocks import BLOCK, STEPS, Blocks, in_blocks
-from edge.export.npu.target import Wanted, check_wanted
+from edge.export.target import Wanted, check_wanted
 from edge.targets import read_target
 
 SIZES = [16, 8, 3, *[1] * 5, 8, 8, 8, 1, 1, 6]
