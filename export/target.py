@@ -20,7 +20,7 @@ from edge.errors import ExportError, InputError
 from edge.export import check
 from edge.runtime.check.golden import Golden, record_form
 from edge.runtime.check.perplexity import Agreement
-from edge.runtime.device.engine import DeviceEngine
+from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import make_engine

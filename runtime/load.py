@@ -151,7 +151,7 @@ def make_engine(
     """
     opened = open_for(bundle, provider, threads, strict)
     if variant.target == CUDA:
-        from edge.runtime.device.engine import DeviceEngine
+        from edge.runtime.device.device_engine import DeviceEngine
 
         return DeviceEngine(bundle, variant, opened)
     if variant.target is not None:

@@ -130,7 +130,6 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             have; or too little memory.
         BundleError: a file that an option names cannot be read.
     """
-    from edge.runtime.memory.plan import parse_size
     from edge.runtime.speculate.base import branches, check_argument
 
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
@@ -144,7 +143,11 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
     policy = segments_policy(bundle, options.skip, speculate)
     if (target := _target(bundle, options, policy)) is not None:
-        limit = parse_size(options.memory) if isinstance(options.memory, str) else options.memory
+        limit = options.memory
+        if isinstance(limit, str):
+            from edge.runtime.memory.plan import parse_size
+
+            limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     kv = kv_dtypes(bundle, options.kv, whole=policy is None)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact

@@ -38,7 +38,7 @@ from edge.export.quantize.base import LazyWeights, Weight, matrices
 from edge.export.quantize.rtn import round_to_nearest
 from edge.export.target import Wanted, check_wanted
 from edge.runtime.check.golden import BLOCKED, noise
-from edge.runtime.device.engine import DeviceEngine
+from edge.runtime.device.device_engine import DeviceEngine
 from edge.runtime.engine.engine import Engine, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.cpu import session_options
@@ -72,9 +72,7 @@ def device(bundle: Bundle) -> DeviceEngine:
 @pytest.fixture(scope="module", params=FAMILIES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     family = request.param
-    return bundle_of(
-        checkpoint_of(family, **WINDOWED.get(family, {})), tmp_path_factory.mktemp(family), wanted=FLOATS
-    )
+    return bundle_of(checkpoint_of(family, **WINDOWED.get(family, {})), tmp_path_factory.mktemp(family), wanted=FLOATS)
 
 
 def test_float16_is_close_to_the_float_graph(bundle: Bundle) -> None:

@@ -81,5 +81,5 @@ def test_the_simulator_computes_them(bundle: Bundle) -> None:
 
 
 def test_what_cannot_be_is_a_sentence() -> None:
-    with pytest.raises(InputError, match="There are no target weights 'int3'; choose one of int8, int4"):
+    with pytest.raises(InputError, match="There are no target weights 'int3' for npu-qualcomm; choose int8 or int4"):
         check_wanted(Wanted(NAME, weights="int3"), checkpoint_of("llama"), CONTEXT)

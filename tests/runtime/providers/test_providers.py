@@ -187,7 +187,7 @@ def test_onnxruntime_is_told_not_to_fall_back(tiny_bundle: Bundle, monkeypatch: 
 def test_providers_are_found_by_their_modules_and_others_refused(
     tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert list(PROVIDERS) == ["coreml", "cpu", "nnapi", "openvino", "qnn", "webgpu", "xnnpack"]
+    assert list(PROVIDERS) == ["coreml", "cpu", "cuda", "nnapi", "openvino", "qnn", "webgpu", "xnnpack"]
     check_provider("auto")
     with pytest.raises(InputError, match="There is no provider 'tpu'; choose one of coreml, cpu"):
         edge.load(tiny_bundle.root, provider="tpu")

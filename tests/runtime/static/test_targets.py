@@ -93,13 +93,15 @@ def test_inspect_says_what_a_step_moves(pristine: Bundle, capsys: pytest.Capture
     assert set(found["graphs"][0]["estimates"]) == {"sm8550", "sm8650", "sm8750", "sm8850"}
 
 
-NO_TARGET = "--target-context, --target-weights and --soc are for graphs that --target writes; name one."
+NO_TARGET = (
+    "--target-context, --target-weights, --target-activations and --soc are for graphs that --target writes; name one."
+)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--target", "npu-paper"], "There is no target 'npu-paper'; choose one of npu-qualcomm."),
+        (["--target", "npu-paper"], "There is no target 'npu-paper'; choose one of npu-qualcomm, cuda."),
         (["--target", NAME, "--target-context", "32"], "--target-context must be between 64 and 512"),
         (["--target", NAME, "--target-context", "1024"], "--target-context must be between 64 and 512"),
         (["--target", NAME, "--max-context", "32"], "needs a context of 64 tokens or more, and this bundle has 32"),
@@ -111,7 +113,7 @@ NO_TARGET = "--target-context, --target-weights and --soc are for graphs that --
         (["--target-weights", "int4"], NO_TARGET),
         (
             ["--target", NAME, "--target-weights", "int3"],
-            "There are no target weights 'int3'; choose one of int8, int4",
+            "There are no target weights 'int3' for npu-qualcomm; choose int8 or int4",
         ),
     ],
 )
@@ -170,9 +172,10 @@ def test_a_text_a_chat_and_drafts(bundle: Bundle, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"exact": True}, "to which --exact does not apply; leave it out, or choose the provider cpu"),
-        ({"memory": 10**9}, "to which --memory does not apply"),
-        ({"kv": "int8"}, "to which --kv int8 does not apply"),
+        ({"exact": True}, "--exact does not apply to the graphs of .* for npu-qualcomm; leave it out, or choose"),
+        ({"exact": True}, "or choose the provider cpu"),
+        ({"memory": 10**9}, "--memory does not apply"),
+        ({"kv": "int8"}, "--kv int8 does not apply"),
         (
             {"context": CONTEXT + 1},
             f"made for {CONTEXT} tokens, not 97; choose a --context of {CONTEXT} or less, or export",

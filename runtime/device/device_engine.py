@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
-from edge.runtime.device.cache import DeviceCache, Seats
 from edge.runtime.device.plan import LEAST, plan_for
+from edge.runtime.device.seats import DeviceCache, Seats
 from edge.runtime.engine.binding import LAST_ROW
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.candidates import COUNT, Candidates
