@@ -175,6 +175,9 @@ class DeviceTarget:
     quality: dict[str, float] = field(default_factory=dict)
 
 
+STATIC = [name for name in TARGETS if name != CUDA]  # whose graphs have fixed sizes: `Target`
+
+
 def path_of(name: str) -> str:
     """Where a bundle has the target of this name."""
     return f"targets/{name}/target.json"

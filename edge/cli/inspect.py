@@ -43,13 +43,16 @@ def command(args: argparse.Namespace) -> None:
     for name in ("strict", "threads"):
         if getattr(args, name) is not None:
             raise InputError(f"--{name} is about a provider that runs the graphs; name one with --provider.")
-    targets = inspect_targets.targets_of(opened)
+    targets, cuda = inspect_targets.targets_of(opened), inspect_targets.for_cuda(opened)
     if args.json:
-        print_json({**summary(opened.manifest), "targets": [inspect_targets.summary(each) for each in targets]})
+        others = [] if cuda is None else [dataclasses.asdict(cuda)]
+        print_json({**summary(opened.manifest), "targets": [*map(inspect_targets.summary, targets), *others]})
         return
     _show(opened.manifest)
     for target in targets:
         inspect_targets.show(target, console(wrap=True))
+    if cuda is not None:
+        inspect_targets.show_cuda(cuda, console(wrap=True))
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:

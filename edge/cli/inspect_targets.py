@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle
 from edge.cli.tables import table
-from edge.targets import SOCS, TARGETS, Cost, Soc, Target, has_target, read_target
+from edge.targets import (
+    CUDA,
+    SOCS,
+    STATIC,
+    Cost,
+    DeviceTarget,
+    Soc,
+    Target,
+    has_target,
+    read_device_target,
+    read_target,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,8 +27,22 @@ UNKNOWN = "What a step moves is unknown: the bundle was exported before that was
 
 
 def targets_of(bundle: Bundle) -> list[Target]:
-    """BundleError where one cannot be read."""
-    return [read_target(bundle, name) for name in TARGETS if has_target(bundle, name)]
+    """Those whose graphs have fixed sizes. BundleError where one cannot be read."""
+    return [read_target(bundle, name) for name in STATIC if has_target(bundle, name)]
+
+
+def for_cuda(bundle: Bundle) -> DeviceTarget | None:
+    """What the bundle has for CUDA. BundleError where it cannot be read."""
+    return read_device_target(bundle, CUDA) if has_target(bundle, CUDA) else None
+
+
+def show_cuda(target: DeviceTarget, out: Console) -> None:
+    """Print what it is, and how close to the model in float32."""
+    kind = target.weights if target.weights == target.activations else f"{target.weights}, {target.activations}"
+    quality = target.quality
+    checked = f": KL divergence {quality['kl_mean']:.4f}, perplexity {quality['perplexity']:.3f}" if quality else ""
+    against = f" (float32: {quality['perplexity_float32']:.3f})" if quality else ""
+    out.print(f"Graphs for {target.name}, {kind}{checked}{against}.")
 
 
 def summary(target: Target) -> dict[str, Any]:
