@@ -68,7 +68,7 @@ def check_wanted(wanted: Wanted, checkpoint: Checkpoint, context: int) -> None:
         raise InputError("The graphs for cuda take the bundle's whole context; leave out --target-context.")
     if wanted.socs:
         raise InputError("The graphs for cuda run on any of its GPUs and are compiled for none; leave out --soc.")
-    _Model(checkpoint, context, cuda_shapes(checkpoint), _Nowhere(), TYPES[_activations(wanted)]).build()
+    CUDAModel(checkpoint, context, cuda_shapes(checkpoint), _Nowhere(), TYPES[_activations(wanted)]).build()
 
 
 def _activations(wanted: Wanted) -> str:
@@ -94,11 +94,10 @@ def write_target(
     weights = Watched(cuda_weights(checkpoint, kind, options), options.report, "writing weights of the target")
     names = ["decoder", *(["encoder"] if both else [])]
     with writer.writing(), contextlib.closing(TensorFile(writer.staging / folder / WEIGHTS)) as file:
-        model = _Model(checkpoint, manifest.context, weights, file, TYPES[activations])
+        model = CUDAModel(checkpoint, manifest.context, weights, file, TYPES[activations])
         for before, graphs in (("", model.build()), (CHECKED, model.build(substitutes=True))):
             for name, graph in zip(names, graphs, strict=True):
-                made = ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")
-                writer.write_file(f"{folder}/{before}{name}.onnx", ir.to_proto(made).SerializeToString())
+                writer.write_file(f"{folder}/{before}{name}.onnx", written(graph))
     del weights, model
     release_freed()
     paths = {name: f"{folder}/{CHECKED}{name}.onnx" for name in names}
@@ -106,6 +105,12 @@ def write_target(
         TARGET_VERSION, wanted.name, _checked(activations), kind, paths["decoder"], paths.get("encoder")
     )
     write_json(writer, checked)
+
+
+def written(graph: ir.Graph) -> bytes:
+    """The bytes of a graph's file."""
+    content: bytes = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION, producer_name="edge")).SerializeToString()
+    return content
 
 
 def finish_target(target: DeviceTarget, writer: BundleWriter, quality: dict[str, float]) -> None:
@@ -131,7 +136,7 @@ class _Nowhere:
         return TensorSpan(0, array.nbytes)
 
 
-class _Model:
+class CUDAModel:
     """A model whose graphs for CUDA are built over one file of weights."""
 
     def __init__(
@@ -152,6 +157,7 @@ class _Model:
         dtype = ir.DataType.FLOAT if float32 else self._dtype
         lower = functools.partial(CUDA, dtype=dtype, substitutes=substitutes)
         made = self._family.build(self._config, self._store, self._context)
+        self.decoder = made.decoder if isinstance(made, EncoderDecoder) else made
         if isinstance(made, EncoderDecoder):
             kv, cross = layouts(made)
             step = functools.partial(step_graph, cross=cross, bias=made.bias)

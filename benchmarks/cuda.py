@@ -1,0 +1,423 @@
+"""First token and tokens per second on one GPU, next to transformers and other engines, in one run.
+
+    python benchmarks/cuda.py                             # bodies of random weights: 135M, 1B and 8B, float16 and int4
+    python benchmarks/cuda.py --shapes 135M --batches 1   # the smallest, alone
+    python benchmarks/cuda.py --whisper base.edge --faster-whisper whisper-base-ct2/
+
+Speed does not depend on what weights say, so that nothing is downloaded. What other engines need is said where it is
+missing; the share of the memory's bandwidth is of what a copy of 4 GB reaches in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from edge.bundle import WEIGHTS, Bundle, BundleWriter, TensorFile
+from edge.export.cuda.target import TYPES, CUDAModel, written
+from edge.export.cuda.weights import BLOCK
+from edge.export.graph.decoder import decoder_kv
+from edge.export.graph.families.base import heads_of
+from edge.export.graph.step import configuration
+from edge.export.quantize.base import FloatTensor, LazyWeights, QTensor, Weight
+from edge.export.target import write_json
+from edge.manifest import FORMAT_VERSION, Dims, KVLayout, Manifest, Source, TensorGroup, Tokens
+from edge.runtime.batch.step import BatchStep, Slots
+from edge.runtime.device.device_engine import DeviceEngine
+from edge.runtime.engine.engine import TOKENS
+from edge.runtime.engine.variant import Variant
+from edge.runtime.providers import find_support, open_provider
+from edge.runtime.providers.base import Provider
+from edge.targets import CUDA, TARGET_VERSION, DeviceTarget
+
+PROMPTS = (128, 2048)
+DECODED = 128  # tokens behind a prompt of 128
+WARM = 16  # steps before they count: they are recorded and compiled
+ROUNDS = 5
+CONTEXT = 4096
+COPIED = 4 * 10**9  # bytes
+SHAPES: dict[str, dict[str, Any]] = {
+    "135M": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True,
+    },
+    "1B": {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+    },
+    "8B": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+GOALS = {"transformers": 3.0, "transformers, compiled": 1.2}  # tokens per second at batch 1, as a ratio
+SHARE = 0.6  # of the bandwidth, at 8B in int4
+
+Run = Callable[[int, int], float]  # tokens of a prompt, sequences: seconds
+
+
+class Contender(Protocol):
+    """One engine over one body. bytes: of its weights."""
+
+    name: str
+    bytes: int
+
+    def first(self, prompt: int) -> float:
+        """Seconds from a prompt to its first token."""
+
+    def decode(self, batch: int) -> float:
+        """Seconds a step of this many sequences, behind prompts of 128 tokens; every token is read."""
+
+
+class RandomCheckpoint:
+    """What graphs read of a checkpoint, made up."""
+
+    kind = "random"
+
+    def __init__(self, name: str, shape: Mapping[str, Any]) -> None:
+        self.name = name
+        self.config = {
+            "model_type": "llama", "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "attention_bias": False,
+            "mlp_bias": False, **shape,
+        }  # fmt: skip
+        self.shapes = dict(self._shapes())
+
+    def _shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        config = self.config
+        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        narrow = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+        yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+        if not config["tie_word_embeddings"]:
+            yield "lm_head.weight", (config["vocab_size"], hidden)
+        yield "model.norm.weight", (hidden,)
+        for i in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{i}"
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                yield f"{layer}.{norm}.weight", (hidden,)
+            for part, rows in (("q", hidden), ("k", narrow), ("v", narrow), ("o", hidden)):
+                yield f"{layer}.self_attn.{part}_proj.weight", (rows, hidden)
+            for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+                yield f"{layer}.mlp.{part}_proj.weight", (rows, columns)
+
+    def names(self) -> list[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        return np.ones(self.shapes[name], np.float32)  # norms alone: matrices are `weights_of`
+
+
+def weights_of(checkpoint: RandomCheckpoint, kind: str) -> Mapping[str, Weight]:
+    """Random matrices, as float16 or as integers of 4 bits."""
+    random = np.random.default_rng(0)
+
+    def make(name: str) -> Weight:
+        rows, columns = checkpoint.shape(name)
+        if kind == "float16":
+            row = random.standard_normal(columns, np.float32) * columns**-0.5
+            return FloatTensor(np.tile(row.astype(np.float16), (rows, 1)))
+        q = random.integers(0, 16, (rows, columns), np.uint8)
+        scales = np.full((rows, columns // BLOCK), columns**-0.5 / 5, np.float32)
+        return QTensor(4, BLOCK, q, scales, None, "random")
+
+    return LazyWeights([name for name, shape in checkpoint.shapes.items() if len(shape) == 2], make)
+
+
+def body(checkpoint: RandomCheckpoint, kind: str, folder: Path) -> Bundle:
+    """A bundle with graphs for CUDA alone."""
+    config: Any = configuration(checkpoint.config)
+    with BundleWriter(folder / f"{checkpoint.name}-{kind}.edge") as writer:
+        place = writer.staging / "targets" / CUDA
+        place.mkdir(parents=True)
+        file = TensorFile(place / WEIGHTS)
+        model: Any = CUDAModel(checkpoint, CONTEXT, weights_of(checkpoint, kind), file, TYPES["float16"])  # type: ignore[arg-type]
+        (graph,) = model.build()
+        file.close()
+        path = f"targets/{CUDA}/decoder.onnx"
+        writer.write_file(path, written(graph))
+        write_json(writer, DeviceTarget(TARGET_VERSION, CUDA, "float16", kind, path))
+        heads = heads_of(config)
+        dims = Dims(
+            config.num_hidden_layers, config.hidden_size, config.intermediate_size, heads.query, heads.key_value,
+            heads.dim, config.vocab_size,
+        )  # fmt: skip
+        kv: KVLayout = decoder_kv(model.decoder)
+        manifest = Manifest(
+            FORMAT_VERSION, "benchmark", checkpoint.name, "llama", "decoder", kind, dims, CONTEXT, [], kv,
+            [TensorGroup("all", 1, 1, 16.0, 0, kind)], Tokens(None, [], None, False), None,
+            Source(checkpoint.name, "random"),
+        )  # fmt: skip
+        return writer.commit(manifest)
+
+
+class Edge:
+    """This runtime."""
+
+    def __init__(self, kind: str, bundle: Bundle, provider: Provider) -> None:
+        self.name = f"edge, {kind}"
+        self.engine = DeviceEngine(bundle, Variant(target=CUDA), provider)
+        self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size
+        self._tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, CONTEXT)
+        self._steps: dict[int, tuple[BatchStep, Slots]] = {}
+
+    def first(self, prompt: int) -> float:
+        cache = self.engine.new_cache(prompt + DECODED)
+        started = time.perf_counter()
+        for start in range(0, prompt, self.engine.chunk):
+            self.engine.choose(cache, self._tokens[start : min(start + self.engine.chunk, prompt)])
+        return time.perf_counter() - started
+
+    def decode(self, batch: int) -> float:
+        return self._one() if batch == 1 else self._several(batch)
+
+    def _one(self) -> float:
+        cache = self.engine.new_cache(PROMPTS[0] + WARM + DECODED)
+        self.engine.choose(cache, self._tokens[: PROMPTS[0]])
+        token = self._tokens[:1]
+        for i in range(WARM + DECODED):
+            if i == WARM:
+                started = time.perf_counter()
+            token = self.engine.choose(cache, token).copy()
+        return (time.perf_counter() - started) / DECODED
+
+    def _several(self, batch: int) -> float:
+        engine, capacity = self.engine, PROMPTS[0] + WARM + DECODED
+        if batch not in self._steps:
+            slots = Slots(engine.new_cache(capacity), batch)
+            self._steps[batch] = BatchStep(engine, slots, batch, 1, TOKENS), slots
+        step, slots = self._steps[batch]
+        caches = [engine.new_cache(capacity) for _ in range(batch)]
+        for slot, cache in enumerate(caches):
+            slots.give(cache, slot)
+            engine.choose(cache, self._tokens[: PROMPTS[0]])
+        tokens = [int(self._tokens[0])] * batch
+        for i in range(WARM + DECODED):
+            if i == WARM:
+                started = time.perf_counter()
+            tokens = step.run(caches, tokens, (0,)).tolist()
+        return (time.perf_counter() - started) / DECODED
+
+
+class Transformers:
+    """transformers in float16: eager with a cache that grows, or compiled with a static one."""
+
+    def __init__(self, checkpoint: RandomCheckpoint, device: str, *, compiled: bool) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self.name = "transformers, compiled" if compiled else "transformers"
+        self._torch, self._device, self._compiled = torch, device, compiled
+        config = AutoConfig.for_model(**checkpoint.config)
+        torch.set_default_dtype(torch.float16)
+        try:
+            with torch.device(device):
+                self._model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self._config = self._model.config
+        self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        self._step = torch.compile(self._model, mode="reduce-overhead") if compiled else self._model
+
+    def _cache(self, batch: int, rows: int) -> Any:
+        from transformers import DynamicCache, StaticCache
+
+        return StaticCache(config=self._config, max_cache_len=rows) if self._compiled else DynamicCache()
+
+    def _read(self, model: Any, tokens: Any, cache: Any, start: int) -> Any:
+        torch = self._torch
+        place = torch.arange(start, start + tokens.shape[1], device=self._device)
+        with torch.no_grad():
+            made = model(
+                input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1, position_ids=place[None]
+            )
+        found = made.logits[:, -1].argmax(-1, keepdim=True).clone()
+        found.cpu()  # every token is read
+        return found
+
+    def _prompt(self, size: int, batch: int) -> Any:
+        return self._torch.randint(0, self._config.vocab_size, (batch, size), device=self._device)
+
+    def first(self, prompt: int) -> float:
+        tokens, cache = self._prompt(prompt, 1), self._cache(1, prompt + DECODED)
+        started = time.perf_counter()
+        self._read(self._model, tokens, cache, 0)
+        return time.perf_counter() - started
+
+    def decode(self, batch: int) -> float:
+        cache = self._cache(batch, PROMPTS[0] + WARM + DECODED)
+        token = self._read(self._model, self._prompt(PROMPTS[0], batch), cache, 0)
+        for i in range(WARM + DECODED):
+            if i == WARM:
+                started = time.perf_counter()
+            token = self._read(self._step, token, cache, PROMPTS[0] + i)
+        return (time.perf_counter() - started) / DECODED
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Medians of one engine over one body: seconds to the first token by prompt, and a step by sequences."""
+
+    name: str
+    bytes: int
+    first: dict[int, float]
+    step: dict[int, float]
+
+
+def measure(contenders: list[Contender], batches: list[int], prompts: tuple[int, ...], rounds: int) -> list[Found]:
+    """Rounds over all engines, so that a drift of the machine meets all alike."""
+    seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for number in range(rounds + 1):  # the first one warms up
+        for each in contenders:
+            for prompt in prompts:
+                taken = each.first(prompt)
+                if number:
+                    seconds[each.name, "first", prompt].append(taken)
+            for batch in batches:
+                taken = each.decode(batch)
+                if number:
+                    seconds[each.name, "step", batch].append(taken)
+            print(f"round {number} of {rounds}: {each.name}", file=sys.stderr)
+    return [
+        Found(
+            each.name,
+            each.bytes,
+            {prompt: median(seconds[each.name, "first", prompt]) for prompt in prompts},
+            {batch: median(seconds[each.name, "step", batch]) for batch in batches},
+        )
+        for each in contenders
+    ]
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that a copy within the device's memory reads and writes."""
+    import torch
+
+    size = COPIED if device != "cpu" else COPIED // 40
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(5):
+        if device != "cpu":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        best = max(best, 2 * size / (time.perf_counter() - started))
+    return best
+
+
+def row_bytes(shape: Mapping[str, Any]) -> int:
+    """Of the keys and values of a token, in float16."""
+    dim = shape["hidden_size"] // shape["num_attention_heads"]
+    return int(4 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * dim)
+
+
+def share_of(found: Found, batch: int, row: int, speed: float) -> float:
+    """The share of the bandwidth that a step uses: its weights once, and the keys and values of all sequences."""
+    rows = batch * (PROMPTS[0] + WARM + DECODED / 2)
+    return (found.bytes + rows * row) / found.step[batch] / speed
+
+
+def show(name: str, found: list[Found], row: int, speed: float, console: Console) -> None:
+    """Print a body's figures, and which goals are met."""
+    prompts, batches = list(found[0].first), list(found[0].step)
+    columns = [f"first token\nat {prompt}, ms" for prompt in prompts]
+    columns += [f"tokens/s,\nbatch {batch}" for batch in batches] + [
+        f"of bandwidth,\nbatch {batch}" for batch in batches
+    ]
+    table = Table("engine", *columns, title=f"{name}, medians")
+    for each in found:
+        speeds = [f"{batch / each.step[batch]:,.0f}" for batch in batches]
+        shares = [f"{share_of(each, batch, row, speed):.0%}" for batch in batches]
+        table.add_row(each.name, *(f"{each.first[p] * 1e3:.1f}" for p in prompts), *speeds, *shares)
+    console.print(table)
+    by_name = {each.name: each for each in found}
+    for ours in (each for each in found if each.name.startswith("edge")):
+        for peer, goal in GOALS.items():
+            if peer in by_name and 1 in batches:
+                ratio = by_name[peer].step[1] / ours.step[1]
+                console.print(f"{ours.name} / {peer}, batch 1: {ratio:.2f} (goal {goal})")
+        if name == "8B" and ours.name == "edge, int4" and 1 in batches:
+            console.print(f"{ours.name}: {share_of(ours, 1, row, speed):.0%} of bandwidth (goal {SHARE:.0%})")
+
+
+def whisper(bundle: Path, peer: Path, console: Console) -> None:
+    """A window of 30 s, next to faster-whisper in float16."""
+    from faster_whisper import WhisperModel
+
+    import edge
+    from edge.runtime.speech.transcribe import Transcriber
+
+    sound = np.random.default_rng(0).normal(0, 0.05, 480_000).astype(np.float32)
+    ours = edge.load(bundle, provider=CUDA, kind=Transcriber)
+    theirs = WhisperModel(str(peer), device="cuda", compute_type="float16")
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for number in range(ROUNDS + 1):
+        for name, run in (
+            ("edge", lambda: ours.transcribe(sound)),
+            ("faster-whisper", lambda: list(theirs.transcribe(sound, beam_size=1, language="en")[0])),
+        ):
+            started = time.perf_counter()
+            run()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    both = {name: median(taken) for name, taken in seconds.items()}
+    console.print(f"30 s of sound: edge {both['edge']:.3f} s, faster-whisper {both['faster-whisper']:.3f} s: "
+                  f"{both['faster-whisper'] / both['edge']:.2f} (goal 2.0)")  # fmt: skip
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32])
+    parser.add_argument("--weights", nargs="+", choices=("float16", "int4"), default=["float16", "int4"])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
+    parser.add_argument("--whisper", type=Path, help="a bundle of Whisper with graphs for CUDA")
+    parser.add_argument("--faster-whisper", type=Path, help="the same model for faster-whisper")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args, console = parse(arguments), Console()
+    support = find_support(CUDA)
+    if support.missing is not None:
+        sys.exit(f"Nothing can be measured here: {support.missing}")
+    provider = open_provider(CUDA)
+    console.print(f"{support.devices[0].name}, {support.package}")
+    speed = bandwidth("cuda")
+    console.print(f"a copy moves {speed / 1e12:.2f} TB/s")
+    for name in args.shapes:
+        checkpoint = RandomCheckpoint(name, SHAPES[name])
+        with tempfile.TemporaryDirectory() as folder:
+            contenders: list[Contender] = [
+                Edge(kind, body(checkpoint, kind, Path(folder)), provider) for kind in args.weights
+            ]
+            for compiled in (False, *([] if args.no_compile else [True])):
+                contenders.append(Transformers(checkpoint, "cuda", compiled=compiled))
+            found = measure(contenders, args.batches, PROMPTS, args.rounds)
+        show(name, found, row_bytes(SHAPES[name]), speed, console)
+        del contenders
+    if args.whisper is not None and args.faster_whisper is not None:
+        whisper(args.whisper, args.faster_whisper, console)
+
+
+if __name__ == "__main__":
+    main()
