@@ -70,7 +70,7 @@ Run = Callable[[int, int], float]  # tokens of a prompt, sequences: seconds
 
 
 class Contender(Protocol):
-    """One engine over one body. bytes: of its weights."""
+    """One engine over one body. bytes: of the weights that a step reads."""
 
     name: str
     bytes: int
@@ -139,6 +139,14 @@ def weights_of(checkpoint: RandomCheckpoint, kind: str) -> Mapping[str, Weight]:
     return LazyWeights([name for name, shape in checkpoint.shapes.items() if len(shape) == 2], make)
 
 
+def unread(checkpoint: RandomCheckpoint, kind: str) -> int:
+    """Bytes of an embedding of which a step reads a row: one that is not the head, too."""
+    if checkpoint.config["tie_word_embeddings"]:
+        return 0
+    bits = 16 if kind == "float16" else 4 + 16 / BLOCK
+    return int(checkpoint.config["vocab_size"] * checkpoint.config["hidden_size"] * bits / 8)
+
+
 def body(checkpoint: RandomCheckpoint, kind: str, folder: Path) -> Bundle:
     """A bundle with graphs for CUDA alone."""
     config: Any = configuration(checkpoint.config)
@@ -169,10 +177,10 @@ def body(checkpoint: RandomCheckpoint, kind: str, folder: Path) -> Bundle:
 class Edge:
     """This runtime."""
 
-    def __init__(self, kind: str, bundle: Bundle, provider: Provider) -> None:
+    def __init__(self, kind: str, bundle: Bundle, provider: Provider, unread: int = 0) -> None:
         self.name = f"edge, {kind}"
         self.engine = DeviceEngine(bundle, Variant(target=CUDA), provider)
-        self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size
+        self.bytes = bundle.path(self.engine.target.decoder).with_name(WEIGHTS).stat().st_size - unread
         self._tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, CONTEXT)
         self._steps: dict[int, tuple[BatchStep, Slots]] = {}
 
@@ -231,7 +239,8 @@ class Transformers:
         finally:
             torch.set_default_dtype(torch.float32)
         self._config = self._model.config
-        self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        total = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        self.bytes = total - unread(checkpoint, "float16")
         self._step = torch.compile(self._model, mode="reduce-overhead") if compiled else self._model
 
     def _cache(self, batch: int, rows: int) -> Any:
@@ -408,7 +417,8 @@ def main(arguments: list[str] | None = None) -> None:
         checkpoint = RandomCheckpoint(name, SHAPES[name])
         with tempfile.TemporaryDirectory() as folder:
             contenders: list[Contender] = [
-                Edge(kind, body(checkpoint, kind, Path(folder)), provider) for kind in args.weights
+                Edge(kind, body(checkpoint, kind, Path(folder)), provider, unread(checkpoint, kind))
+                for kind in args.weights
             ]
             for compiled in (False, *([] if args.no_compile else [True])):
                 contenders.append(Transformers(checkpoint, "cuda", compiled=compiled))

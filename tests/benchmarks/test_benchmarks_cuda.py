@@ -33,7 +33,7 @@ def test_a_body_runs_in_every_engine(tmp_path: Path) -> None:
     contenders: list[bench.Contender] = [
         bench.Edge(kind, bench.body(checkpoint, kind, tmp_path), gpu) for kind in ("float16", "int4")
     ]
-    assert contenders[1].bytes < contenders[0].bytes / 2
+    assert contenders[1].bytes < 0.6 * contenders[0].bytes  # each tensor begins on a page
     contenders.append(bench.Transformers(checkpoint, "cpu", compiled=False))
     found = bench.measure(contenders, [1, 3], (8, 20), 1)
     assert [each.name for each in found] == ["edge, float16", "edge, int4", "transformers"]
