@@ -125,3 +125,9 @@ def test_graphs_that_say_something_else_are_not_written(
     with pytest.raises(ExportError, match="do not answer as the model in float32 does .* export it without --target"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="fp32", target=CUDA, target_weights="float16")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_inspect_shows_what_runs_where(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bundle.root), "--provider", "cuda", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["placement"]
+    assert (row["graph"], row["node_share"], row["weight_share"]) == (CUDA, 1, 1)
