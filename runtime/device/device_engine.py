@@ -64,7 +64,10 @@ class DeviceEngine(Engine):
 
     def _open(self) -> Session:
         path = self.bundle.path(self.target.decoder)
-        return self.provider.open_steps(path, str(path), path.parent, weights=self._weights, limit=self.variant.limit)
+        limit = self.variant.limit
+        if limit is not None:
+            limit -= plan_for(self.bundle, self.target, self.context).kv
+        return self.provider.open_steps(path, str(path), path.parent, weights=self._weights, limit=limit)
 
     def _open_encoder(self, source: int | None) -> Encoder:
         assert self.target.encoder is not None

@@ -23,6 +23,9 @@ class Captures:
         self._seen: OrderedDict[Hashable, int] = OrderedDict()
         self._next = 1
 
+    def __contains__(self, step: Hashable) -> bool:
+        return step in self._numbers or step in self._seen
+
     def __len__(self) -> int:
         return len(self._numbers)
 

@@ -36,7 +36,7 @@ EXECUTION_PROVIDER = TRAITS["onnxruntime"]
 MEMORY = "cuda"  # onnxruntime's name of the kind of memory
 ON_HOST = {"total_sequence_length"}  # inputs that operators read on the host
 MOST_TOKENS = 16  # of a step that is recorded: a prompt's chunks are larger, and each runs once
-KEPT_TOPS = 32  # memory of logits that the search for the largest is bound to
+KEPT_TOPS = 8  # memory of logits that the search for the largest is bound to
 OLD_DRIVER = 35  # cudaErrorInsufficientDriver
 ONNX_TYPES = {np.dtype(np.float32): 1, np.dtype(np.float16): 10, BFLOAT16: 16}  # TensorProto.DataType
 
@@ -318,7 +318,7 @@ class CudaBinding(Binding):
         self._step: Hashable | None = None
         self._recordable = False
         self._options: dict[int, ort.RunOptions] = {}
-        self._known: set[Hashable] = set()  # all steps that this ran
+        self._known: set[Hashable] = set()  # steps that this ran, of those that are remembered
         weakref.finalize(self, session.captures.drop, self._known)
 
     def run(self) -> None:
@@ -364,6 +364,9 @@ class CudaBinding(Binding):
         bound = [*self._inputs.items(), *self._outputs.items()]
         hosts = ((name, int(array)) for name, array in self._hosts.items())
         step = (*((name, buffer.pointer, buffer.shape) for name, buffer in bound), *hosts)
+        captures = self._session.captures
+        for gone in [known for known in self._known if known not in captures]:  # another text's encoder, say
+            self._known.remove(gone)
         self._known.add(step)
         return step
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from decoder_configs import VOCABULARY
 from fake_cuda import FakeCuda
-from npu_models import CONTEXT, bundle_of, checkpoint_of, walk
+from npu_models import CONTEXT, bundle_of, checkpoint_of, pair_of, walk
 from numpy.typing import DTypeLike
 
 from edge.bundle import Bundle
@@ -28,7 +28,7 @@ from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.variant import LoadOptions, Variant, choose
 from edge.runtime.providers import cuda, open_provider
 from edge.runtime.providers.base import BFLOAT16, Buffer
-from edge.runtime.providers.captures import NONE, SEEN, Captures
+from edge.runtime.providers.captures import MOST, NONE, REMEMBERED, SEEN, Captures
 from edge.targets import CUDA, read_device_target
 
 TOKENS = np.random.default_rng(3).integers(3, VOCABULARY, CONTEXT)
@@ -187,6 +187,23 @@ def test_the_least_recently_replayed_step_goes_first() -> None:
     assert released == [1, 2]
 
 
+def test_texts_of_an_encoder_leave_nothing_behind(tmp_path: Path, gpu: FakeCuda) -> None:
+    """Each text's keys and values are in other memory, and of their steps no more is kept than of recorded ones."""
+    pair = pair_of("t5", tmp_path, Wanted(CUDA))
+    engine, seats = DeviceEngine(pair, Variant(target=CUDA), gpu), set()
+    assert engine.encoder is not None
+    for length in range(3, 40):
+        cache = engine.new_cache(CONTEXT, engine.encoder.encode_text(TOKENS[:length]))
+        for token in TOKENS[:5]:
+            engine.step(cache, token[None])
+        seats.add(id(cache.seat))
+        bound = engine._bound[cache.seat]
+        del cache
+    assert len(seats) == 1
+    known = [len(binding._bound._known) for binding in bound.values()]
+    assert max(known) <= MOST + REMEMBERED and len(engine.session.captures) <= MOST
+
+
 def test_sessions_of_steps_alone_are_recorded(engine: DeviceEngine, gpu: FakeCuda) -> None:
     engine.candidates(engine.new_cache(CONTEXT), TOKENS[:4])
     assert [options.get("enable_cuda_graph") for options in gpu.seen.options] == ["1", None]
@@ -273,7 +290,7 @@ def test_a_memory_limit_is_kept_by_a_shorter_context_or_refused(bundle: Bundle, 
     limit = plan.weights + plan.workspace + 40 * plan.row
     engine = DeviceEngine(bundle, Variant(target=CUDA, limit=limit), gpu)
     assert engine.context == 40
-    assert gpu.seen.options[0]["gpu_mem_limit"] == str(limit)
+    assert gpu.seen.options[0]["gpu_mem_limit"] == str(limit - 40 * plan.row), "what the KV cache leaves"
     with pytest.raises(InputError, match="of 64 tokens, and --memory gives it .* MB; a context of 40 would fit"):
         DeviceEngine(bundle, Variant(target=CUDA, limit=limit, context=64), gpu)
     with pytest.raises(InputError, match="that is too little for its weights"):
