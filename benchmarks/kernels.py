@@ -1,0 +1,202 @@
+"""Products of 4-bit weights by our kernels (`kernels/src`) next to onnxruntime's MatMulNBits, in one run.
+
+    python benchmarks/kernels.py                        # as this processor computes
+    python benchmarks/kernels.py --without-avx512       # both as on a processor with AVX2 alone
+
+Each shape has so many different weights that they do not fit into caches. Runs of the two take turns; figures are
+medians. The other threads of the machine should be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lanes
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from edge.runtime.providers.onnx_proto import ModelProto
+
+SHAPES = {  # inputs and columns: SmolLM2-135M's, then those of a Llama of 1B
+    "qkv": (576, 960),
+    "o": (576, 576),
+    "gate, up": (576, 3072),
+    "down": (1536, 576),
+    "head": (576, 49152),
+    "1B qkv": (2048, 3072),
+    "1B o": (2048, 2048),
+    "1B gate, up": (2048, 16384),
+    "1B down": (8192, 2048),
+}
+ROWS = (1, 2, 3, 4, 6, 8, 16, 64, 128, 256)
+MEGABYTES = 200  # of weights
+ROUNDS = 9
+REST = 0.05  # seconds in which the other's threads stop waiting for work
+SECONDS = 3.0  # after which a measurement has rounds enough, from the fourth on
+FAULTS = Path(__file__).with_name("without_avx512.c")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Microseconds of a product."""
+
+    block: int
+    shape: str
+    threads: int
+    rows: int
+    ours: float
+    theirs: float
+
+
+def model_of(weights: list[tuple[NDArray[Any], NDArray[Any]]], inputs: int, columns: int, block: int) -> bytes:
+    """A product of the same rows with each of the weights."""
+    nodes, stored, made = [], [], []
+    numbers = {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
+    attributes = [{"name": name, "i": number, "type": 2} for name, number in numbers.items()]
+    for i, (packed, scales) in enumerate(weights):
+        for name, array, kind in (("b", packed, 2), ("s", scales, 1)):
+            tensor = {"name": f"{name}{i}", "dims": array.shape, "data_type": kind, "raw_data": array.tobytes()}
+            stored.append(tensor)
+        given, out = ["a", f"b{i}", f"s{i}"], f"y{i}"
+        node = {"op_type": "MatMulNBits", "domain": "com.microsoft", "input": given, "output": [out]}
+        nodes.append({**node, "name": out, "attribute": attributes})
+        made.append({"name": out, "type": {"tensor_type": {"elem_type": 1}}})
+    graph = {"name": "products", "node": nodes, "initializer": stored, "output": made}
+    graph["input"] = [{"name": "a", "type": {"tensor_type": {"elem_type": 1}}}]
+    opsets = [{"domain": "", "version": 21}, {"domain": "com.microsoft", "version": 1}]
+    content: bytes = ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString()
+    return content
+
+
+def measure(
+    library: lanes.Library, form: str, shape: str, block: int, threads: list[int], rows: list[int], megabytes: float
+) -> list[Found]:
+    """Both over one shape."""
+    inputs, columns = SHAPES[shape]
+    random = np.random.default_rng(0)
+    number = max(2, int(megabytes * 1e6 / (inputs * columns * (0.5 + 4 / block))))
+    matrices, theirs = [], []
+    for _ in range(number):
+        values = random.integers(0, 16, (columns, inputs), np.uint8)
+        scales = ((random.random((columns, inputs // block)) + 0.5) * 0.01).astype(np.float32)
+        matrices.append(lanes.Matrix(library, values, scales, None, block))
+        packed = (values[:, 0::2] | values[:, 1::2] << 4).reshape(columns, inputs // block, block // 2)
+        theirs.append((packed, scales.reshape(-1)))
+    model, found = model_of(theirs, inputs, columns, block), []
+    del theirs
+    for count in threads:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = count, 1
+        options.enable_mem_pattern = False
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        ours = library.run(form, matrices, count)
+        for size in rows:
+            given = random.standard_normal((size, inputs), np.float32)
+
+            def other(session: Any = session, given: Any = given) -> Any:
+                return session.run([f"y{number - 1}"], {"a": given})[0]
+
+            made, wanted = ours(given), other()
+            assert np.abs(made - wanted).max() < 1e-5 * np.abs(wanted).max(), "they compute the same"
+            mine, his = paired(lambda run=ours, given=given: run(given), other)  # type: ignore[misc]
+            found.append(Found(block, shape, count, size, mine / number * 1e6, his / number * 1e6))
+    return found
+
+
+def paired(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
+    """Median seconds of both, which take turns."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    began = time.perf_counter()
+    for number in range(ROUNDS):
+        for run, kept in zip((ours, theirs), seconds, strict=True):
+            time.sleep(REST)
+            run()
+            started = time.perf_counter()
+            run()
+            kept.append(time.perf_counter() - started)
+        if number >= 3 and time.perf_counter() - began > SECONDS:
+            break
+    return median(seconds[0]), median(seconds[1])
+
+
+def show(found: list[Found], form: str, console: Console) -> None:
+    """Ratios to onnxruntime, and what several rows cost next to one."""
+    for block in dict.fromkeys(each.block for each in found):
+        for threads in dict.fromkeys(each.threads for each in found):
+            here = [each for each in found if (each.block, each.threads) == (block, threads)]
+            rows = list(dict.fromkeys(each.rows for each in here))
+            for title, value in (
+                ("times as fast as onnxruntime", lambda each, one: each.theirs / each.ours),
+                ("of what one row costs", lambda each, one: each.ours / one.ours),
+            ):
+                table = Table(title=f"{form}, blocks of {block}, {threads} thread(s): {title}")
+                for name in ("rows", *map(str, rows)):
+                    table.add_column(name, justify="right")
+                for shape in dict.fromkeys(each.shape for each in here):
+                    line = {each.rows: each for each in here if each.shape == shape}
+                    table.add_row(shape, *(f"{value(line[size], line[rows[0]]):.2f}" for size in rows))
+                console.print(table)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--blocks", nargs="+", type=int, default=[32])
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of weights, of each shape")
+    parser.add_argument("--form", choices=lanes.FORMS, help="default: the fastest that this processor has")
+    parser.add_argument("--without-avx512", action="store_true")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args(arguments)
+
+
+def again_without_avx512() -> None:
+    """This process once more, on a processor that says it has AVX2 alone."""
+    if "cpuid_fault" not in Path("/proc/cpuinfo").read_text():
+        sys.exit("This machine cannot hide what its processor has (no cpuid_fault).")
+    library = Path(tempfile.mkdtemp()) / "without_avx512.so"
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", str(FAULTS), "-o", str(library)], check=True)
+    rest = [each for each in sys.argv[1:] if each != "--without-avx512"]
+    given = rest if "--form" in rest else [*rest, "--form", "avx2"]
+    os.execve(sys.executable, [sys.executable, __file__, *given], {**os.environ, "LD_PRELOAD": str(library)})
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args, console = parse(arguments), Console(width=120)
+    if args.without_avx512:
+        again_without_avx512()
+    if lanes.compiler() is None:
+        sys.exit("There is no g++ here, or no x86 processor.")
+    form = args.form or lanes.forms()[-1]
+    found: list[Found] = []
+    with tempfile.TemporaryDirectory() as folder:
+        library = lanes.Library(lanes.build(Path(folder)))
+        for block in args.blocks:
+            for shape in args.shapes:
+                if SHAPES[shape][0] % block == 0:
+                    found += measure(library, form, shape, block, args.threads, args.rows, args.megabytes)
+                    print(f"blocks of {block}: {shape}", file=sys.stderr)
+    console.print(f"{platform.processor() or platform.machine()}, onnxruntime {ort.__version__}")
+    show(found, form, console)
+    if args.json is not None:
+        args.json.write_text(json.dumps([asdict(each) for each in found]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
