@@ -19,17 +19,19 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt 
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 JVM := command -v mvn > /dev/null && command -v javac > /dev/null
 SOURCES := pyproject.toml constraints.txt
+# A built wheel of edge-lm-kernels, which is taken instead of building one. 'off': onnxruntime's own kernels alone.
+KERNELS ?= $(lastword $(wildcard kernels/dist/*.whl))
 
 .PHONY: demo test test-all lint types android bench clean
 
-demo: $(VENV)/.gguf
+demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.kernels
 	@$(JVM) || echo "There is no JDK with Maven here: the tests of the Kotlin runtime are left out."
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test $(VENV)/.kernels
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.lint
@@ -68,6 +70,23 @@ $(VENV)/.lint: $(SOURCES) | $(VENV)/bin/python
 
 $(VENV)/.gguf: $(SOURCES) | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable '.[gguf]'
+	@touch $@
+
+# Kernels of our own: a processor of the x86 family and a C++ compiler are all they need, and edge runs without them too.
+$(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.py) | $(VENV)/bin/python
+	@if [ "$(KERNELS)" = off ]; then \
+		echo "Kernels: onnxruntime's own, as asked for."; \
+	elif [ -n "$(KERNELS)" ]; then \
+		echo "Kernels: installing $(KERNELS)."; $(PIP_INSTALL) --force-reinstall $(KERNELS); \
+	elif ! uname -m | grep -qE '^(x86_64|amd64)$$'; then \
+		echo "Kernels: onnxruntime's own (those of edge are for x86 processors so far)."; \
+	elif ! command -v c++ > /dev/null; then \
+		echo "Kernels: onnxruntime's own, which are slower (there is no C++ compiler here to build those of edge)."; \
+	elif $(PIP_INSTALL) ./kernels; then \
+		echo "Kernels: those of edge, which were built here."; \
+	else \
+		echo "Kernels: onnxruntime's own, which are slower (those of edge could not be built, see above)."; \
+	fi
 	@touch $@
 
 $(VENV)/.test: $(SOURCES) | $(VENV)/bin/python

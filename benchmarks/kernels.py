@@ -1,15 +1,16 @@
-"""Products of 4-bit weights by our kernels (`kernels/src`) next to onnxruntime's MatMulNBits, in one run.
+"""Products of 4-bit weights by our kernels (`kernels/`) next to onnxruntime's MatMulNBits, in one run.
 
     python benchmarks/kernels.py                        # as this processor computes
     python benchmarks/kernels.py --without-avx512       # both as on a processor with AVX2 alone
 
-Each shape has so many different weights that they do not fit into caches. Runs of the two take turns; figures are
-medians. The other threads of the machine should be idle.
+Both run in sessions of onnxruntime. Each shape has so many different weights that they do not fit into caches. Runs of
+the two take turns; figures are medians. The other threads of the machine should be idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -23,13 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import lanes
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from edge.runtime.providers.kernels import VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.providers.onnx_proto import ModelProto
 
 SHAPES = {  # inputs and columns: SmolLM2-135M's, then those of a Llama of 1B
@@ -63,58 +64,69 @@ class Found:
     theirs: float
 
 
-def model_of(weights: list[tuple[NDArray[Any], NDArray[Any]]], inputs: int, columns: int, block: int) -> bytes:
+def model_of(
+    weights: list[list[NDArray[Any]]], inputs: int, columns: int, block: int, domain: str, **numbers: int
+) -> bytes:
     """A product of the same rows with each of the weights."""
     nodes, stored, made = [], [], []
-    numbers = {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
+    numbers |= {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
     attributes = [{"name": name, "i": number, "type": 2} for name, number in numbers.items()]
-    for i, (packed, scales) in enumerate(weights):
-        for name, array, kind in (("b", packed, 2), ("s", scales, 1)):
-            tensor = {"name": f"{name}{i}", "dims": array.shape, "data_type": kind, "raw_data": array.tobytes()}
+    for i, arrays in enumerate(weights):
+        names = [f"w{i}.{j}" for j in range(len(arrays))]
+        for name, array in zip(names, arrays, strict=True):
+            kind = 2 if array.dtype == np.uint8 else 1
+            tensor = {"name": name, "dims": array.shape, "data_type": kind, "raw_data": array.tobytes()}
             stored.append(tensor)
-        given, out = ["a", f"b{i}", f"s{i}"], f"y{i}"
-        node = {"op_type": "MatMulNBits", "domain": "com.microsoft", "input": given, "output": [out]}
-        nodes.append({**node, "name": out, "attribute": attributes})
-        made.append({"name": out, "type": {"tensor_type": {"elem_type": 1}}})
+        node = {"op_type": "MatMulNBits", "domain": domain, "input": ["a", *names], "output": [f"y{i}"]}
+        nodes.append({**node, "name": f"y{i}", "attribute": attributes})
+        made.append({"name": f"y{i}", "type": {"tensor_type": {"elem_type": 1}}})
     graph = {"name": "products", "node": nodes, "initializer": stored, "output": made}
     graph["input"] = [{"name": "a", "type": {"tensor_type": {"elem_type": 1}}}]
-    opsets = [{"domain": "", "version": 21}, {"domain": "com.microsoft", "version": 1}]
+    opsets = [{"domain": "", "version": 21}, {"domain": domain, "version": 1}]
     content: bytes = ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString()
     return content
 
 
+def session_of(model: bytes, threads: int, kernels: Kernels | None) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.enable_mem_pattern = False
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels.path))
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def measure(
-    library: lanes.Library, form: str, shape: str, block: int, threads: list[int], rows: list[int], megabytes: float
+    kernels: Kernels, shape: str, block: int, threads: list[int], rows: list[int], megabytes: float
 ) -> list[Found]:
     """Both over one shape."""
     inputs, columns = SHAPES[shape]
     random = np.random.default_rng(0)
     number = max(2, int(megabytes * 1e6 / (inputs * columns * (0.5 + 4 / block))))
-    matrices, theirs = [], []
+    layout = Layout(4, inputs, columns, block, half=False, zero_points=False)
+    ours, theirs = [], []
     for _ in range(number):
-        values = random.integers(0, 16, (columns, inputs), np.uint8)
+        values = random.integers(0, 256, (columns, inputs // block, block // 2), np.uint8)
         scales = ((random.random((columns, inputs // block)) + 0.5) * 0.01).astype(np.float32)
-        matrices.append(lanes.Matrix(library, values, scales, None, block))
-        packed = (values[:, 0::2] | values[:, 1::2] << 4).reshape(columns, inputs // block, block // 2)
-        theirs.append((packed, scales.reshape(-1)))
-    model, found = model_of(theirs, inputs, columns, block), []
-    del theirs
+        packed = np.empty(kernels.packed_bytes(layout), np.uint8)
+        kernels.pack(layout, values, scales, None, packed)
+        ours.append([packed])
+        theirs.append([values, scales.reshape(-1)])
+    models = (
+        model_of(ours, inputs, columns, block, "edge", half=0, zero_points=0),
+        model_of(theirs, inputs, columns, block, "com.microsoft"),
+    )
+    del ours, theirs
+    found, last = [], [f"y{number - 1}"]
     for count in threads:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = count, 1
-        options.enable_mem_pattern = False
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        ours = library.run(form, matrices, count)
+        sessions = [session_of(model, count, mine) for model, mine in zip(models, (kernels, None), strict=True)]
         for size in rows:
-            given = random.standard_normal((size, inputs), np.float32)
-
-            def other(session: Any = session, given: Any = given) -> Any:
-                return session.run([f"y{number - 1}"], {"a": given})[0]
-
-            made, wanted = ours(given), other()
+            given = {"a": random.standard_normal((size, inputs), np.float32)}
+            mine, his = (functools.partial(session.run, last, given) for session in sessions)
+            made, wanted = mine()[0], his()[0]
             assert np.abs(made - wanted).max() < 1e-5 * np.abs(wanted).max(), "they compute the same"
-            mine, his = paired(lambda run=ours, given=given: run(given), other)  # type: ignore[misc]
-            found.append(Found(block, shape, count, size, mine / number * 1e6, his / number * 1e6))
+            ours_took, theirs_took = paired(mine, his)
+            found.append(Found(block, shape, count, size, ours_took / number * 1e6, theirs_took / number * 1e6))
     return found
 
 
@@ -160,7 +172,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--megabytes", type=float, default=MEGABYTES, help="of weights, of each shape")
-    parser.add_argument("--form", choices=lanes.FORMS, help="default: the fastest that this processor has")
     parser.add_argument("--without-avx512", action="store_true")
     parser.add_argument("--json", type=Path)
     return parser.parse_args(arguments)
@@ -172,28 +183,26 @@ def again_without_avx512() -> None:
         sys.exit("This machine cannot hide what its processor has (no cpuid_fault).")
     library = Path(tempfile.mkdtemp()) / "without_avx512.so"
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", str(FAULTS), "-o", str(library)], check=True)
-    rest = [each for each in sys.argv[1:] if each != "--without-avx512"]
-    given = rest if "--form" in rest else [*rest, "--form", "avx2"]
-    os.execve(sys.executable, [sys.executable, __file__, *given], {**os.environ, "LD_PRELOAD": str(library)})
+    given = [each for each in sys.argv[1:] if each != "--without-avx512"]
+    hidden = {"LD_PRELOAD": str(library), VARIABLE: "avx2"}
+    os.execve(sys.executable, [sys.executable, __file__, *given], {**os.environ, **hidden})
 
 
 def main(arguments: list[str] | None = None) -> None:
     args, console = parse(arguments), Console(width=120)
     if args.without_avx512:
         again_without_avx512()
-    if lanes.compiler() is None:
-        sys.exit("There is no g++ here, or no x86 processor.")
-    form = args.form or lanes.forms()[-1]
+    kernels = find_kernels()
+    if kernels is None:
+        sys.exit("edge-lm-kernels is not installed, or this processor cannot run it.")
     found: list[Found] = []
-    with tempfile.TemporaryDirectory() as folder:
-        library = lanes.Library(lanes.build(Path(folder)))
-        for block in args.blocks:
-            for shape in args.shapes:
-                if SHAPES[shape][0] % block == 0:
-                    found += measure(library, form, shape, block, args.threads, args.rows, args.megabytes)
-                    print(f"blocks of {block}: {shape}", file=sys.stderr)
+    for block in args.blocks:
+        for shape in args.shapes:
+            if SHAPES[shape][0] % block == 0:
+                found += measure(kernels, shape, block, args.threads, args.rows, args.megabytes)
+                print(f"blocks of {block}: {shape}", file=sys.stderr)
     console.print(f"{platform.processor() or platform.machine()}, onnxruntime {ort.__version__}")
-    show(found, form, console)
+    show(found, kernels.form, console)
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(each) for each in found]), encoding="utf-8")
 

@@ -3,35 +3,103 @@
 
 #include <immintrin.h>
 
+#include "attention_loops.h"
 #include "tiles.h"
 
 namespace edge {
-namespace {  // each file compiles its own, for its own processors
+namespace {
+
+inline __m256 AsFloats(const float* from) { return _mm256_loadu_ps(from); }
+inline __m256 BytesAsFloats(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+inline __m256 AsFloats(const int8_t* from) { return BytesAsFloats(from); }
+
+template <class T>
+inline void TurnKeys(const T* keys, int count, int dim, float* out) {
+  for (int t = 0; t < kKeys; t += 8) {
+    const int here = std::min(8, count - t);
+    for (int d = 0; d < dim; d += 8) {
+      __m256 a[8], b[8];
+      for (int i = 0; i < 8; i++)
+        a[i] = i < here ? AsFloats(keys + static_cast<size_t>(t + i) * dim + d) : _mm256_setzero_ps();
+      for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+      }
+      for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+          a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+          a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+        }
+      for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + (d + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
+        _mm256_storeu_ps(out + (d + 4 + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
+      }
+    }
+  }
+}
 
 struct Avx256 {
   using Floats = __m256;
   using Dots = __m256i;
-  static constexpr int kColumns = 8, kPerPanel = 2, kBytes = 32, kGroups = 4, kAhead = 1024;
+  static constexpr int kColumns = 8, kPerPanel = 2, kBytes = 32, kAhead = 1024;
 
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
-  static Dots Times(const int32_t* zeros, int sum) {
-    return _mm256_mullo_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(zeros)), _mm256_set1_epi32(sum));
+  static Dots Minus(Dots a, int b) { return b ? _mm256_sub_epi32(a, All(b)) : a; }
+  static Dots Difference(Dots dots, Dots zeros, int sum) {
+    return _mm256_sub_epi32(dots, _mm256_mullo_epi32(zeros, All(sum)));
   }
-  static Dots Plus(Dots a, Dots b) { return _mm256_add_epi32(a, b); }
-  static Floats Load(const float* scales) { return _mm256_loadu_ps(scales); }
+  static Dots LoadBytes(const uint8_t* from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Floats Load(const float* from) { return _mm256_loadu_ps(from); }
+  static Floats LoadHalf(const uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
   static Floats Scaled(Floats scales, float scale) { return _mm256_mul_ps(scales, _mm256_set1_ps(scale)); }
   static Floats Add(Floats scales, Dots dots, Floats acc) {
     return _mm256_fmadd_ps(scales, _mm256_cvtepi32_ps(dots), acc);
   }
+  static Floats Sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
   static void Store(float* out, Floats acc) { _mm256_storeu_ps(out, acc); }
 
-  static __m256i Pairs(const uint8_t* packed) {
+  static Floats Every(float x) { return _mm256_set1_ps(x); }
+  static Floats Mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  static Floats Sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+  static Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+  static Floats Fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static Floats Round(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Floats WhereAbove(Floats x, float limit, Floats y) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, Every(limit), _CMP_GT_OQ), y);
+  }
+  static Floats PowerOfTwo(Floats n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), All(127)), 23));
+  }
+  static Floats Load(const int8_t* from) { return BytesAsFloats(from); }
+
+  // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there.
+  template <class T>
+  static void Turn(const T* keys, int count, int dim, float* out) {
+    TurnKeys(keys, count, dim, out);
+  }
+
+  static __m256i Bytes(const uint8_t* packed) {
     _mm_prefetch(reinterpret_cast<const char*>(packed + kAhead), _MM_HINT_T0);
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed));
   }
-  static __m256i Low(__m256i pairs) { return _mm256_and_si256(pairs, _mm256_set1_epi8(15)); }
-  static __m256i High(__m256i pairs) { return Low(_mm256_srli_epi16(pairs, 4)); }
+  // The weights of the inputs 4 * i to 4 * i + 3 of each group.
+  template <int kBits>
+  static __m256i Part(__m256i bytes, int i) {
+    if (kBits == 8) return bytes;
+    return _mm256_and_si256(_mm256_srli_epi16(bytes, kBits * i), _mm256_set1_epi8((1 << kBits) - 1));
+  }
+  static __m256i Four(const int8_t* values) {
+    int four;
+    std::memcpy(&four, values, sizeof(four));
+    return _mm256_set1_epi32(four);
+  }
 };
 
 }  // namespace

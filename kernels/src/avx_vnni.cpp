@@ -1,36 +1,41 @@
 #include "avx256.h"
+#include "processor.h"
 
 namespace edge {
 namespace {
 
 struct AvxVnni : Avx256 {
-  template <int kRows, int kVectors>
+  template <int kBits>
+  static constexpr int kOffset = 0;
+
+  template <int kBits, int kRows, int kVectors>
   static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
                        Dots (*dots)[kVectors]) {
+    constexpr int inputs = 32 / kBits;  // of a group
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; g++) {
+    for (int g = 0; g < kStep / inputs; g++) {
       for (int v = 0; v < kVectors; v++) {
-        const __m256i pairs = Pairs(packed[v] + at + g * 64), low = Low(pairs), high = High(pairs);
-        for (int m = 0; m < kRows; m++) {
-          const int* four = reinterpret_cast<const int*>(values + static_cast<size_t>(m) * stride + g * kGroup);
-          dots[m][v] = _mm256_dpbusd_avx_epi32(dots[m][v], low, _mm256_set1_epi32(four[0]));
-          dots[m][v] = _mm256_dpbusd_avx_epi32(dots[m][v], high, _mm256_set1_epi32(four[1]));
+        const __m256i bytes = Bytes(packed[v] + at + g * 64);
+        for (int i = 0; i < 8 / kBits; i++) {
+          const __m256i part = Part<kBits>(bytes, i);
+          for (int m = 0; m < kRows; m++) {
+            const int8_t* group = values + static_cast<size_t>(m) * stride + g * inputs;
+            dots[m][v] = _mm256_dpbusd_avx_epi32(dots[m][v], part, Four(group + 4 * i));
+          }
         }
       }
     }
   }
 
-  template <int kBlock, bool kZeroPoints>
+  template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
-    if (rows.count <= 2) Columns<AvxVnni, kBlock, kZeroPoints, 2, 2>(w, rows, out, vector, end);
-    Columns<AvxVnni, kBlock, kZeroPoints, 4, 1>(w, rows, out, vector, end);
+    if (rows.count <= 2) Columns<AvxVnni, kBits, 2, 2>(w, rows, out, vector, end);
+    Columns<AvxVnni, kBits, 4, 1>(w, rows, out, vector, end);
   }
 };
 
 }  // namespace
 
-void MultiplyAvxVnni(const Weights& w, const Rows& rows, float* out, int first, int last) {
-  Multiply<AvxVnni>(w, rows, out, first, last);
-}
+const Form kAvxVnni{"avx_vnni", HasAvxVnni, QuantizeAvx2, Multiply<AvxVnni>, AttentionOf<AvxVnni>()};
 
 }  // namespace edge

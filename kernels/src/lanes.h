@@ -1,4 +1,4 @@
-// Products of 4-bit weights and activations rounded to 8 bits, one vector lane for each output column.
+// Products of weights in 2, 4 or 8 bits and activations rounded to 8 bits, one vector lane for each output column.
 //
 // Unpacking and scales are shared by all rows of a tile, and nothing is ever added across lanes. An element of the
 // result is, with the blocks b of its inputs in order,
@@ -12,22 +12,32 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention.h"
+
 namespace edge {
 
-constexpr int kPanel = 16;  // columns that lie together
-constexpr int kGroup = 8;   // inputs whose weights lie together
+constexpr int kPanel = 16;      // columns that lie together
+constexpr int kStep = 32;       // inputs that one call of a form's Multiply takes; blocks are multiples of it
+constexpr int kLargest = 256;   // inputs of the largest block
+constexpr int kAlignment = 64;  // bytes
 
-// A weight [columns, inputs] in panels of kPanel columns. Both numbers are multiples of what they are cut into.
+// A weight [columns, inputs] in panels of kPanel columns; the last panel may have columns that are not there.
 //
-// weights: for each panel, for each group of kGroup inputs, 64 bytes: byte 4 * c + j has the weight of column c for
-//     input j of the group in its low half, and for input j + 4 in its high half.
-// scales: [panels, blocks, kPanel].
-// zero_points: as scales; null where all of them are 8.
+// weights: for each panel, for each group of 32 / bits inputs, 64 bytes: byte 4 * c + j has the weights of column c for
+//     the inputs j, j + 4, j + 8 ... of the group, the first in its lowest bits.
+// scales: [panels, blocks, kPanel], of float32, or of float16 where `half`.
+// zero_points: as scales; null where all of them are 2 ** (bits - 1).
+// bias: [panels, kPanel], or null.
 struct Weights {
   const uint8_t* weights;
-  const float* scales;
-  const int32_t* zero_points;
-  int inputs, columns, block;  // block: inputs that share a scale: 32, 64 or 128
+  const void* scales;
+  const uint8_t* zero_points;
+  const float* bias;
+  int inputs, columns, block, bits, half;  // inputs: with those that fill up the last block; block: that share a scale
+
+  int panels() const { return (columns + kPanel - 1) / kPanel; }
+  int blocks() const { return inputs / block; }
+  size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * bits / 8; }
 };
 
 // Rows in 8 bits, each block with a scale of its own.
@@ -40,14 +50,30 @@ struct Rows {
   int count;
 };
 
-// Round rows [count, inputs] to 8 bits: the largest value of a block becomes 127.
-void Quantize(const float* rows, int count, int inputs, int block, int8_t* values, float* scales, int32_t* sums);
-void QuantizeAvx2(const float* rows, int count, int inputs, int block, int8_t* values, float* scales, int32_t* sums);
+// Where rows [count, inputs] become Rows. padded: inputs with those that fill up the last block, which are zeros.
+struct Rounding {
+  const float* rows;
+  int inputs, padded, block;
+  int8_t* values;
+  float* scales;
+  int32_t* sums;
+};
 
-// The columns of the panels [first, last) of the products, to out [count, columns].
-void MultiplyPortable(const Weights&, const Rows&, float* out, int first, int last);
-void MultiplyAvx2(const Weights&, const Rows&, float* out, int first, int last);
-void MultiplyAvxVnni(const Weights&, const Rows&, float* out, int first, int last);
-void MultiplyAvx512Vnni(const Weights&, const Rows&, float* out, int first, int last);
+// What computes: each form does the same in another set of instructions.
+struct Form {
+  const char* name;
+  bool (*runs)();                                                                   // on this processor
+  void (*quantize)(const Rounding&, int first, int last);                           // the rows from `first` to `last`
+  void (*multiply)(const Weights&, const Rows&, float* out, int first, int last);  // those panels, to [count, columns]
+  AttentionForm attention;
+};
+
+extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni;
+
+// All forms, the portable one first and the fastest last; null ends them.
+extern const Form* const kForms[];
+
+// The fastest that this processor runs, or the one that EDGE_KERNELS names; null where there is none but the portable.
+const Form* Fastest();
 
 }  // namespace edge

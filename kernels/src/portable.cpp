@@ -1,50 +1,128 @@
 // What all other forms are compared with.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
+#include "attention_loops.h"
 #include "lanes.h"
 
 namespace edge {
+namespace {
 
-void Quantize(const float* rows, int count, int inputs, int block, int8_t* values, float* scales, int32_t* sums) {
-  for (int at = 0; at < count * (inputs / block); at++, rows += block, values += block) {
-    float largest = 0;
-    for (int i = 0; i < block; i++) largest = std::max(largest, std::fabs(rows[i]));
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    int sum = 0;
-    for (int i = 0; i < block; i++) {
-      values[i] = static_cast<int8_t>(std::nearbyint(rows[i] * inverse));  // halves go to even numbers
-      sum += values[i];
+float FromHalf(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = half & 1023;
+  const float size = exponent == 0    ? std::ldexp(static_cast<float>(fraction), -24)
+                     : exponent == 31 ? (fraction ? NAN : INFINITY)
+                                      : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
+  return half >> 15 ? -size : size;
+}
+
+void Quantize(const Rounding& r, int first, int last) {
+  const int blocks = r.padded / r.block;
+  for (int m = first; m < last; m++) {
+    const float* row = r.rows + static_cast<size_t>(m) * r.inputs;
+    int8_t* values = r.values + static_cast<size_t>(m) * r.padded;
+    for (int b = 0; b < blocks; b++) {
+      const int start = b * r.block, end = std::min(r.inputs, start + r.block);
+      float largest = 0;
+      for (int i = start; i < end; i++) largest = std::max(largest, std::fabs(row[i]));
+      const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+      int sum = 0;
+      for (int i = start; i < start + r.block; i++) {
+        // halves go to even numbers
+        values[i] = i < end ? static_cast<int8_t>(std::nearbyint(row[i] * inverse)) : int8_t{0};
+        sum += values[i];
+      }
+      r.scales[static_cast<size_t>(m) * blocks + b] = largest / 127.0f;
+      r.sums[static_cast<size_t>(m) * blocks + b] = sum;
     }
-    scales[at] = largest / 127.0f;
-    sums[at] = sum;
   }
 }
 
-void MultiplyPortable(const Weights& w, const Rows& rows, float* out, int first, int last) {
-  const int blocks = w.inputs / w.block;
+void Multiply(const Weights& w, const Rows& rows, float* out, int first, int last) {
+  const int blocks = w.blocks(), inputs = 32 / w.bits;  // of a group
   for (int panel = first; panel < last; panel++) {
-    const uint8_t* packed = w.weights + static_cast<size_t>(panel) * (w.inputs / kGroup) * 64;
+    const uint8_t* packed = w.weights + panel * w.panel_bytes();
     for (int m = 0; m < rows.count; m++) {
       const int8_t* values = rows.values + static_cast<size_t>(m) * w.inputs;
-      for (int c = 0; c < kPanel; c++) {
+      for (int c = 0; c < std::min(kPanel, w.columns - panel * kPanel); c++) {
         float acc = 0;
         for (int b = 0; b < blocks; b++) {
           int dot = 0;
           for (int k = b * w.block; k < (b + 1) * w.block; k++) {
-            const int j = k % kGroup;
-            const uint8_t pair = packed[static_cast<size_t>(k / kGroup) * 64 + 4 * c + j % 4];
-            dot += (j < 4 ? pair & 15 : pair >> 4) * values[k];
+            const int j = k % inputs;
+            const uint8_t byte = packed[static_cast<size_t>(k / inputs) * 64 + 4 * c + j % 4];
+            dot += (byte >> (w.bits * (j / 4)) & ((1 << w.bits) - 1)) * values[k];
           }
-          const size_t at = (static_cast<size_t>(panel) * blocks + b) * kPanel + c, row = m * blocks + b;
-          const int zero_point = w.zero_points ? w.zero_points[at] : 8;
-          const float scale = w.scales[at] * rows.scales[row];
+          const size_t at = (static_cast<size_t>(panel) * blocks + b) * kPanel + c;
+          const size_t row = static_cast<size_t>(m) * blocks + b;
+          const int zero_point = w.zero_points ? w.zero_points[at] : 1 << (w.bits - 1);
+          const float of_weights = w.half ? FromHalf(static_cast<const uint16_t*>(w.scales)[at])
+                                          : static_cast<const float*>(w.scales)[at];
+          const float scale = of_weights * rows.scales[row];
           acc = std::fma(scale, static_cast<float>(dot - zero_point * rows.sums[row]), acc);
         }
+        if (w.bias) acc += w.bias[panel * kPanel + c];
         out[static_cast<size_t>(m) * w.columns + panel * kPanel + c] = acc;
       }
     }
   }
 }
+
+struct Vectors {
+  static constexpr int kColumns = kLanes;
+  struct Floats {
+    float lanes[kColumns];
+  };
+  template <class Make>
+  static Floats Made(const Make& make) {
+    Floats made;
+    for (int i = 0; i < kColumns; i++) made.lanes[i] = make(i);
+    return made;
+  }
+  static Floats Zero() { return Every(0); }
+  static Floats Every(float x) {
+    return Made([&](int) { return x; });
+  }
+  template <class T>
+  static Floats Load(const T* from) {
+    return Made([&](int i) { return static_cast<float>(from[i]); });
+  }
+  static void Store(float* to, const Floats& x) { std::memcpy(to, x.lanes, sizeof(x.lanes)); }
+  static Floats Mul(const Floats& a, const Floats& b) {
+    return Made([&](int i) { return a.lanes[i] * b.lanes[i]; });
+  }
+  static Floats Sum(const Floats& a, const Floats& b) {
+    return Made([&](int i) { return a.lanes[i] + b.lanes[i]; });
+  }
+  static Floats Sub(const Floats& a, const Floats& b) {
+    return Made([&](int i) { return a.lanes[i] - b.lanes[i]; });
+  }
+  static Floats Max(const Floats& a, const Floats& b) {
+    return Made([&](int i) { return a.lanes[i] > b.lanes[i] ? a.lanes[i] : b.lanes[i]; });
+  }
+  static Floats Fma(const Floats& a, const Floats& b, const Floats& c) {
+    return Made([&](int i) { return std::fma(a.lanes[i], b.lanes[i], c.lanes[i]); });
+  }
+  static Floats Round(const Floats& x) {
+    return Made([&](int i) { return std::nearbyint(x.lanes[i]); });
+  }
+  static Floats WhereAbove(const Floats& x, float limit, const Floats& y) {
+    return Made([&](int i) { return x.lanes[i] > limit ? y.lanes[i] : 0.0f; });
+  }
+  static Floats PowerOfTwo(const Floats& n) {
+    return Made([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.lanes[i])); });
+  }
+  template <class T>
+  static void Turn(const T* keys, int count, int dim, float* out) {
+    for (int d = 0; d < dim; d++)
+      for (int t = 0; t < kKeys; t++)
+        out[d * kKeys + t] = t < count ? static_cast<float>(keys[static_cast<size_t>(t) * dim + d]) : 0.0f;
+  }
+};
+
+}  // namespace
+
+const Form kPortable{"portable", [] { return true; }, Quantize, Multiply, AttentionOf<Vectors>()};
 
 }  // namespace edge

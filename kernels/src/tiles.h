@@ -2,80 +2,89 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "lanes.h"
 
 namespace edge {
+namespace {  // each file compiles its own, for its own processors
 
-// kRows rows of kVectors vectors of columns, which begin at `column` of their panels' halves or wholes.
-template <class V, int kBlock, bool kZeroPoints, int kRows, int kVectors>
+// kRows rows of kVectors vectors of columns, from a vector on.
+template <class V, int kBits, int kRows, int kVectors>
 inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int row) {
-  constexpr int groups = kBlock / kGroup;
-  const int blocks = w.inputs / kBlock;
+  constexpr size_t bytes = kStep * kPanel * kBits / 8;  // of a panel, for the inputs of a step
+  const int blocks = w.blocks(), steps = w.block / kStep;
   typename V::Floats acc[kRows][kVectors];
   for (auto& of_row : acc)
     for (auto& each : of_row) each = V::Zero();
   const uint8_t* packed[kVectors];
-  size_t first[kVectors];
+  size_t first[kVectors];  // of the scales
   for (int v = 0; v < kVectors; v++) {
     const int panel = (vector + v) / V::kPerPanel, part = (vector + v) % V::kPerPanel;
-    packed[v] = w.weights + static_cast<size_t>(panel) * (w.inputs / kGroup) * 64 + part * V::kBytes;
+    packed[v] = w.weights + panel * w.panel_bytes() + part * V::kBytes;
     first[v] = static_cast<size_t>(panel) * blocks * kPanel + part * V::kColumns;
   }
   const int8_t* values = rows.values + static_cast<size_t>(row) * w.inputs;
+  size_t at = 0;
   for (int b = 0; b < blocks; b++) {
     typename V::Dots dots[kRows][kVectors];
     for (auto& of_row : dots)
       for (auto& each : of_row) each = V::All(0);
-#pragma GCC unroll 4
-    for (int g = 0; g < groups; g += V::kGroups) {
-      V::template Multiply<kRows, kVectors>(packed, (b * groups + g) * size_t{64}, values + (b * groups + g) * kGroup,
-                                            w.inputs, dots);
-    }
+    for (int s = 0; s < steps; s++, at += bytes, values += kStep)
+      V::template Multiply<kBits, kRows, kVectors>(packed, at, values, w.inputs, dots);
     for (int v = 0; v < kVectors; v++) {
-      const auto scales = V::Load(w.scales + first[v] + b * kPanel);
+      const size_t place = first[v] + static_cast<size_t>(b) * kPanel;
+      const auto scales = w.half ? V::LoadHalf(static_cast<const uint16_t*>(w.scales) + place)
+                                 : V::Load(static_cast<const float*>(w.scales) + place);
+      const auto zeros = V::Minus(w.zero_points ? V::LoadBytes(w.zero_points + place) : V::All(1 << (kBits - 1)),
+                                  V::template kOffset<kBits>);
       for (int m = 0; m < kRows; m++) {
-        const int at = (row + m) * blocks + b, sum = rows.sums[at];
-        const auto zeros = kZeroPoints ? V::Times(w.zero_points + first[v] + b * kPanel, -sum) : V::All(-8 * sum);
-        acc[m][v] = V::Add(V::Scaled(scales, rows.scales[at]), V::Plus(dots[m][v], zeros), acc[m][v]);
+        const int in_row = (row + m) * blocks + b;
+        const auto whole = V::Difference(dots[m][v], zeros, rows.sums[in_row]);
+        acc[m][v] = V::Add(V::Scaled(scales, rows.scales[in_row]), whole, acc[m][v]);
       }
     }
   }
-  for (int m = 0; m < kRows; m++)
-    for (int v = 0; v < kVectors; v++)
-      V::Store(out + static_cast<size_t>(row + m) * w.columns + (vector + v) * V::kColumns, acc[m][v]);
+  for (int v = 0; v < kVectors; v++) {
+    const int column = (vector + v) * V::kColumns, left = w.columns - column;
+    for (int m = 0; m < kRows; m++) {
+      auto made = acc[m][v];
+      if (w.bias) made = V::Sum(made, V::Load(w.bias + column));
+      float* to = out + static_cast<size_t>(row + m) * w.columns + column;
+      if (left >= V::kColumns) {
+        V::Store(to, made);
+      } else if (left > 0) {
+        float whole[V::kColumns];
+        V::Store(whole, made);
+        std::memcpy(to, whole, left * sizeof(float));
+      }
+    }
+  }
 }
 
 // All rows of kVectors vectors, in tiles of kRows and a last one of what is left.
-template <class V, int kBlock, bool kZeroPoints, int kRows, int kVectors, int... kLeft>
+template <class V, int kBits, int kRows, int kVectors, int... kLeft>
 inline void Column(const Weights& w, const Rows& rows, float* out, int vector, std::integer_sequence<int, kLeft...>) {
   int m = 0;
-  for (; m + kRows <= rows.count; m += kRows) Tile<V, kBlock, kZeroPoints, kRows, kVectors>(w, rows, out, vector, m);
+  for (; m + kRows <= rows.count; m += kRows) Tile<V, kBits, kRows, kVectors>(w, rows, out, vector, m);
   const int left = rows.count - m;
-  ((left == kLeft + 1 ? Tile<V, kBlock, kZeroPoints, kLeft + 1, kVectors>(w, rows, out, vector, m) : void()), ...);
+  ((left == kLeft + 1 ? Tile<V, kBits, kLeft + 1, kVectors>(w, rows, out, vector, m) : void()), ...);
 }
 
-template <class V, int kBlock, bool kZeroPoints, int kRows, int kVectors>
+template <class V, int kBits, int kRows, int kVectors>
 inline void Columns(const Weights& w, const Rows& rows, float* out, int& vector, int end) {
   for (; vector + kVectors <= end; vector += kVectors)
-    Column<V, kBlock, kZeroPoints, kRows, kVectors>(w, rows, out, vector, std::make_integer_sequence<int, kRows - 1>());
-}
-
-template <class V, int kBlock>
-inline void Blocks(const Weights& w, const Rows& rows, float* out, int first, int last) {
-  const int begin = first * V::kPerPanel, end = last * V::kPerPanel;
-  if (w.zero_points)
-    V::template Walk<kBlock, true>(w, rows, out, begin, end);
-  else
-    V::template Walk<kBlock, false>(w, rows, out, begin, end);
+    Column<V, kBits, kRows, kVectors>(w, rows, out, vector, std::make_integer_sequence<int, kRows - 1>());
 }
 
 template <class V>
 inline void Multiply(const Weights& w, const Rows& rows, float* out, int first, int last) {
-  if (w.block == 32) Blocks<V, 32>(w, rows, out, first, last);
-  if (w.block == 64) Blocks<V, 64>(w, rows, out, first, last);
-  if (w.block == 128) Blocks<V, 128>(w, rows, out, first, last);
+  const int begin = first * V::kPerPanel, end = last * V::kPerPanel;
+  if (w.bits == 2) V::template Walk<2>(w, rows, out, begin, end);
+  if (w.bits == 4) V::template Walk<4>(w, rows, out, begin, end);
+  if (w.bits == 8) V::template Walk<8>(w, rows, out, begin, end);
 }
 
+}  // namespace
 }  // namespace edge

@@ -15,10 +15,13 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from edge.bundle import WEIGHTS, Bundle
+from edge.errors import BundleError
 from edge.manifest import Manifest
 from edge.runtime.providers.base import CPU, Buffer, Device, Session, Support, nodes_by_provider, open_session
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
+from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
+from edge.runtime.providers.kernels import Kernels, find_kernels, without_kernels
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"
@@ -66,8 +69,25 @@ class Cpu:
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
+        kernels = find_kernels()
+        own = None if kernels is None else kernel_graph(bundle, path, kernels)
+        if kernels is not None and own is not None:
+            try:
+                return self._own(kernels, own, str(path), bundle.root, profile)
+            except BundleError as e:
+                without_kernels(str(e))
         with huge_pages(weights.stat().st_size):
             return self._session(path, str(path), bundle.root, profile)
+
+    def _own(self, kernels: Kernels, graph: KernelGraph, name: str, folder: Path, profile: Path | None) -> Session:
+        """A session over a graph of our kernels, whose packed weights it keeps."""
+        options = session_options(folder)
+        options.register_custom_ops_library(str(kernels.path))
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in graph.initializers.values()]
+        options.add_external_initializers(list(graph.initializers), values)
+        session = open_session(graph.model, name, options, [EXECUTION_PROVIDER], profile)
+        session.kept = graph.initializers
+        return session
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
         with huge_pages(weights):

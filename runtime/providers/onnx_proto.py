@@ -1,6 +1,6 @@
 """ONNX files in protobuf: the runtime does without the package onnx.
 
-Source: onnx/onnx.proto, which has these names and numbers. A reader passes over fields that are not named here.
+Source: onnx/onnx.proto, which has these names and numbers. Fields that are not named here stay as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ IR_VERSION, OPSET = 10, 21
 
 PACKAGE = "edge.onnx"
 SCALARS = {
+    "float": FieldDescriptorProto.TYPE_FLOAT,
     "int64": FieldDescriptorProto.TYPE_INT64,  # enumerations and smaller integers are the same bytes
     "string": FieldDescriptorProto.TYPE_STRING,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
@@ -39,8 +40,22 @@ MESSAGES = {
         "attribute": (5, "AttributeProto*"),
         "domain": (7, "string"),
     },
-    "AttributeProto": {"name": (1, "string"), "i": (3, "int64"), "type": (20, "int64")},
-    "TensorProto": {"dims": (1, "int64*"), "data_type": (2, "int64"), "name": (8, "string"), "raw_data": (9, "bytes")},
+    "AttributeProto": {
+        "name": (1, "string"),
+        "f": (2, "float"),
+        "i": (3, "int64"),
+        "g": (6, "GraphProto"),
+        "type": (20, "int64"),
+    },
+    "TensorProto": {
+        "dims": (1, "int64*"),
+        "data_type": (2, "int64"),
+        "name": (8, "string"),
+        "raw_data": (9, "bytes"),
+        "external_data": (13, "StringStringEntryProto*"),
+        "data_location": (14, "int64"),
+    },
+    "StringStringEntryProto": {"key": (1, "string"), "value": (2, "string")},
     "ValueInfoProto": {"name": (1, "string"), "type": (2, "TypeProto")},
     "TypeProto": {"tensor_type": (1, "TensorTypeProto")},
     "TensorTypeProto": {"elem_type": (1, "int64")},

@@ -1,0 +1,54 @@
+// Grouped-query attention over a KV cache, by blocks of keys, so that a token's result depends on no other token's.
+//
+// A score is a chain of multiply-adds over a head's dimensions, one lane for each key. Keys are taken by chunks of
+// kChunk, which begin at multiples of it, each by blocks of kBlock with a running maximum; chunks are put together in
+// order. So how many tokens a step has, which of them a thread takes, and how long vectors are makes no difference to
+// any bit of it. What a token must not attend to counts as exp(-infinity): 0, which changes no sum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edge {
+
+constexpr int kKeys = 64;    // of a block
+constexpr int kChunk = 128;  // keys
+constexpr int kLanes = 16;   // sums that the sum of a block's weights is made of: lane i has the keys i, i + 16 ...
+
+// One sequence's step of one layer.
+//
+// queries: [tokens, heads, dim], rotated and scaled. keys, values: [kv_heads, capacity, dim], of float32, or of int8
+// where `bytes`; the step's own are in them already. past: rows before the step's. window: rows that a token attends to,
+// itself included; 0 for all. bias: added to scores, [.., heads or 1, tokens, keys], or null; its strides are in floats.
+struct Attention {
+  int heads, kv_heads, dim, tokens, past, capacity, window;
+  bool bytes;
+  const float* queries;
+  const void *keys, *values;
+  const float* bias;
+  size_t bias_head, bias_token;
+
+  int group() const { return heads / kv_heads; }
+  // The rows that a token attends to, from the first to one after the last.
+  int end(int token) const { return past + token + 1; }
+  int begin(int token) const { return window && end(token) > window ? end(token) - window : 0; }
+};
+
+// What a chunk, or several, add to a token of a head: the largest score, the sum of weights, and [dim] weighted values,
+// both relative to that score.
+constexpr int kHead = 2;  // floats before the values
+inline size_t StateSize(int dim) { return static_cast<size_t>(dim) + kLanes; }  // floats
+
+struct AttentionForm {
+  // x [dim], of which 2 * half dimensions turn, to out; times `factor`, and each times its own of `factors`, or null.
+  void (*rotate)(const float* x, const float* cos, const float* sin, int half, int dim, float factor,
+                 const float* factors, float* out);
+  // The states of the tokens from `first` to `last` for the heads of a group: [token, head of the group].
+  void (*chunk)(const Attention&, int kv_head, int chunk, int first, int last, float* states);
+  // Put `more` to `state`, which has what comes before.
+  void (*merge)(int dim, float* state, const float* more);
+  // The attention of a state [dim]; each value times its own of `factors`, or null.
+  void (*finish)(int dim, const float* state, const float* factors, float* out);
+};
+
+}  // namespace edge

@@ -1,0 +1,226 @@
+// Attention, whatever the vectors are. V gives a form its vectors of kColumns floats.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention.h"
+
+namespace edge {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kSmallest = -87.0f;  // of what exp gives a number for that is not 0
+
+// exp of what is not positive. Source: the usual reduction to 2 ** n * exp(r) with |r| <= ln(2) / 2, and exp(r) by its
+// series: Cody and Waite, Software Manual for the Elementary Functions, 1980.
+template <class V>
+inline typename V::Floats Exp(typename V::Floats x) {
+  const auto within = V::Max(x, V::Every(kSmallest));
+  const auto n = V::Round(V::Mul(within, V::Every(1.44269504f)));
+  auto r = V::Fma(n, V::Every(-0.693145752f), within);
+  r = V::Fma(n, V::Every(-1.42860677e-6f), r);
+  auto y = V::Every(1.0f / 720);
+  for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = V::Fma(y, r, V::Every(c));
+  return V::WhereAbove(x, kSmallest, V::Mul(y, V::PowerOfTwo(n)));
+}
+
+// One number at a time; the same bits.
+template <class V>
+inline float Exp1(float x) {
+  float lanes[V::kColumns];
+  V::Store(lanes, Exp<V>(V::Every(x)));
+  return lanes[0];
+}
+
+// scores [kRows, kKeys] = queries [kRows, dim] times keys [dim, kKeys].
+template <class V, int kRows, int kVectors>
+inline void Scores(const float* const* queries, const float* keys, int dim, float* scores) {
+  for (int from = 0; from < kKeys; from += kVectors * V::kColumns) {
+    typename V::Floats acc[kRows][kVectors];
+    for (auto& of_row : acc)
+      for (auto& each : of_row) each = V::Zero();
+    for (int d = 0; d < dim; d++) {
+      typename V::Floats key[kVectors];
+      for (int v = 0; v < kVectors; v++) key[v] = V::Load(keys + d * kKeys + from + v * V::kColumns);
+      for (int m = 0; m < kRows; m++) {
+        const auto query = V::Every(queries[m][d]);
+        for (int v = 0; v < kVectors; v++) acc[m][v] = V::Fma(query, key[v], acc[m][v]);
+      }
+    }
+    for (int m = 0; m < kRows; m++)
+      for (int v = 0; v < kVectors; v++) V::Store(scores + m * kKeys + from + v * V::kColumns, acc[m][v]);
+  }
+}
+
+// states [kRows] += weights [kRows, kKeys] times values [count, dim], each state times its `kept` before.
+template <class V, class T, int kRows, int kVectors>
+inline void Values(const float* weights, const T* values, int count, int dim, int from, const float* kept,
+                   float* const* states) {
+  typename V::Floats acc[kRows][kVectors];
+  for (int m = 0; m < kRows; m++)
+    for (int v = 0; v < kVectors; v++)
+      acc[m][v] = V::Mul(V::Load(states[m] + kHead + from + v * V::kColumns), V::Every(kept[m]));
+  for (int t = 0; t < count; t++) {
+    typename V::Floats value[kVectors];
+    for (int v = 0; v < kVectors; v++) value[v] = V::Load(values + static_cast<size_t>(t) * dim + from + v * V::kColumns);
+    for (int m = 0; m < kRows; m++) {
+      const auto weight = V::Every(weights[m * kKeys + t]);
+      for (int v = 0; v < kVectors; v++) acc[m][v] = V::Fma(weight, value[v], acc[m][v]);
+    }
+  }
+  for (int m = 0; m < kRows; m++)
+    for (int v = 0; v < kVectors; v++) V::Store(states[m] + kHead + from + v * V::kColumns, acc[m][v]);
+}
+
+// The sum of lanes, as a tree.
+inline float SumOfLanes(float* lanes) {
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+// Scores of one token [kKeys], which has the keys from `begin` to `end` of the block, become weights; the state's
+// maximum and sum are brought forward. Returns what the state's values are to be multiplied by.
+template <class V>
+inline float Weigh(float* scores, const float* bias, int begin, int end, float* state) {
+  for (int t = 0; t < kKeys; t++)
+    if (t < begin || t >= end) scores[t] = kNone;
+  if (bias)
+    for (int t = begin; t < end; t++) scores[t] += bias[t];
+  auto most = V::Load(scores);
+  for (int t = V::kColumns; t < kKeys; t += V::kColumns) most = V::Max(most, V::Load(scores + t));
+  float lanes[kLanes];
+  V::Store(lanes, most);
+  float largest = state[0];
+  for (int i = 0; i < V::kColumns; i++) largest = std::max(largest, lanes[i]);
+  if (largest == kNone) {
+    std::memset(scores, 0, kKeys * sizeof(float));
+    return 1;
+  }
+  typename V::Floats sums[kLanes / V::kColumns];
+  for (auto& each : sums) each = V::Zero();
+  for (int t = 0; t < kKeys; t += V::kColumns) {
+    const auto weight = Exp<V>(V::Sub(V::Load(scores + t), V::Every(largest)));
+    V::Store(scores + t, weight);
+    auto& sum = sums[t / V::kColumns % (kLanes / V::kColumns)];
+    sum = V::Sum(sum, weight);
+  }
+  for (int i = 0; i < kLanes / V::kColumns; i++) V::Store(lanes + i * V::kColumns, sums[i]);
+  const float kept = Exp1<V>(state[0] - largest);
+  state[0] = largest;
+  state[1] = state[1] * kept + SumOfLanes(lanes);
+  return kept;
+}
+
+constexpr int kTile = 6;  // rows
+
+// One block of keys for `kRows` rows; a row is a token and a head of the group.
+template <class V, class T, int kRows>
+inline void Rows6(const Attention& a, int kv_head, int row, int first_token, int block, int count, const float* keys,
+                  const T* values, float* states) {
+  const int group = a.group();
+  const float* queries[kRows];
+  float* of_row[kRows];
+  float scores[kRows * kKeys], kept[kRows];
+  for (int m = 0; m < kRows; m++) {
+    const int token = first_token + (row + m) / group, head = kv_head * group + (row + m) % group;
+    queries[m] = a.queries + (static_cast<size_t>(token) * a.heads + head) * a.dim;
+    of_row[m] = states + (row + m) * StateSize(a.dim);
+  }
+  Scores<V, kRows, 2>(queries, keys, a.dim, scores);
+  for (int m = 0; m < kRows; m++) {
+    const int token = first_token + (row + m) / group, head = kv_head * group + (row + m) % group;
+    const float* bias = a.bias ? a.bias + head * a.bias_head + token * a.bias_token + block : nullptr;
+    const int begin = std::max(0, a.begin(token) - block), end = std::min(count, a.end(token) - block);
+    kept[m] = Weigh<V>(scores + m * kKeys, bias, begin, end, of_row[m]);
+  }
+  int from = 0;
+  for (; from + 2 * V::kColumns <= a.dim; from += 2 * V::kColumns)
+    Values<V, T, kRows, 2>(scores, values, count, a.dim, from, kept, of_row);
+  for (; from < a.dim; from += V::kColumns) Values<V, T, kRows, 1>(scores, values, count, a.dim, from, kept, of_row);
+}
+
+template <class V, class T>
+inline void ChunkOf(const Attention& a, int kv_head, int chunk, int first, int last, float* states) {
+  const int rows = (last - first) * a.group();
+  for (int row = 0; row < rows; row++) {
+    float* state = states + row * StateSize(a.dim);
+    std::fill(state, state + StateSize(a.dim), 0.0f);
+    state[0] = kNone;
+  }
+  const size_t head = static_cast<size_t>(kv_head) * a.capacity * a.dim;
+  const T *keys = static_cast<const T*>(a.keys) + head, *values = static_cast<const T*>(a.values) + head;
+  alignas(64) float turned[kKeys * 256];
+  for (int block = chunk * kChunk; block < std::min((chunk + 1) * kChunk, a.end(last - 1)); block += kKeys) {
+    if (block + kKeys <= a.begin(first)) continue;  // before all windows
+    const int count = std::min(kKeys, a.end(last - 1) - block);
+    V::Turn(keys + static_cast<size_t>(block) * a.dim, count, a.dim, turned);
+    const T* of_block = values + static_cast<size_t>(block) * a.dim;
+    int row = std::max(0, (block - a.past - first)) * a.group();  // earlier tokens have none of these keys
+    for (; row + kTile <= rows; row += kTile)
+      Rows6<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);
+    switch (rows - row) {
+      case 5: Rows6<V, T, 5>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+      case 4: Rows6<V, T, 4>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+      case 3: Rows6<V, T, 3>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+      case 2: Rows6<V, T, 2>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+      case 1: Rows6<V, T, 1>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+    }
+  }
+}
+
+template <class V>
+void Chunk(const Attention& a, int kv_head, int chunk, int first, int last, float* states) {
+  if (a.bytes) ChunkOf<V, int8_t>(a, kv_head, chunk, first, last, states);
+  else ChunkOf<V, float>(a, kv_head, chunk, first, last, states);
+}
+
+template <class V>
+void Merge(int dim, float* state, const float* more) {
+  const float largest = std::max(state[0], more[0]);
+  if (more[0] == kNone) return;
+  const float ours = Exp1<V>(state[0] - largest), theirs = Exp1<V>(more[0] - largest);
+  state[0] = largest;
+  state[1] = state[1] * ours + more[1] * theirs;
+  for (int d = 0; d < dim; d += V::kColumns) {
+    float* to = state + kHead + d;
+    V::Store(to, V::Fma(V::Load(more + kHead + d), V::Every(theirs), V::Mul(V::Load(to), V::Every(ours))));
+  }
+}
+
+template <class V>
+void Finish(int dim, const float* state, const float* factors, float* out) {
+  const auto part = V::Every(state[1] > 0 ? 1.0f / state[1] : 0.0f);
+  for (int d = 0; d < dim; d += V::kColumns) {
+    auto made = V::Mul(V::Load(state + kHead + d), part);
+    if (factors) made = V::Mul(made, V::Load(factors + d));
+    V::Store(out + d, made);
+  }
+}
+
+template <class V>
+void Rotate(const float* x, const float* cos, const float* sin, int half, int dim, float factor, const float* factors,
+            float* out) {
+  const auto all = V::Every(factor);
+  auto put = [&](int d, typename V::Floats made) {
+    made = V::Mul(made, all);
+    V::Store(out + d, factors ? V::Mul(made, V::Load(factors + d)) : made);
+  };
+  for (int d = 0; d < half; d += V::kColumns) {
+    const auto a = V::Load(x + d), b = V::Load(x + half + d), c = V::Load(cos + d), s = V::Load(sin + d);
+    put(d, V::Fma(V::Mul(b, V::Every(-1)), s, V::Mul(a, c)));
+    put(half + d, V::Fma(b, c, V::Mul(a, s)));
+  }
+  for (int d = 2 * half; d < dim; d += V::kColumns) put(d, V::Load(x + d));
+}
+
+template <class V>
+constexpr AttentionForm AttentionOf() {
+  return {Rotate<V>, Chunk<V>, Merge<V>, Finish<V>};
+}
+
+}  // namespace
+}  // namespace edge

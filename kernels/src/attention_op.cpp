@@ -1,0 +1,205 @@
+// The operator GroupQueryAttention: rotates queries and keys, appends keys and values to the cache, and attends.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "operators.h"
+#include "tensors.h"
+
+namespace edge {
+namespace {
+
+enum Inputs { kQuery, kKey, kValue, kPastKey, kPastValue, kLast, kTotal, kCos, kSin, kPositions, kBias, kSink, kKeyScale, kValueScale };
+
+constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
+constexpr int kTokens = 32;     // that a thread takes at a time, of many
+
+class GroupQuery {
+ public:
+  GroupQuery(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form.attention) {
+    heads_ = static_cast<int>(ort::Attribute(api, info, "num_heads", 0));
+    kv_heads_ = static_cast<int>(ort::Attribute(api, info, "kv_num_heads", 0));
+    window_ = std::max(0, static_cast<int>(ort::Attribute(api, info, "local_window_size", -1)));
+    rotary_ = ort::Attribute(api, info, "do_rotary", 0) != 0;
+    float scale = 0;
+    if (ort::Status* failed = api.Attribute(info, "scale", &scale)) api.Release(failed);
+    scale_ = scale;
+    if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_) Fail("numbers of heads that do not go together");
+  }
+
+  void Compute(ort::Context* context) const {
+    auto input = [&](size_t i) { return ort::Input(api_, context, i); };
+    const ort::Tensor query = input(kQuery), key = input(kKey), value = input(kValue), past_key = input(kPastKey),
+                      past_value = input(kPastValue), last = input(kLast), total = input(kTotal), cos = input(kCos),
+                      sin = input(kSin), positions = input(kPositions), bias = input(kBias),
+                      key_scale = input(kKeyScale), value_scale = input(kValueScale);
+    if (query.rank != 3 || past_key.rank != 4 || past_value.rank != 4) Fail("inputs of other ranks than expected");
+    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
+    const int dim = static_cast<int>(past_key.shape[3]), width = static_cast<int>(query.shape[2]);
+    const int rows = static_cast<int>(past_key.shape[2]), capacity = std::max(rows, *total.as<int32_t>());
+    const bool packed = !key.data, bytes = past_key.type == ort::kInt8;
+    if (width != (packed ? heads_ + 2 * kv_heads_ : heads_) * dim || dim % kLanes || dim > 256)
+      Fail("heads of another size than expected");
+    if (bytes && !(key_scale.data && value_scale.data)) Fail("a cache in 8 bits without scales");
+
+    const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
+    const int64_t cache[] = {batch, kv_heads_, capacity, dim};
+    auto* out = static_cast<float*>(ort::Output(api_, context, 0, made, 3));
+    void* keys = ort::Output(api_, context, 1, cache, 4);
+    void* values = ort::Output(api_, context, 2, cache, 4);
+    const size_t size = bytes ? 1 : sizeof(float), head_bytes = capacity * dim * size;
+    const int group = heads_ / kv_heads_;
+    if (!tokens) return;
+
+    thread_local std::vector<float> queries, states;
+    const size_t of_query = static_cast<size_t>(tokens) * heads_ * dim;
+    if (queries.size() < of_query) queries.resize(of_query);
+    float* rotated = queries.data();
+
+    for (int b = 0; b < batch; b++) {
+      const int past = last.as<int32_t>()[b] + 1 - tokens;
+      if (past < 0 || past + tokens > capacity) Fail("more rows than the cache has room for");
+      auto* of_keys = static_cast<uint8_t*>(keys) + b * kv_heads_ * head_bytes;
+      auto* of_values = static_cast<uint8_t*>(values) + b * kv_heads_ * head_bytes;
+      Copy(past_key, of_keys, b, past, rows, dim * size, head_bytes);
+      Copy(past_value, of_values, b, past, rows, dim * size, head_bytes);
+
+      const float* from = query.as<float>() + static_cast<size_t>(b) * tokens * width;
+      const float* new_keys = packed ? from + heads_ * dim : key.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
+      const float* new_values = packed ? new_keys + kv_heads_ * dim : value.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
+      const size_t stride = packed ? width : kv_heads_ * dim;
+      auto prepare = [&](int t) {
+        const int64_t position = positions.data ? positions.as<int64_t>()[b * tokens + t] : past + t;
+        const int half = rotary_ ? static_cast<int>(cos.shape[1]) : 0;
+        const float *c = nullptr, *s = nullptr;
+        if (rotary_) {
+          const int64_t at = std::clamp<int64_t>(position, 0, cos.shape[0] - 1);
+          c = cos.as<float>() + at * half;
+          s = sin.as<float>() + at * half;
+        }
+        for (int h = 0; h < heads_; h++) {
+          const float* factors = bytes ? key_scale.as<float>() + h / group * dim : nullptr;
+          form_.rotate(from + static_cast<size_t>(t) * width + h * dim, c, s, half, dim, Scale(dim), factors,
+                       rotated + (static_cast<size_t>(t) * heads_ + h) * dim);
+        }
+        for (int h = 0; h < kv_heads_; h++) {
+          const size_t at = h * head_bytes + (past + t) * dim * size;
+          const float* value_from = new_values + t * stride + h * dim;
+          if (!bytes) {
+            form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr, reinterpret_cast<float*>(of_keys + at));
+            std::memcpy(of_values + at, value_from, dim * sizeof(float));
+            continue;
+          }
+          float turned[256];
+          form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr, turned);
+          ToBytes(turned, key_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_keys + at));
+          ToBytes(value_from, value_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_values + at));
+        }
+      };
+      const bool few = tokens <= kFewTokens;
+      if (few) for (int t = 0; t < tokens; t++) prepare(t);
+      else ort::Parallel(api_, context, tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
+
+      Attention a{heads_, kv_heads_, dim, tokens, past, capacity, window_, bytes, rotated, of_keys, of_values, nullptr, 0, 0};
+      if (bias.data) {
+        a.bias_token = bias.shape[3];
+        a.bias_head = bias.shape[1] > 1 ? bias.shape[2] * bias.shape[3] : 0;
+        a.bias = bias.as<float>() + (bias.shape[0] > 1 ? b * bias.shape[1] * bias.shape[2] * bias.shape[3] : 0);
+      }
+      const float* of_value = bytes ? value_scale.as<float>() : nullptr;
+      float* to = out + static_cast<size_t>(b) * tokens * heads_ * dim;
+      if (few) Few(context, a, of_value, states, to);
+      else Many(context, a, of_value, to);
+    }
+  }
+
+ private:
+  [[noreturn]] void Fail(const char* message) const {
+    throw ort::Failure{api_.Fail(message, ort::kInvalidArgument)};
+  }
+
+  float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
+
+  // The rows before the step's, where the cache is not written in place.
+  void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes, size_t head_bytes) const {
+    const auto* from = past.as<uint8_t>() + static_cast<size_t>(b) * kv_heads_ * rows * row_bytes;
+    if (from == to) return;
+    for (int h = 0; h < kv_heads_; h++)
+      std::memcpy(to + h * head_bytes, from + static_cast<size_t>(h) * rows * row_bytes, count * row_bytes);
+  }
+
+  static void ToBytes(const float* from, const float* scales, int dim, int8_t* to) {
+    for (int d = 0; d < dim; d++)
+      to[d] = static_cast<int8_t>(std::clamp(std::nearbyint(from[d] / scales[d]), -128.0f, 127.0f));
+  }
+
+  // Every chunk of every group of heads by itself, then all chunks of a token in order.
+  void Few(ort::Context* context, const Attention& a, const float* of_value, std::vector<float>& states, float* out) const {
+    const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
+    const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
+    if (states.size() < of_chunk * chunks * a.kv_heads) states.resize(of_chunk * chunks * a.kv_heads);
+    float* all = states.data();
+    ort::Parallel(api_, context, static_cast<size_t>(chunks) * a.kv_heads, [&](size_t i) {
+      form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens, all + i * of_chunk);
+    });
+    for (int kv = 0; kv < a.kv_heads; kv++)
+      for (int row = 0; row < a.tokens * a.group(); row++) {
+        float* state = all + kv * of_chunk + row * size;
+        for (int c = 1; c < chunks; c++) form_.merge(a.dim, state, all + (c * a.kv_heads + kv) * of_chunk + row * size);
+        Put(a, kv, row, state, of_value, out);
+      }
+  }
+
+  // Some tokens of a group of heads at a time, chunk after chunk.
+  void Many(ort::Context* context, const Attention& a, const float* of_value, float* out) const {
+    const int pieces = (a.tokens + kTokens - 1) / kTokens;
+    ort::Parallel(api_, context, static_cast<size_t>(pieces) * a.kv_heads, [&](size_t i) {
+      const int kv = static_cast<int>(i) % a.kv_heads, piece = pieces - 1 - static_cast<int>(i) / a.kv_heads;
+      const int first = piece * kTokens, last = std::min(a.tokens, first + kTokens);
+      const size_t size = StateSize(a.dim), count = static_cast<size_t>(last - first) * a.group();
+      thread_local std::vector<float> room;
+      if (room.size() < 2 * count * size) room.resize(2 * count * size);
+      float *states = room.data(), *more = states + count * size;
+      const int begin = a.begin(first) / kChunk, end = (a.end(last - 1) + kChunk - 1) / kChunk;
+      form_.chunk(a, kv, begin, first, last, states);
+      for (int c = begin + 1; c < end; c++) {
+        form_.chunk(a, kv, c, first, last, more);
+        for (size_t row = 0; row < count; row++) form_.merge(a.dim, states + row * size, more + row * size);
+      }
+      for (size_t row = 0; row < count; row++)
+        Put(a, kv, first * a.group() + static_cast<int>(row), states + row * size, of_value, out);
+    });
+  }
+
+  void Put(const Attention& a, int kv, int row, const float* state, const float* of_value, float* out) const {
+    const int token = row / a.group(), head = kv * a.group() + row % a.group();
+    form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr, out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
+  }
+
+  const ort::Api api_;
+  const AttentionForm form_;
+  int heads_, kv_heads_, window_;
+  bool rotary_;
+  float scale_;
+};
+
+// `cache`: the type of keys and values, which onnxruntime must know.
+Operator<GroupQuery> Over(ort::Type cache) {
+  return {"GroupQueryAttention",
+          {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
+           {cache, ort::kRequired},       {cache, ort::kRequired},       {ort::kInt32, ort::kRequired},
+           {ort::kInt32, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
+           {ort::kInt64, ort::kOptional}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional}},
+          {ort::kFloat, cache, cache}};
+}
+
+const Operator<GroupQuery> kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);
+
+}  // namespace
+
+const ort::Operator *const kAttentionOperator = &kOverFloats, *const kBytesAttentionOperator = &kOverBytes;
+
+}  // namespace edge

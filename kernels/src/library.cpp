@@ -1,0 +1,108 @@
+// What the library offers: its operators to onnxruntime, and to its host what makes their weights and says how they run.
+#include <cstring>
+#include <vector>
+
+#include "operators.h"
+#include "pack.h"
+
+#if defined(_WIN32)
+#define EDGE_EXPORT extern "C" __declspec(dllexport)
+#else
+#define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+using namespace edge;
+
+// onnxruntime calls it when a session's options are given the library.
+EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Base* base) {
+  const void* const* table = base->api(ort::kVersion);
+  if (!table) return nullptr;  // an onnxruntime older than any that has these operators: graphs with them fail to load
+  const ort::Api api(table);
+  struct {
+    const char* name;
+    std::vector<const ort::Operator*> operators;
+  } const domains[] = {{"edge", {kProductOperator, kAttentionOperator}}, {"edge.int8", {kBytesAttentionOperator}}};
+  static ort::Domain* made[2] = {};  // for all sessions
+  for (int i = 0; i < 2; i++) {
+    if (!made[i]) {
+      ort::Domain* domain = nullptr;
+      if (ort::Status* failed = api.NewDomain(domains[i].name, &domain)) return failed;
+      for (const ort::Operator* op : domains[i].operators)
+        if (ort::Status* failed = api.Add(domain, op)) return failed;
+      made[i] = domain;
+    }
+    if (ort::Status* failed = api.Add(options, made[i])) return failed;
+  }
+  return nullptr;
+}
+
+// The format of packed weights: another number, another format.
+EDGE_EXPORT int edge_format() { return 1; }
+
+// What computes here, by its name; null where the library has nothing for this processor.
+EDGE_EXPORT const char* edge_form() {
+  const Form* form = Fastest();
+  return form ? form->name : nullptr;
+}
+
+// Bytes of a packed matrix; 0 where it cannot be packed.
+EDGE_EXPORT size_t edge_packed_bytes(int bits, int inputs, int columns, int block, int half, int zero_points) {
+  const Shape shape{bits, inputs, columns, block, half, zero_points};
+  return shape.supported() ? PackedBytes(shape) : 0;
+}
+
+// See `Pack`.
+EDGE_EXPORT void edge_pack(int bits, int inputs, int columns, int block, int half, const uint8_t* weights,
+                           const float* scales, const uint8_t* zero_points, uint8_t* out) {
+  Pack({bits, inputs, columns, block, half, zero_points != nullptr}, weights, scales, zero_points, out);
+}
+
+// Whether the form that computes here gives the bits of the portable one.
+EDGE_EXPORT int edge_check() {
+  const Form* form = Fastest();
+  if (!form) return 0;
+  for (int bits : {2, 4, 8}) {
+    const Shape shape{bits, 72, 24, 32, 0, 1};
+    const int blocks = shape.padded() / shape.block, count = 5;
+    uint32_t state = 1;
+    auto next = [&] { return state = state * 1664525u + 1013904223u, state >> 8; };
+    std::vector<uint8_t> weights(static_cast<size_t>(shape.columns) * shape.padded()), zeros(weights.size());
+    std::vector<float> scales(static_cast<size_t>(shape.columns) * blocks), rows(count * shape.inputs);
+    for (auto& each : weights) each = static_cast<uint8_t>(next());
+    for (auto& each : zeros) each = static_cast<uint8_t>(next());
+    for (auto& each : scales) each = static_cast<float>(next() % 1000 + 1) / 65536.0f;
+    for (auto& each : rows) each = static_cast<float>(next() % 2001) / 1000.0f - 1.0f;
+    std::vector<uint8_t> packed(PackedBytes(shape));
+    Pack(shape, weights.data(), scales.data(), zeros.data(), packed.data());
+    std::vector<float> made[2];
+    for (int i = 0; i < 2; i++) {
+      const Form& of = i ? *form : kPortable;
+      std::vector<int8_t> values(count * shape.padded());
+      std::vector<float> of_rows(count * blocks);
+      std::vector<int32_t> sums(count * blocks);
+      made[i].resize(count * shape.columns);
+      of.quantize({rows.data(), shape.inputs, shape.padded(), shape.block, values.data(), of_rows.data(), sums.data()},
+                  0, count);
+      const Weights unpacked = Unpacked(shape, packed.data(), nullptr);
+      of.multiply(unpacked, {values.data(), of_rows.data(), sums.data(), count}, made[i].data(), 0, unpacked.panels());
+    }
+    if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
+  }
+  return 1;
+}
+
+// For tests: rows [count, inputs] times a packed matrix, by the form with this number, in one thread, the panels from
+// `first` to `last`. Returns 0 where this processor does not run the form, or there is none. values, scales and sums are
+// memory for the rounded rows.
+EDGE_EXPORT int edge_product(int form, int bits, int inputs, int columns, int block, int half, int zero_points,
+                             const uint8_t* packed, const float* rows, int count, int first, int last, int8_t* values,
+                             float* scales, int32_t* sums, float* out) {
+  for (int i = 0; i < form; i++)
+    if (!kForms[i]) return 0;
+  if (!kForms[form] || !kForms[form]->runs()) return 0;
+  const Shape shape{bits, inputs, columns, block, half, zero_points};
+  const Weights weights = Unpacked(shape, packed, nullptr);
+  kForms[form]->quantize({rows, inputs, shape.padded(), block, values, scales, sums}, 0, count);
+  kForms[form]->multiply(weights, {values, scales, sums, count}, out, first, last);
+  return 1;
+}

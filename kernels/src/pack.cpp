@@ -1,0 +1,69 @@
+#include "pack.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace edge {
+namespace {
+
+// Of numbers that float16 can hold.
+uint16_t ToHalf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t sign = bits >> 16 & 0x8000, fraction = bits & 0x7fffff;
+  const int exponent = static_cast<int>(bits >> 23 & 255) - 112;
+  if (exponent > 0) return static_cast<uint16_t>(sign | exponent << 10 | fraction >> 13);
+  return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::ldexp(std::fabs(value), 24)));
+}
+
+int Value(const uint8_t* from, int bits, int at) {
+  return from[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1);
+}
+
+void PackColumn(const Shape& s, const uint8_t* from, uint8_t* to) {
+  const int group = 32 / s.bits;
+  for (int g = 0; g < s.padded() / group; g++, to += 64)
+    for (int j = 0; j < 4; j++) {
+      int byte = 0;
+      for (int i = 0; i < group / 4; i++) byte |= Value(from, s.bits, g * group + 4 * i + j) << (s.bits * i);
+      to[j] = static_cast<uint8_t>(byte);
+    }
+}
+
+}  // namespace
+
+size_t PackedBytes(const Shape& s) {
+  const size_t panels = (s.columns + kPanel - 1) / kPanel;
+  return panels * s.padded() * kPanel * s.bits / 8 + s.scales() * ((s.half ? 2 : 4) + (s.zero_points ? 1 : 0));
+}
+
+Weights Unpacked(const Shape& s, const uint8_t* packed, const float* bias) {
+  Weights w{packed, nullptr, nullptr, bias, s.padded(), s.columns, s.block, s.bits, s.half};
+  const uint8_t* scales = packed + w.panels() * w.panel_bytes();
+  w.scales = scales;
+  if (s.zero_points) w.zero_points = scales + s.scales() * (s.half ? 2 : 4);
+  return w;
+}
+
+void Pack(const Shape& s, const uint8_t* weights, const float* scales, const uint8_t* zero_points, uint8_t* out) {
+  std::memset(out, 0, PackedBytes(s));
+  const Weights to = Unpacked(s, out, nullptr);
+  const int blocks = s.padded() / s.block;
+  const size_t column_bytes = static_cast<size_t>(s.padded()) * s.bits / 8, zero_bytes = (blocks * s.bits + 7) / 8;
+  auto* to_scales = out + (static_cast<const uint8_t*>(to.scales) - out);
+  auto* to_zeros = s.zero_points ? out + (to.zero_points - out) : nullptr;
+  for (int column = 0; column < s.columns; column++) {
+    const size_t panel = column / kPanel, c = column % kPanel;
+    PackColumn(s, weights + column * column_bytes, out + panel * to.panel_bytes() + 4 * c);
+    for (int b = 0; b < blocks; b++) {
+      const size_t at = (panel * blocks + b) * kPanel + c;
+      const float scale = scales[static_cast<size_t>(column) * blocks + b];
+      const uint16_t half = s.half ? ToHalf(scale) : uint16_t{0};
+      if (s.half) std::memcpy(to_scales + 2 * at, &half, sizeof(half));
+      else std::memcpy(to_scales + 4 * at, &scale, sizeof(scale));
+      if (to_zeros) to_zeros[at] = static_cast<uint8_t>(Value(zero_points + column * zero_bytes, s.bits, b));
+    }
+  }
+}
+
+}  // namespace edge

@@ -1,0 +1,31 @@
+// From a matrix as onnxruntime's MatMulNBits has it to a block of bytes that its operator here reads.
+#pragma once
+
+#include "lanes.h"
+
+namespace edge {
+
+struct Shape {
+  int bits, inputs, columns, block, half, zero_points;  // inputs: without those that fill up the last block
+
+  int padded() const { return (inputs + block - 1) / block * block; }
+  size_t scales() const {  // number of them
+    return static_cast<size_t>((columns + kPanel - 1) / kPanel) * (padded() / block) * kPanel;
+  }
+  bool supported() const {
+    return (bits == 2 || bits == 4 || bits == 8) && inputs > 0 && columns > 0 && block > 0 && block % kStep == 0 &&
+           block <= kLargest;
+  }
+};
+
+// Bytes of it: weights, scales and zero points, one after the other.
+size_t PackedBytes(const Shape& shape);
+
+// weights: [columns, blocks, block * bits / 8]. scales: [columns, blocks], which float16 can hold where `half`.
+// zero_points: [columns, blocks] in as many bits as weights, each column from a byte of its own on; or null.
+void Pack(const Shape& shape, const uint8_t* weights, const float* scales, const uint8_t* zero_points, uint8_t* out);
+
+// What lies in such a block.
+Weights Unpacked(const Shape& shape, const uint8_t* packed, const float* bias);
+
+}  // namespace edge

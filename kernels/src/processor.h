@@ -1,0 +1,14 @@
+// What this processor can do.
+#pragma once
+
+#include "lanes.h"
+
+namespace edge {
+
+bool HasAvx2();  // with FMA and F16C, as every processor with AVX2 has
+bool HasAvxVnni();
+bool HasAvx512Vnni();
+
+void QuantizeAvx2(const Rounding& rounding, int first, int last);  // which all forms for x86 have
+
+}  // namespace edge

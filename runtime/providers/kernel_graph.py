@@ -1,0 +1,185 @@
+"""A graph whose products and attention are those of our kernels: the same but for the operators' domain, and for
+weights that lie in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from edge.bundle import WEIGHTS, Bundle
+from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, without_kernels
+from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.providers.packed import Matrix, PackedWeights, packed_weights
+
+PRODUCT, ATTENTION, THEIRS = "MatMulNBits", "GroupQueryAttention", "com.microsoft"
+FLOAT, UINT8 = 1, 2  # TensorProto.DataType
+INT = 2  # AttributeProto.AttributeType
+EXTERNAL = 1  # TensorProto.DataLocation
+INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
+B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
+COSINES, SINK = 7, 11  # inputs of GroupQueryAttention
+# Its attributes that change what it computes, and that our kernels do not know.
+UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
+LANES = 16  # that the sizes of heads, and of what is rotated of them, must be multiples of
+LARGEST_HEAD = 256
+SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
+PACKED = ".packed"
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """model: an ONNX file. initializers: its packed weights by name, mapped into memory."""
+
+    model: bytes
+    initializers: dict[str, NDArray[np.uint8]]
+
+
+def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | None:
+    """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
+    their weights cannot be kept, which a warning says."""
+    try:
+        model = ModelProto.FromString(path.read_bytes())
+        found = _products(model.graph)
+        if not found:
+            return None
+        packed = packed_weights(bundle, kernels, _of_all_graphs(bundle) | found)
+    except OSError as e:
+        without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
+        return None
+    except (DecodeError, ValueError):
+        return None  # onnxruntime will say what is wrong with it
+    initializers = _take(model.graph, found, packed)
+    _take_attention(model.graph, bundle)
+    for domain in (DOMAIN, INT8_DOMAIN):
+        model.opset_import.add(domain=domain, version=1)
+    return KernelGraph(model.SerializeToString(), initializers)
+
+
+def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:
+    found: dict[str, Matrix] = {}
+    for graph in bundle.manifest.graphs:
+        found |= _products(ModelProto.FromString(bundle.path(graph.path).read_bytes()).graph)
+    return found
+
+
+def _products(graph: Any) -> dict[str, Matrix]:
+    """The matrices of products that our kernels compute, by the names of their weights."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    found = {}
+    for node in graph.node:
+        matrix = _matrix(node, stored)
+        if matrix is not None:
+            found[node.input[B]] = matrix
+    return found
+
+
+def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
+    """The matrix of a product, where it is one that our kernels compute."""
+    if (node.op_type, node.domain) != (PRODUCT, THEIRS):
+        return None
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    inputs = [*node.input, "", "", ""]
+    zeros = inputs[ZERO_POINTS]
+    known = numbers.get("block_size", 0) in (32, 64, 128, 256) and numbers.get("bits", 4) in (2, 4, 8)
+    if not known or inputs[G_IDX] or numbers.get("accuracy_level") != INT8_ACTIVATIONS:
+        return None
+    starts = [_start(stored.get(inputs[B]), UINT8), _start(stored.get(inputs[SCALES]), FLOAT)]
+    starts.append(_start(stored.get(zeros), UINT8) if zeros else -1)
+    if None in starts:
+        return None
+    weights, scales, points = (start for start in starts if start is not None)
+    size = numbers.get("bits", 4), numbers["K"], numbers["N"], numbers["block_size"]
+    return Matrix(*size, weights, scales, points if zeros else None)
+
+
+def _start(tensor: Any, kind: int) -> int | None:
+    """Where a tensor of this type begins in `weights.bin`, where it is there."""
+    if tensor is None or tensor.data_type != kind or tensor.data_location != EXTERNAL:
+        return None
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    if Path(where.get("location", "")).name != WEIGHTS:
+        return None
+    return int(where.get("offset", 0))
+
+
+def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> dict[str, NDArray[np.uint8]]:
+    """Let the products of a graph read packed matrices; these are returned by name."""
+    made: dict[str, NDArray[np.uint8]] = {}
+    for node in graph.node:
+        matrix = matrices.get(node.input[B]) if len(node.input) > B and node.op_type == PRODUCT else None
+        if matrix is None:
+            continue
+        name = node.input[B] + PACKED
+        made[name], layout = packed.matrix(matrix)
+        node.domain = DOMAIN
+        inputs = [*node.input]
+        inputs[B : G_IDX + 1] = [name, "", "", ""][: len(inputs) - B]
+        while not inputs[-1]:
+            inputs.pop()
+        del node.input[:]
+        node.input.extend(inputs)
+        node.attribute.add(name="half", i=int(layout.half), type=INT)
+        node.attribute.add(name="zero_points", i=int(layout.zero_points), type=INT)
+    read = set(_read(graph))
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for name, array in made.items():
+        tensor = graph.initializer.add(name=name, dims=[array.size], data_type=UINT8, data_location=EXTERNAL)
+        tensor.external_data.add(key="location", value=WEIGHTS)  # onnxruntime is given its memory
+        tensor.external_data.add(key="length", value=str(array.size))
+    return made
+
+
+def _take_attention(graph: Any, bundle: Bundle) -> None:
+    """Let the attention of a graph be ours, where its heads are such that our kernels compute it. Over bytes they need
+    no second branch for large steps."""
+    sizes = {layer.head_dim for layer in bundle.manifest.kv.layers}
+    if any(size % LANES or size > LARGEST_HEAD for size in sizes):
+        return
+    rotated = {tensor.name: tensor.dims[1] for tensor in graph.initializer if len(tensor.dims) == 2}
+    for node in graph.node:
+        small = _small_step(node)
+        if small is not None and _attends(small, rotated):
+            outputs = [*node.output]
+            node.CopyFrom(small)
+            del node.output[:]
+            node.output.extend(outputs)
+        if _attends(node, rotated):
+            node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
+
+
+def _small_step(node: Any) -> Any:
+    """The attention over bytes of a node that chooses between two, or None."""
+    if node.op_type != "If":
+        return None
+    branches = {attribute.name: attribute.g for attribute in node.attribute}
+    nodes = branches[SMALL_STEP].node
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _attends(node: Any, rotated: dict[str, int]) -> bool:
+    """Whether a node is attention that our kernels compute. rotated: half the rotated channels, by the table's name."""
+    if (node.op_type, node.domain) != (ATTENTION, THEIRS):
+        return False
+    inputs = [*node.input, *[""] * (SINK + 1)]
+    if inputs[SINK] or (inputs[COSINES] and rotated.get(inputs[COSINES], 1) % LANES):
+        return False
+    return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)
+
+
+def _read(graph: Any) -> Iterator[str]:
+    """What nodes of a graph read, those of its branches too."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _read(attribute.g)
+    for output in graph.output:
+        yield output.name

@@ -1,0 +1,115 @@
+"""Kernels of our own for the processor, where the package `edge_kernels` (edge-lm-kernels) is installed.
+
+They compute what onnxruntime's operators compute, faster, and so that a row of a result depends on nothing that stands
+next to it. Without the package onnxruntime's own run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PACKAGE = "edge_kernels"
+VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
+DOMAIN = "edge"  # of their operators
+INT8_DOMAIN = "edge.int8"  # of attention over a KV cache in bytes: an operator has one type
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a matrix is stored in. inputs, columns: its size. block: inputs that share a scale. half: whether scales are
+    kept in float16. zero_points: whether it has some."""
+
+    bits: int
+    inputs: int
+    columns: int
+    block: int
+    half: bool
+    zero_points: bool
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The library. form: which instructions it uses here. version: of the format of packed weights."""
+
+    path: Path
+    form: str
+    version: int
+    calls: Any
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Bytes of a matrix in the library's layout; 0 where it cannot have one."""
+        size: int = self.calls.edge_packed_bytes(*_numbers(layout), int(layout.zero_points))
+        return size
+
+    def pack(
+        self,
+        layout: Layout,
+        weights: NDArray[np.uint8],
+        scales: NDArray[np.float32],
+        zero_points: NDArray[np.uint8] | None,
+        out: NDArray[np.uint8],
+    ) -> None:
+        """Bring a matrix as MatMulNBits has it into the library's layout: `packed_bytes` bytes."""
+        zeros = None if zero_points is None else zero_points.ctypes.data
+        self.calls.edge_pack(*_numbers(layout), weights.ctypes.data, scales.ctypes.data, zeros, out.ctypes.data)
+
+
+def _numbers(layout: Layout) -> tuple[int, ...]:
+    return layout.bits, layout.inputs, layout.columns, layout.block, int(layout.half)
+
+
+@cache
+def find_kernels() -> Kernels | None:
+    """The library, where it is installed, this processor has the instructions it needs, and it computes what it should;
+    a warning says why not, once."""
+    if os.environ.get(VARIABLE) == OFF or find_spec(PACKAGE) is None:
+        return None
+    from edge_kernels import LIBRARY
+
+    try:
+        calls = ctypes.CDLL(str(LIBRARY))
+        _declare(calls)
+        form = calls.edge_form()
+        version = calls.edge_format()
+    except (OSError, AttributeError) as e:
+        without_kernels(f"the library of {PACKAGE} cannot be loaded ({e})")
+        return None
+    if form is None:
+        wanted = os.environ.get(VARIABLE)
+        without_kernels(f"this processor cannot run {wanted}" if wanted else "this processor lacks AVX2")
+        return None
+    kernels = Kernels(Path(LIBRARY), form.decode(), version, calls)
+    if not _computes(kernels):
+        without_kernels(f"{PACKAGE} computes wrong results here")
+        return None
+    return kernels
+
+
+def without_kernels(why: str) -> None:
+    """Say that onnxruntime's own kernels run, and why."""
+    _log.warning("onnxruntime's own kernels run, more slowly: %s.", why)
+
+
+def _declare(calls: Any) -> None:
+    number, memory = ctypes.c_int, ctypes.c_void_p
+    calls.edge_form.restype = ctypes.c_char_p
+    calls.edge_packed_bytes.restype, calls.edge_packed_bytes.argtypes = ctypes.c_size_t, (number,) * 6
+    calls.edge_pack.restype, calls.edge_pack.argtypes = None, (number,) * 5 + (memory,) * 4
+    calls.edge_check.restype = number
+
+
+def _computes(kernels: Kernels) -> bool:
+    """Whether a few products come out as the plain form of the library has them."""
+    return bool(kernels.calls.edge_check())

@@ -1,0 +1,175 @@
+"""Products of our kernels: the same bits whatever computes them, and what onnxruntime's operator gives."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edge.runtime.providers.kernels import Kernels, Layout
+
+FORMS = ("portable", "avx2", "avx_vnni", "avx512_vnni")  # by the number that the library calls them by
+PANEL = 16
+SHAPES = [(576, 64, 32), (576, 96, 64), (1536, 40, 128), (2048, 128, 32), (200, 24, 64), (300, 16, 256)]
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 37)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """As MatMulNBits has it. values [columns, inputs], below 2 ** bits; scales, zero_points [columns, blocks]."""
+
+    values: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8] | None
+    bits: int
+    block: int
+
+    def stored(self) -> NDArray[np.uint8]:
+        columns, inputs = self.values.shape
+        blocks = -(-inputs // self.block)
+        filled = np.full((columns, blocks * self.block), 2 ** (self.bits - 1), np.uint8)
+        filled[:, :inputs] = self.values
+        return in_bytes(filled, self.bits).reshape(columns, blocks, -1)
+
+    def points(self) -> NDArray[np.uint8] | None:
+        if self.zero_points is None:
+            return None
+        fill = -self.zero_points.shape[1] % (8 // self.bits)
+        return in_bytes(np.pad(self.zero_points, ((0, 0), (0, fill))), self.bits)
+
+
+def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Each row's values, the first in the lowest bits."""
+    each = 8 // bits
+    parts = values.reshape(len(values), -1, each)
+    packed = np.zeros(parts.shape[:2], np.uint8)
+    for i in range(each):
+        packed |= parts[:, :, i] << np.uint8(bits * i)
+    return packed
+
+
+def matrix_of(inputs: int, columns: int, block: int, bits: int, *, zeros: bool, half: bool = False) -> Matrix:
+    random = np.random.default_rng(0)
+    values = random.integers(0, 2**bits, (columns, inputs), np.uint8)
+    values[0], values[1] = 0, 2**bits - 1
+    scales = ((random.random((columns, -(-inputs // block))) + 0.5) * 0.01).astype(np.float32)
+    if half:
+        scales = scales.astype(np.float16).astype(np.float32)
+    points = random.integers(0, 2**bits, scales.shape, np.uint8) if zeros else None
+    return Matrix(values, scales, points, bits, block)
+
+
+def rows_of(inputs: int) -> NDArray[np.float32]:
+    """Of many sizes; one of zeros, one with outliers, and one that is rounded to -127 and 127 alone."""
+    random = np.random.default_rng(1)
+    rows = (random.standard_normal((37, inputs)) * np.exp(random.standard_normal((37, 1)))).astype(np.float32)
+    rows[3] = 0
+    rows[4, ::7] = 50
+    rows[5] = np.sign(rows[5])
+    return rows
+
+
+class Product:
+    """A product by the library itself, without onnxruntime."""
+
+    def __init__(self, kernels: Kernels, matrix: Matrix, *, half: bool = False) -> None:
+        columns, inputs = matrix.values.shape
+        self._layout = Layout(matrix.bits, inputs, columns, matrix.block, half, matrix.zero_points is not None)
+        self._packed = aligned(kernels.packed_bytes(self._layout))
+        kernels.pack(self._layout, matrix.stored(), matrix.scales, matrix.points(), self._packed)
+        self._call = kernels.calls.edge_product
+        self._call.argtypes = (
+            (ctypes.c_int,) * 7 + (ctypes.c_void_p,) * 2 + (ctypes.c_int,) * 3 + (ctypes.c_void_p,) * 4
+        )
+
+    def __call__(
+        self, form: int, rows: NDArray[np.float32], panels: tuple[int, int] | None = None
+    ) -> NDArray[np.float32] | None:
+        """None where this processor does not run the form. panels: of columns, the rest of the result is 0."""
+        shape, count = self._layout, len(rows)
+        blocks = -(-shape.inputs // shape.block)
+        room = (
+            aligned(count * blocks * shape.block),
+            np.empty((count, blocks), np.float32),
+            np.empty((count, blocks), np.int32),
+        )
+        out = np.zeros((count, shape.columns), np.float32)
+        done = self._call(
+            form, shape.bits, shape.inputs, shape.columns, shape.block, int(shape.half), int(shape.zero_points),
+            self._packed.ctypes.data, rows.ctypes.data, count, *(panels or (0, -(-shape.columns // PANEL))),
+            *(array.ctypes.data for array in room), out.ctypes.data,
+        )  # fmt: skip
+        return out if done else None
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    room = np.zeros(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_columns_and_instructions_make_no_difference(
+    kernels: Kernels, shape: tuple[int, int, int], bits: int, zeros: bool, half: bool
+) -> None:
+    product, rows = Product(kernels, matrix_of(*shape, bits, zeros=zeros, half=half), half=half), rows_of(shape[0])
+    wanted = product(0, rows)
+    assert wanted is not None
+    for form in range(1, len(FORMS)):
+        for count in COUNTS:
+            made = product(form, rows[:count])
+            if made is not None:
+                np.testing.assert_array_equal(bits_of(made), bits_of(wanted[:count]), f"{FORMS[form]}, {count} rows")
+        part = product(form, rows[:3], (1, 2))
+        if part is not None:
+            np.testing.assert_array_equal(bits_of(part[:, PANEL : 2 * PANEL]), bits_of(wanted[:3, PANEL : 2 * PANEL]))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] % shape[2] == 0])
+def test_it_is_what_onnxruntime_computes(kernels: Kernels, shape: tuple[int, int, int], bits: int, zeros: bool) -> None:
+    """Which rounds activations to 8 bits in the same blocks, and adds blocks in another order."""
+    matrix, rows = matrix_of(*shape, bits, zeros=zeros), rows_of(shape[0])
+    theirs, ours = onnxruntimes(matrix, rows), Product(kernels, matrix)(0, rows)
+    if bits == 2:  # which onnxruntime computes with float32 activations on some processors
+        assert ours is not None
+        assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
+    else:
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * np.abs(theirs).max(), rtol=2e-5)
+
+
+def bits_of(array: NDArray[np.float32]) -> NDArray[np.uint32]:
+    return np.ascontiguousarray(array).view(np.uint32)
+
+
+def onnxruntimes(matrix: Matrix, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    columns, inputs = matrix.values.shape
+    constants = {"b": matrix.stored(), "scales": matrix.scales.reshape(-1)}
+    points = matrix.points()
+    if points is not None:
+        constants["zeros"] = points.reshape(-1)
+    node = helper.make_node(
+        "MatMulNBits", ["a", *constants], ["y"], domain="com.microsoft", K=inputs, N=columns, bits=matrix.bits,
+        block_size=matrix.block, accuracy_level=4,
+    )  # fmt: skip
+    given, made = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["M", size])
+        for name, size in (("a", inputs), ("y", columns))
+    )
+    stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", [given], [made], stored)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"a": rows})
+    found: NDArray[np.float32] = result
+    return found
