@@ -65,20 +65,21 @@ class Found:
 
 
 def model_of(
-    weights: list[list[NDArray[Any]]], inputs: int, columns: int, block: int, domain: str, **numbers: int
+    weights: list[list[NDArray[Any]]], inputs: int, columns: int, block: int, domain: str, lent: list[int], **numbers: int
 ) -> bytes:
     """A product of the same rows with each of the weights."""
     nodes, stored, made = [], [], []
     numbers |= {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
     attributes = [{"name": name, "i": number, "type": 2} for name, number in numbers.items()]
     for i, arrays in enumerate(weights):
+        own = [{"name": "lent", "i": lent[i], "type": 2}] if lent else []
         names = [f"w{i}.{j}" for j in range(len(arrays))]
         for name, array in zip(names, arrays, strict=True):
             kind = 2 if array.dtype == np.uint8 else 1
             tensor = {"name": name, "dims": array.shape, "data_type": kind, "raw_data": array.tobytes()}
             stored.append(tensor)
         node = {"op_type": "MatMulNBits", "domain": domain, "input": ["a", *names], "output": [f"y{i}"]}
-        nodes.append({**node, "name": f"y{i}", "attribute": attributes})
+        nodes.append({**node, "name": f"y{i}", "attribute": [*attributes, *own]})
         made.append({"name": f"y{i}", "type": {"tensor_type": {"elem_type": 1}}})
     graph = {"name": "products", "node": nodes, "initializer": stored, "output": made}
     graph["input"] = [{"name": "a", "type": {"tensor_type": {"elem_type": 1}}}]

@@ -57,6 +57,10 @@ EDGE_EXPORT void edge_pack(int bits, int inputs, int columns, int block, int hal
   Pack({bits, inputs, columns, block, half, zero_points != nullptr}, weights, scales, zero_points, out);
 }
 
+// See `Lend`.
+EDGE_EXPORT int64_t edge_lend(const uint8_t* packed, size_t bytes) { return Lend(packed, bytes); }
+EDGE_EXPORT void edge_take_back(int64_t lent) { TakeBack(lent); }
+
 // Whether the form that computes here gives the bits of the portable one.
 EDGE_EXPORT int edge_check() {
   const Form* form = Fastest();

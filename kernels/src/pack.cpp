@@ -1,5 +1,8 @@
 #include "pack.h"
 
+#include <map>
+#include <mutex>
+
 #include <cmath>
 #include <cstring>
 
@@ -64,6 +67,35 @@ void Pack(const Shape& s, const uint8_t* weights, const float* scales, const uin
       if (to_zeros) to_zeros[at] = static_cast<uint8_t>(Value(zero_points + column * zero_bytes, s.bits, b));
     }
   }
+}
+
+namespace {
+
+struct Loan {
+  const uint8_t* packed;
+  size_t bytes;
+};
+std::mutex mutex;
+std::map<int64_t, Loan> loans;
+int64_t last = 0;
+
+}  // namespace
+
+int64_t Lend(const uint8_t* packed, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  loans[++last] = {packed, bytes};
+  return last;
+}
+
+void TakeBack(int64_t lent) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  loans.erase(lent);
+}
+
+const uint8_t* Lent(int64_t lent, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = loans.find(lent);
+  return found != loans.end() && found->second.bytes == bytes ? found->second.packed : nullptr;
 }
 
 }  // namespace edge

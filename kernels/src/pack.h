@@ -28,4 +28,12 @@ void Pack(const Shape& shape, const uint8_t* weights, const float* scales, const
 // What lies in such a block.
 Weights Unpacked(const Shape& shape, const uint8_t* packed, const float* bias);
 
+// Lend such a block to operators that are made from now on, until it is taken back: onnxruntime would copy it. It must
+// stay as long as they do. Returns what they find it by, which is not 0.
+int64_t Lend(const uint8_t* packed, size_t bytes);
+void TakeBack(int64_t lent);
+
+// The block, where it was lent and has this size; else null.
+const uint8_t* Lent(int64_t lent, size_t bytes);
+
 }  // namespace edge

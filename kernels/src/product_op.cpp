@@ -1,4 +1,4 @@
-// The operator MatMulNBits over packed weights, which are its second input; scales and zero points are in them.
+// The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in them.
 #include <cstring>
 #include <memory>
 #include <new>
@@ -23,14 +23,14 @@ class Product {
   Product(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form) {
     auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, 0)); };
     shape_ = {number("bits"), number("K"), number("N"), number("block_size"), number("half"), number("zero_points")};
-    const ort::Tensor packed = ort::Constant(api, info, 1), bias = ort::Constant(api, info, 5);
-    if (!shape_.supported() || !packed.data || packed.elements() != static_cast<int64_t>(PackedBytes(shape_)))
-      throw ort::Failure{api.Fail("packed weights of another size than this operator's", ort::kInvalidArgument)};
+    const ort::Tensor bias = ort::Constant(api, info, 5);
+    const uint8_t* packed = shape_.supported() ? Lent(ort::Attribute(api, info, "lent", 0), PackedBytes(shape_)) : nullptr;
+    if (!packed) throw ort::Failure{api.Fail("no packed weights of this operator's size", ort::kInvalidArgument)};
     if (bias.data) {
       bias_.resize((shape_.columns + kPanel - 1) / kPanel * kPanel);
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
-    weights_ = Unpacked(shape_, packed.as<uint8_t>(), bias.data ? bias_.data() : nullptr);
+    weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
   }
 
   void Compute(ort::Context* context) const {
@@ -89,7 +89,7 @@ class Product {
 const Operator<Product> kProduct{
     "MatMulNBits",
     {{ort::kFloat, ort::kRequired},
-     {ort::kUint8, ort::kRequired},
+     {ort::kUint8, ort::kOptional},
      {ort::kFloat, ort::kOptional},
      {ort::kUint8, ort::kOptional},
      {ort::kInt32, ort::kOptional},

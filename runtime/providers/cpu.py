@@ -83,10 +83,9 @@ class Cpu:
         """A session over a graph of our kernels, whose packed weights it keeps."""
         options = session_options(folder)
         options.register_custom_ops_library(str(kernels.path))
-        values = [ort.OrtValue.ortvalue_from_numpy(array) for array in graph.initializers.values()]
-        options.add_external_initializers(list(graph.initializers), values)
-        session = open_session(graph.model, name, options, [EXECUTION_PROVIDER], profile)
-        session.kept = graph.initializers
+        with graph.lent(kernels) as model:
+            session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
+        session.kept = graph.matrices
         return session
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:

@@ -4,6 +4,7 @@ weights that lie in another layout."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,23 @@ UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
 LANES = 16  # that the sizes of heads, and of what is rotated of them, must be multiples of
 LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
-PACKED = ".packed"
+LENT = "lent"  # the attribute by which a product finds its matrix
 
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """model: an ONNX file. initializers: its packed weights by name, mapped into memory."""
+    """An ONNX model, and the packed matrices of its products, mapped into memory, in the order of `_nodes`."""
 
-    model: bytes
-    initializers: dict[str, NDArray[np.uint8]]
+    model: Any
+    matrices: list[NDArray[np.uint8]]
+
+    @contextmanager
+    def lent(self, kernels: Kernels) -> Iterator[bytes]:
+        """The model as onnxruntime loads it while this is open; sessions need the matrices for as long as they live."""
+        with ExitStack() as stack:
+            for node, matrix in zip(_nodes(self.model.graph), self.matrices, strict=True):
+                node.attribute.add(name=LENT, i=stack.enter_context(kernels.lend(matrix)), type=INT)
+            yield self.model.SerializeToString()
 
 
 def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | None:
@@ -54,11 +63,11 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         return None
     except (DecodeError, ValueError):
         return None  # onnxruntime will say what is wrong with it
-    initializers = _take(model.graph, found, packed)
+    matrices = _take(model.graph, found, packed)
     _take_attention(model.graph, bundle)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model.SerializeToString(), initializers)
+    return KernelGraph(model, matrices)
 
 
 def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:
@@ -108,18 +117,23 @@ def _start(tensor: Any, kind: int) -> int | None:
     return int(where.get("offset", 0))
 
 
-def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> dict[str, NDArray[np.uint8]]:
-    """Let the products of a graph read packed matrices; these are returned by name."""
-    made: dict[str, NDArray[np.uint8]] = {}
+def _nodes(graph: Any) -> list[Any]:
+    """The products of a graph that our kernels compute."""
+    return [node for node in graph.node if (node.op_type, node.domain) == (PRODUCT, DOMAIN)]
+
+
+def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> list[NDArray[np.uint8]]:
+    """Let the products of a graph be ours, and drop the weights that they read; the packed ones are returned."""
+    made: list[NDArray[np.uint8]] = []
     for node in graph.node:
         matrix = matrices.get(node.input[B]) if len(node.input) > B and node.op_type == PRODUCT else None
         if matrix is None:
             continue
-        name = node.input[B] + PACKED
-        made[name], layout = packed.matrix(matrix)
+        array, layout = packed.matrix(matrix)
+        made.append(array)
         node.domain = DOMAIN
         inputs = [*node.input]
-        inputs[B : G_IDX + 1] = [name, "", "", ""][: len(inputs) - B]
+        inputs[B : G_IDX + 1] = [""] * len(inputs[B : G_IDX + 1])
         while not inputs[-1]:
             inputs.pop()
         del node.input[:]
@@ -130,10 +144,6 @@ def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> dic
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    for name, array in made.items():
-        tensor = graph.initializer.add(name=name, dims=[array.size], data_type=UINT8, data_location=EXTERNAL)
-        tensor.external_data.add(key="location", value=WEIGHTS)  # onnxruntime is given its memory
-        tensor.external_data.add(key="length", value=str(array.size))
     return made
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -65,6 +67,15 @@ class Kernels:
         zeros = None if zero_points is None else zero_points.ctypes.data
         self.calls.edge_pack(*_numbers(layout), weights.ctypes.data, scales.ctypes.data, zeros, out.ctypes.data)
 
+    @contextmanager
+    def lend(self, packed: NDArray[np.uint8]) -> Iterator[int]:
+        """While open, operators that are made find this matrix by the number. It must stay as long as they do."""
+        lent = self.calls.edge_lend(packed.ctypes.data, packed.size)
+        try:
+            yield lent
+        finally:
+            self.calls.edge_take_back(lent)
+
 
 def _numbers(layout: Layout) -> tuple[int, ...]:
     return layout.bits, layout.inputs, layout.columns, layout.block, int(layout.half)
@@ -108,6 +119,8 @@ def _declare(calls: Any) -> None:
     calls.edge_packed_bytes.restype, calls.edge_packed_bytes.argtypes = ctypes.c_size_t, (number,) * 6
     calls.edge_pack.restype, calls.edge_pack.argtypes = None, (number,) * 5 + (memory,) * 4
     calls.edge_check.restype = number
+    calls.edge_lend.restype, calls.edge_lend.argtypes = ctypes.c_int64, (memory, ctypes.c_size_t)
+    calls.edge_take_back.restype, calls.edge_take_back.argtypes = None, (ctypes.c_int64,)
 
 
 def _computes(kernels: Kernels) -> bool:
