@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from edge.runtime.providers.kernels import VARIABLE, Kernels, Layout, find_kernels
+from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, Layout, find_kernels
 from edge.runtime.providers.onnx_proto import ModelProto
 
 SHAPES = {  # inputs and columns: SmolLM2-135M's, then those of a Llama of 1B
@@ -64,22 +65,27 @@ class Found:
     theirs: float
 
 
-def model_of(
-    weights: list[list[NDArray[Any]]], inputs: int, columns: int, block: int, domain: str, lent: list[int], **numbers: int
-) -> bytes:
-    """A product of the same rows with each of the weights."""
+@dataclass(frozen=True)
+class Product:
+    """A node's constants, and its own numbers."""
+
+    weights: list[NDArray[Any]]
+    numbers: dict[str, int]
+
+
+def model_of(inputs: int, columns: int, block: int, products: list[Product], domain: str) -> bytes:
+    """All products, of the same rows."""
     nodes, stored, made = [], [], []
-    numbers |= {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
-    attributes = [{"name": name, "i": number, "type": 2} for name, number in numbers.items()]
-    for i, arrays in enumerate(weights):
-        own = [{"name": "lent", "i": lent[i], "type": 2}] if lent else []
-        names = [f"w{i}.{j}" for j in range(len(arrays))]
-        for name, array in zip(names, arrays, strict=True):
+    numbers = {"K": inputs, "N": columns, "bits": 4, "block_size": block, "accuracy_level": 4}
+    for i, product in enumerate(products):
+        names = [f"w{i}.{j}" for j in range(len(product.weights))]
+        for name, array in zip(names, product.weights, strict=True):
             kind = 2 if array.dtype == np.uint8 else 1
             tensor = {"name": name, "dims": array.shape, "data_type": kind, "raw_data": array.tobytes()}
             stored.append(tensor)
+        attributes = [{"name": name, "i": each, "type": 2} for name, each in (numbers | product.numbers).items()]
         node = {"op_type": "MatMulNBits", "domain": domain, "input": ["a", *names], "output": [f"y{i}"]}
-        nodes.append({**node, "name": f"y{i}", "attribute": [*attributes, *own]})
+        nodes.append({**node, "name": f"y{i}", "attribute": attributes})
         made.append({"name": f"y{i}", "type": {"tensor_type": {"elem_type": 1}}})
     graph = {"name": "products", "node": nodes, "initializer": stored, "output": made}
     graph["input"] = [{"name": "a", "type": {"tensor_type": {"elem_type": 1}}}]
@@ -105,18 +111,19 @@ def measure(
     random = np.random.default_rng(0)
     number = max(2, int(megabytes * 1e6 / (inputs * columns * (0.5 + 4 / block))))
     layout = Layout(4, inputs, columns, block, half=False, zero_points=False)
-    ours, theirs = [], []
+    ours, theirs, kept, lent = [], [], [], ExitStack()
     for _ in range(number):
         values = random.integers(0, 256, (columns, inputs // block, block // 2), np.uint8)
         scales = ((random.random((columns, inputs // block)) + 0.5) * 0.01).astype(np.float32)
-        packed = np.empty(kernels.packed_bytes(layout), np.uint8)
+        packed = aligned(kernels.packed_bytes(layout))
         kernels.pack(layout, values, scales, None, packed)
-        ours.append([packed])
-        theirs.append([values, scales.reshape(-1)])
-    models = (
-        model_of(ours, inputs, columns, block, "edge", half=0, zero_points=0),
-        model_of(theirs, inputs, columns, block, "com.microsoft"),
-    )
+        kept.append(packed)
+        ours.append(Product([], {"half": 0, "zero_points": 0, "lent": lent.enter_context(kernels.lend(packed))}))
+        theirs.append(Product([values, scales.reshape(-1)], {}))
+    models = [
+        model_of(inputs, columns, block, products, domain)
+        for products, domain in ((ours, DOMAIN), (theirs, "com.microsoft"))
+    ]
     del ours, theirs
     found, last = [], [f"y{number - 1}"]
     for count in threads:
@@ -128,7 +135,15 @@ def measure(
             assert np.abs(made - wanted).max() < 1e-5 * np.abs(wanted).max(), "they compute the same"
             ours_took, theirs_took = paired(mine, his)
             found.append(Found(block, shape, count, size, ours_took / number * 1e6, theirs_took / number * 1e6))
+    lent.close()
     return found
+
+
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Bytes that begin where vectors do."""
+    room = np.zeros(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
 
 
 def paired(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
