@@ -122,7 +122,6 @@ class Session:
         self.inputs = frozenset(value.name for value in inputs)
         self.types = {value.name: NUMPY_TYPES[value.type] for value in inputs if value.type in NUMPY_TYPES}
         self.outputs = frozenset(value.name for value in inference.get_outputs())
-        self.kept: object = None  # memory that onnxruntime reads and does not keep alive
 
     def bind(self) -> Binding:
         """A new binding."""

@@ -80,12 +80,12 @@ class Cpu:
             return self._session(path, str(path), bundle.root, profile)
 
     def _own(self, kernels: Kernels, graph: KernelGraph, name: str, folder: Path, profile: Path | None) -> Session:
-        """A session over a graph of our kernels, whose packed weights it keeps."""
+        """A session over a graph of our kernels. onnxruntime's keeps the packed weights that it reads."""
         options = session_options(folder)
         options.register_custom_ops_library(str(kernels.path))
         with graph.lent(kernels) as model:
             session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
-        session.kept = graph.matrices
+        session.inference.edge_matrices = graph.matrices  # bindings and runs keep it alive, and not ours
         return session
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
