@@ -38,6 +38,8 @@ class Accelerator(Cpu):
         strict: whether a graph is refused of which it cannot run every node.
     """
 
+    own_kernels = False  # it takes the nodes itself
+
     def __init__(
         self,
         name: str,

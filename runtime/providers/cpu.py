@@ -59,6 +59,7 @@ class Cpu:
 
     name = NAME
     simulated = False
+    own_kernels = True  # where they are installed
 
     def __init__(self, threads: int | None = None, arena: int = -1) -> None:
         self.threads = share_thread_pool(threads)
@@ -69,7 +70,7 @@ class Cpu:
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
-        kernels = find_kernels()
+        kernels = find_kernels() if self.own_kernels else None
         own = None if kernels is None else kernel_graph(bundle, path, kernels)
         if kernels is not None and own is not None:
             try:

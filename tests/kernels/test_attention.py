@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edge.runtime.providers import open_provider
+from edge.runtime.providers.cpu import session_options
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, VARIABLE, Kernels
 
 ROWS = 300  # of the cache
@@ -85,9 +87,9 @@ def model_of(shape: Shape, *, ours: bool) -> bytes:
     return content
 
 
-def session_of(shape: Shape, kernels: Kernels | None, threads: int = 1) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
+def session_of(shape: Shape, kernels: Kernels | None) -> ort.InferenceSession:
+    open_provider("cpu")  # its threads
+    options = session_options(None)
     if kernels is not None:
         options.register_custom_ops_library(str(kernels.path))
     return ort.InferenceSession(model_of(shape, ours=kernels is not None), options, providers=["CPUExecutionProvider"])
@@ -176,19 +178,16 @@ def test_each_sequence_of_a_batch_has_rows_of_its_own(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "bytes"])
-def test_instructions_and_threads_make_no_difference(
-    kernels: Kernels, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instructions_make_no_difference(kernels: Kernels, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SHAPES.get(name, Shape(int8=True))
     for past, tokens in ((0, 37), (130, 3), (129, 100)):
         step, found = given(shape, [past], tokens), []
         for form in FORMS:
             monkeypatch.setenv(VARIABLE, form)
-            for threads in (1, 2):
-                try:
-                    found.append(run(session_of(shape, kernels, threads), step))
-                except ort.capi.onnxruntime_pybind11_state.Fail:
-                    assert form == "avx512_vnni", "every x86 processor of today has AVX2"
+            try:
+                found.append(run(session_of(shape, kernels), step))
+            except ort.capi.onnxruntime_pybind11_state.Fail:
+                assert form == "avx512_vnni", "every x86 processor of today has AVX2"
         for other in found[1:]:
             for mine, theirs in zip(other, found[0], strict=True):
                 np.testing.assert_array_equal(mine.view(np.uint8), theirs.view(np.uint8))
@@ -199,7 +198,7 @@ def test_instructions_and_threads_make_no_difference(
 def test_how_many_tokens_a_step_has_makes_no_difference(kernels: Kernels, int8: bool, window: int) -> None:
     """One step of 120 tokens, and the same in steps of other sizes."""
     shape = Shape(int8=int8, window=window)
-    session, whole = session_of(shape, kernels, 2), given(shape, [100], 120)
+    session, whole = session_of(shape, kernels), given(shape, [100], 120)
     wanted, *cache = run(session, whole)
     for sizes in ((1,), (2,), (7,), (16,), (17, 3), (50,)):
         past, at, i = [whole["past.key"], whole["past.value"]], 0, 0

@@ -6,11 +6,11 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edge.runtime.providers import open_provider
 from edge.runtime.providers.kernels import Kernels, Layout
 
 FORMS = ("portable", "avx2", "avx_vnni", "avx512_vnni")  # by the number that the library calls them by
@@ -169,7 +169,6 @@ def onnxruntimes(matrix: Matrix, rows: NDArray[np.float32]) -> NDArray[np.float3
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "g", [given], [made], stored)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (result,) = session.run(None, {"a": rows})
+    (result,) = open_provider("cpu").open_model(model.SerializeToString(), "a product").run({"a": rows})
     found: NDArray[np.float32] = result
     return found
