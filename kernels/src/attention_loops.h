@@ -209,12 +209,20 @@ void Rotate(const float* x, const float* cos, const float* sin, int half, int di
     made = V::Mul(made, all);
     V::Store(out + d, factors ? V::Mul(made, V::Load(factors + d)) : made);
   };
-  for (int d = 0; d < half; d += V::kColumns) {
+  auto put1 = [&](int d, float made) { out[d] = factors ? made * factor * factors[d] : made * factor; };
+  int d = 0;
+  for (; d + V::kColumns <= half; d += V::kColumns) {
     const auto a = V::Load(x + d), b = V::Load(x + half + d), c = V::Load(cos + d), s = V::Load(sin + d);
     put(d, V::Fma(V::Mul(b, V::Every(-1)), s, V::Mul(a, c)));
     put(half + d, V::Fma(b, c, V::Mul(a, s)));
   }
-  for (int d = 2 * half; d < dim; d += V::kColumns) put(d, V::Load(x + d));
+  for (; d < half; d++) {
+    const float a = x[d], b = x[half + d];
+    put1(d, std::fma(-b, sin[d], a * cos[d]));
+    put1(half + d, std::fma(b, cos[d], a * sin[d]));
+  }
+  for (d = 2 * half; d + V::kColumns <= dim; d += V::kColumns) put(d, V::Load(x + d));
+  for (; d < dim; d++) put1(d, x[d]);
 }
 
 template <class V>

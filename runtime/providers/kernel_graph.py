@@ -24,10 +24,10 @@ INT = 2  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
-COSINES, SINK = 7, 11  # inputs of GroupQueryAttention
+SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
 UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
-LANES = 16  # that the sizes of heads, and of what is rotated of them, must be multiples of
+LANES = 16  # that the sizes of heads must be multiples of
 LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
 LENT = "lent"  # the attribute by which a product finds its matrix
@@ -153,15 +153,14 @@ def _take_attention(graph: Any, bundle: Bundle) -> None:
     sizes = {layer.head_dim for layer in bundle.manifest.kv.layers}
     if any(size % LANES or size > LARGEST_HEAD for size in sizes):
         return
-    rotated = {tensor.name: tensor.dims[1] for tensor in graph.initializer if len(tensor.dims) == 2}
     for node in graph.node:
         small = _small_step(node)
-        if small is not None and _attends(small, rotated):
+        if small is not None and _attends(small):
             outputs = [*node.output]
             node.CopyFrom(small)
             del node.output[:]
             node.output.extend(outputs)
-        if _attends(node, rotated):
+        if _attends(node):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
 
 
@@ -174,12 +173,9 @@ def _small_step(node: Any) -> Any:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _attends(node: Any, rotated: dict[str, int]) -> bool:
-    """Whether a node is attention that our kernels compute. rotated: half the rotated channels, by the table's name."""
-    if (node.op_type, node.domain) != (ATTENTION, THEIRS):
-        return False
-    inputs = [*node.input, *[""] * (SINK + 1)]
-    if inputs[SINK] or (inputs[COSINES] and rotated.get(inputs[COSINES], 1) % LANES):
+def _attends(node: Any) -> bool:
+    """Whether a node is attention that our kernels compute."""
+    if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
         return False
     return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)
 

@@ -145,6 +145,7 @@ SHAPES = {
     "tree": Shape(bias=1),
     "bias of each head": Shape(bias=9, rotary=False),
     "wide heads": Shape(heads=4, kv_heads=1, dim=256),
+    "small heads": Shape(heads=4, kv_heads=2, dim=16),
     "a head of its own": Shape(heads=4, kv_heads=4, dim=80, rotary=False),
 }
 

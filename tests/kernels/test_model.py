@@ -1,0 +1,54 @@
+"""A model on our kernels: the same logits, bit for bit, whatever its steps, threads and instructions are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundle import Bundle, open_bundle
+from edge.runtime.load import open_engine
+from edge.runtime.providers.kernels import VARIABLE, Kernels
+
+SIZES = (1, 2, 3, 5, 8, 13, 16, 64, 128, 256)  # of steps
+
+
+def logits_of(bundle: Bundle, size: int, threads: int) -> str:
+    """A hash of the logits of a text in steps of `size` tokens."""
+    engine = open_engine(bundle, threads=threads)
+    cache, found = engine.new_cache(), hashlib.sha256()
+    tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, min(300, bundle.manifest.context))
+    for start in range(0, len(tokens), size):
+        piece = tokens[start : start + size]
+        found.update(np.ascontiguousarray(engine.step(cache, piece, np.arange(len(piece)))).tobytes())
+    return found.hexdigest()
+
+
+def logits_elsewhere(bundle: Bundle, threads: int, form: str) -> list[str] | None:
+    """In a process of its own, which has that many threads; None where this processor does not run the form."""
+    command = [sys.executable, "-W", "error", __file__, str(bundle.root), str(threads)]
+    environment = {**os.environ, VARIABLE: form}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return None if "cannot run" in done.stderr else done.stdout.split()
+
+
+def test_logits_are_the_same_whatever_computes_them(kernels: Kernels, tiny_bundle: Bundle) -> None:
+    found = {
+        (form, threads): logits_elsewhere(tiny_bundle, threads, form)
+        for form in ("avx2", "avx512_vnni")
+        for threads in (1, 2)
+    }
+    whole = found["avx2", 1]
+    assert whole is not None and len(whole) == len(SIZES)
+    for (form, threads), hashes in found.items():
+        if hashes is not None:
+            assert set(hashes) == {whole[0]}, f"{form}, {threads} threads: steps of {SIZES}"
+
+
+if __name__ == "__main__":
+    for each in SIZES:
+        print(logits_of(open_bundle(Path(sys.argv[1])), each, int(sys.argv[2])))
