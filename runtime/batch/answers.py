@@ -94,7 +94,7 @@ class Batch:
         self._engine, self._text, self._chunk, self._width = engine, text, chunk, width
         self._capacity = capacity
         # Kernels take pairs of rows, and a single one gets other last bits: exact steps have an even number of them.
-        self._multiple = 2 if engine.exact else 1
+        self._multiple = 2 if engine.pads else 1
         self._slots = self._fitting()
         self._steps: dict[tuple[int, Wanted], BatchStep] = {}  # by the number of rows and what is asked for
 

@@ -156,7 +156,7 @@ def answer(
     timings = Timings(len(prompt), cache.length, simulated=engine.provider.simulated)
     sampler = make_sampler(options, prompt)
     # What is drawn anew every time has no text to keep to.
-    cache.exact = engine.exact and (options.temperature == 0 or options.seed is not None)
+    cache.exact = engine.pads and (options.temperature == 0 or options.seed is not None)
     ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)  # the last token is never run
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
     new = np.asarray(prompt[cache.length :], np.int64)

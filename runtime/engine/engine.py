@@ -111,8 +111,14 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
-        spare = int(self.exact or self.prefill is not None)
-        return KVCache(self.provider, self.kv, rows, cross, spare, self.exact)
+        spare = int(self.pads or self.prefill is not None)
+        return KVCache(self.provider, self.kv, rows, cross, spare, self.pads)
+
+    @property
+    def pads(self) -> bool:
+        """Whether exact steps run an even number of tokens: see `pad_to_even`. Where a row of the graph's results
+        depends on no other, all steps are exact."""
+        return self.exact and not self.session.independent
 
     @cached_property
     def costs(self) -> CostCurve | None:

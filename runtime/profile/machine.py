@@ -15,6 +15,8 @@ import onnxruntime as ort
 
 from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
+from edge.runtime.providers.cpu import NAME as CPU_PROVIDER
+from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
@@ -30,10 +32,16 @@ def describe(provider: str, threads: int) -> Device:
         cores=usable_cores(),
         memory_bytes=memory_bytes(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
-        runtime=f"onnxruntime {ort.__version__}",
+        runtime=f"onnxruntime {ort.__version__}{_kernels(provider)}",
         provider=traits.get("onnxruntime", provider),
         threads=threads,
     )
+
+
+def _kernels(provider: str) -> str:
+    """Whose kernels run, where they are not all onnxruntime's."""
+    kernels = find_kernels() if provider == CPU_PROVIDER else None
+    return "" if kernels is None else f" with edge-lm-kernels ({kernels.form})"
 
 
 def cpu_name() -> str:

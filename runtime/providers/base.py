@@ -122,6 +122,8 @@ class Session:
         self.inputs = frozenset(value.name for value in inputs)
         self.types = {value.name: NUMPY_TYPES[value.type] for value in inputs if value.type in NUMPY_TYPES}
         self.outputs = frozenset(value.name for value in inference.get_outputs())
+        # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
+        self.independent = False
 
     def bind(self) -> Binding:
         """A new binding."""

@@ -86,6 +86,7 @@ class Cpu:
         options.register_custom_ops_library(str(kernels.path))
         with graph.lent(kernels) as model:
             session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
+        session.independent = graph.independent
         session.inference.edge_matrices = graph.matrices  # bindings and runs keep it alive, and not ours
         return session
 

@@ -30,15 +30,26 @@ UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
 LANES = 16  # that the sizes of heads must be multiples of
 LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
+# Operators of onnxruntime that move numbers, or compute each one or each row by itself.
+BY_ROWS = {
+    "Add", "ArgMax", "Cast", "Concat", "Constant", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "Gelu",
+    "Greater", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape", "Shape", "Sigmoid",
+    "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze",
+}  # fmt: skip
 LENT = "lent"  # the attribute by which a product finds its matrix
 
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """An ONNX model, and the packed matrices of its products, mapped into memory, in the order of `_nodes`."""
+    """An ONNX model, and the packed matrices of its products, mapped into memory, in the order of `_nodes`.
+
+    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
+    """
 
     model: Any
     matrices: list[NDArray[np.uint8]]
+    independent: bool
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
@@ -67,7 +78,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
     _take_attention(model.graph, bundle)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model, matrices)
+    return KernelGraph(model, matrices, all(_independent(node) for node in model.graph.node))
 
 
 def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:
@@ -178,6 +189,11 @@ def _attends(node: Any) -> bool:
     if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
         return False
     return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)
+
+
+def _independent(node: Any) -> bool:
+    """Whether a row of a node's results depends on that row's inputs alone, in every bit."""
+    return node.domain in (DOMAIN, INT8_DOMAIN) or node.op_type in BY_ROWS
 
 
 def _read(graph: Any) -> Iterator[str]:

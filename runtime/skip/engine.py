@@ -38,6 +38,10 @@ class SegmentedEngine(Engine):
     def supports_batching(self) -> bool:
         return super().supports_batching and not self.policy.watched
 
+    @property
+    def pads(self) -> bool:
+        return self.exact  # its graphs are several
+
     def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         return min(super().max_exact_step(cache), self.policy.max_exact_step(cache))
