@@ -66,16 +66,16 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
     try:
         model = ModelProto.FromString(path.read_bytes())
         found = _products(model.graph)
-        if not found:
-            return None
+        if not found or any(node.domain in (DOMAIN, INT8_DOMAIN) for node in model.graph.node):
+            return None  # a bundle has no nodes of ours: these would name memory that is not theirs
         packed = packed_weights(bundle, kernels, _of_all_graphs(bundle) | found)
+        matrices = _take(model.graph, found, packed)
+        _take_attention(model.graph, bundle)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
-    except (DecodeError, ValueError):
+    except (DecodeError, ValueError, TypeError, KeyError):  # TypeError: of a text that is no UTF-8
         return None  # onnxruntime will say what is wrong with it
-    matrices = _take(model.graph, found, packed)
-    _take_attention(model.graph, bundle)
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
     return KernelGraph(model, matrices, all(_independent(node) for node in model.graph.node))
