@@ -83,7 +83,10 @@ class Cpu:
     def _own(self, kernels: Kernels, graph: KernelGraph, name: str, folder: Path, profile: Path | None) -> Session:
         """A session over a graph of our kernels. onnxruntime's keeps the packed weights that it reads."""
         options = session_options(folder)
-        options.register_custom_ops_library(str(kernels.path))
+        try:
+            options.register_custom_ops_library(str(kernels.path))
+        except Exception as e:  # onnxruntime's errors have no class of their own
+            raise BundleError(f"onnxruntime {ort.__version__} does not take edge_kernels ({e})") from e
         with graph.lent(kernels) as model:
             session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
         session.independent = graph.independent

@@ -108,8 +108,9 @@ def find_kernels() -> Kernels | None:
     return kernels
 
 
+@cache
 def without_kernels(why: str) -> None:
-    """Say that onnxruntime's own kernels run, and why."""
+    """Say that onnxruntime's own kernels run, and why: once."""
     _log.warning("onnxruntime's own kernels run, more slowly: %s.", why)
 
 

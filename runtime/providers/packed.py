@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import struct
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def packed_weights(bundle: Bundle, kernels: Kernels, matrices: Mapping[str, Matr
             mark_used(path)
             return found
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")
+    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
     try:
         _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), matrices.values())
         part.replace(path)
