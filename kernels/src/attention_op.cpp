@@ -193,7 +193,7 @@ Operator<GroupQuery> Over(ort::Type cache) {
            {ort::kInt32, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
            {ort::kInt64, ort::kOptional}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional}},
-          {ort::kFloat, cache, cache}};
+          {{ort::kFloat, ort::kRequired}, {cache, ort::kRequired}, {cache, ort::kRequired}}};
 }
 
 const Operator<GroupQuery> kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);

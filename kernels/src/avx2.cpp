@@ -109,6 +109,6 @@ void QuantizeAvx2(const Rounding& r, int first, int last) {
   }
 }
 
-const Form kAvx2{"avx2", HasAvx2, QuantizeAvx2, Multiply<Avx2>, AttentionOf<Avx2>()};
+const Form kAvx2{"avx2", HasAvx2, QuantizeAvx2, Multiply<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>()};
 
 }  // namespace edge

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "attention_loops.h"
+#include "rows_loops.h"
 #include "tiles.h"
 
 namespace edge {
@@ -67,6 +68,7 @@ struct Avx256 {
 
   static Floats Every(float x) { return _mm256_set1_ps(x); }
   static Floats Mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  static Floats Div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
   static Floats Sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
   static Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }

@@ -36,6 +36,7 @@ struct Avx512Vnni {
 
   static Floats Every(float x) { return _mm512_set1_ps(x); }
   static Floats Mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  static Floats Div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Floats Sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
@@ -94,6 +95,6 @@ struct Avx512Vnni {
 
 }  // namespace
 
-const Form kAvx512Vnni{"avx512_vnni", HasAvx512Vnni, QuantizeAvx2, Multiply<Avx512Vnni>, AttentionOf<Avx512Vnni>()};
+const Form kAvx512Vnni{"avx512_vnni", HasAvx512Vnni, QuantizeAvx2, Multiply<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
 
 }  // namespace edge

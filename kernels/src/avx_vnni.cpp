@@ -36,6 +36,6 @@ struct AvxVnni : Avx256 {
 
 }  // namespace
 
-const Form kAvxVnni{"avx_vnni", HasAvxVnni, QuantizeAvx2, Multiply<AvxVnni>, AttentionOf<AvxVnni>()};
+const Form kAvxVnni{"avx_vnni", HasAvxVnni, QuantizeAvx2, Multiply<AvxVnni>, RowsOf<AvxVnni>(), AttentionOf<AvxVnni>()};
 
 }  // namespace edge

@@ -59,12 +59,21 @@ struct Rounding {
   int32_t* sums;
 };
 
+// What is done to a row before it is rounded.
+struct RowsForm {
+  // silu(gate) * up of [gate, up], each of `size`.
+  void (*gate)(const float* gate_up, int size, float* out);
+  // The root mean square norm of x + more, which is written to `sum`.
+  void (*norm)(const float* x, const float* more, const float* weight, float epsilon, int size, float* sum, float* out);
+};
+
 // What computes: each form does the same in another set of instructions.
 struct Form {
   const char* name;
   bool (*runs)();                                                                   // on this processor
   void (*quantize)(const Rounding&, int first, int last);                           // the rows from `first` to `last`
   void (*multiply)(const Weights&, const Rows&, float* out, int first, int last);  // those panels, to [count, columns]
+  RowsForm rows;
   AttentionForm attention;
 };
 

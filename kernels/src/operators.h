@@ -19,7 +19,7 @@ struct Given {
 // Kernel: made from (api, info, form), with Compute(context).
 template <class Kernel>
 struct Operator : ort::Operator {
-  Operator(const char* name, std::vector<Given> inputs, std::vector<ort::Type> outputs)
+  Operator(const char* name, std::vector<Given> inputs, std::vector<Given> outputs)
       : ort::Operator{}, name_(name), inputs_(std::move(inputs)), outputs_(std::move(outputs)) {
     version = ort::kVersion;
     this->name = [](const ort::Operator* op) { return Self(op).name_; };
@@ -27,9 +27,9 @@ struct Operator : ort::Operator {
     this->inputs = [](const ort::Operator* op) { return Self(op).inputs_.size(); };
     this->outputs = [](const ort::Operator* op) { return Self(op).outputs_.size(); };
     input_type = [](const ort::Operator* op, size_t i) { return Self(op).inputs_[i].type; };
-    output_type = [](const ort::Operator* op, size_t i) { return Self(op).outputs_[i]; };
+    output_type = [](const ort::Operator* op, size_t i) { return Self(op).outputs_[i].type; };
     input_characteristic = [](const ort::Operator* op, size_t i) { return Self(op).inputs_[i].characteristic; };
-    output_characteristic = [](const ort::Operator*, size_t) { return ort::kRequired; };
+    output_characteristic = [](const ort::Operator* op, size_t i) { return Self(op).outputs_[i].characteristic; };
     input_memory = [](const ort::Operator*, size_t) { return 0; };
     create_v2 = [](const ort::Operator*, const void* const* table, const ort::Info* info, void** made) {
       const ort::Api api(table);
@@ -66,8 +66,7 @@ struct Operator : ort::Operator {
   }
 
   const char* name_;
-  std::vector<Given> inputs_;
-  std::vector<ort::Type> outputs_;
+  std::vector<Given> inputs_, outputs_;
 };
 
 extern const ort::Operator *const kProductOperator, *const kAttentionOperator, *const kBytesAttentionOperator;

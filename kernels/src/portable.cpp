@@ -5,6 +5,7 @@
 
 #include "attention_loops.h"
 #include "lanes.h"
+#include "rows_loops.h"
 
 namespace edge {
 namespace {
@@ -92,6 +93,9 @@ struct Vectors {
   static Floats Mul(const Floats& a, const Floats& b) {
     return Made([&](int i) { return a.lanes[i] * b.lanes[i]; });
   }
+  static Floats Div(const Floats& a, const Floats& b) {
+    return Made([&](int i) { return a.lanes[i] / b.lanes[i]; });
+  }
   static Floats Sum(const Floats& a, const Floats& b) {
     return Made([&](int i) { return a.lanes[i] + b.lanes[i]; });
   }
@@ -123,6 +127,6 @@ struct Vectors {
 
 }  // namespace
 
-const Form kPortable{"portable", [] { return true; }, Quantize, Multiply, AttentionOf<Vectors>()};
+const Form kPortable{"portable", [] { return true; }, Quantize, Multiply, RowsOf<Vectors>(), AttentionOf<Vectors>()};
 
 }  // namespace edge

@@ -1,4 +1,8 @@
 // The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in them.
+//
+// It may begin with what comes before a product in a decoder: with the attribute `gate` its rows are [gate, up], of which
+// it takes silu(gate) * up; with `norm` it takes the norm of its rows and of input 6 together, by the weights that are
+// input 7, and writes their sum to its second output.
 #include <cstring>
 #include <memory>
 #include <new>
@@ -12,6 +16,7 @@ namespace edge {
 namespace {
 
 constexpr size_t kPiece = 1 << 15;  // bytes of weights that a thread takes at a time
+constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;       // from which on threads share the rounding of rows
 
 struct Aligned {
@@ -31,16 +36,33 @@ class Product {
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
     weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
+    gate_ = number("gate") != 0;
+    if (number("norm")) {
+      norm_ = ort::Constant(api, info, kNormWeight).as<float>();
+      if (!norm_) throw ort::Failure{api.Fail("a norm without weights", ort::kInvalidArgument)};
+      if (ort::Status* failed = api.Attribute(info, "epsilon", &epsilon_)) api.Release(failed);
+    }
+    if ((gate_ || norm_) && shape_.inputs % kLanes)
+      throw ort::Failure{api.Fail("rows of another length than expected", ort::kInvalidArgument)};
   }
 
   void Compute(ort::Context* context) const {
     const ort::Tensor rows = ort::Input(api_, context, 0);
-    if (rows.rank < 1 || rows.shape[rows.rank - 1] != shape_.inputs)
+    const int inputs = shape_.inputs, width = gate_ ? 2 * inputs : inputs;
+    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width)
       throw ort::Failure{api_.Fail("rows of another width than the matrix", ort::kInvalidArgument)};
     auto made = rows.shape;
     made[rows.rank - 1] = shape_.columns;
     auto* out = static_cast<float*>(ort::Output(api_, context, 0, made.data(), rows.rank));
-    const int count = static_cast<int>(rows.elements() / shape_.inputs);
+    const int count = static_cast<int>(rows.elements() / width);
+    const float *from = rows.as<float>(), *more = nullptr;
+    float* sum = nullptr;
+    if (norm_) {
+      const ort::Tensor other = ort::Input(api_, context, kNormMore);
+      if (other.elements() != rows.elements()) throw ort::Failure{api_.Fail("rows that do not go together")};
+      more = other.as<float>();
+      sum = static_cast<float*>(ort::Output(api_, context, 1, rows.shape.data(), rows.rank));
+    }
     if (!count) return;
 
     const int padded = shape_.padded(), blocks = padded / shape_.block;
@@ -50,15 +72,28 @@ class Product {
     Reserve(values, static_cast<size_t>(count) * padded);
     Reserve(scales, static_cast<size_t>(count) * blocks);
     Reserve(sums, static_cast<size_t>(count) * blocks);
-    const Rounding rounding{rows.as<float>(), shape_.inputs, padded,       shape_.block,
-                            values.data(),    scales.data(), sums.data()};
+    // `values` and the like are another vector in each thread
+    const Rounding all{from, inputs, padded, shape_.block, values.data(), scales.data(), sums.data()};
+    auto round = [&](int first, int last) {
+      if (!gate_ && !norm_) return form_.quantize(all, first, last);
+      thread_local std::vector<float> row;
+      Reserve(row, inputs);
+      for (int m = first; m < last; m++) {
+        const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
+        if (gate_) form_.rows.gate(from + static_cast<size_t>(m) * width, inputs, row.data());
+        else form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum + at, row.data());
+        form_.quantize({row.data(), inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
+                        all.scales + block, all.sums + block},
+                       0, 1);
+      }
+    };
     if (count < kManyRows) {
-      form_.quantize(rounding, 0, count);
+      round(0, count);
     } else {
       const int each = 8;
       ort::Parallel(api_, context, (count + each - 1) / each, [&](size_t i) {
         const int first = static_cast<int>(i) * each;
-        form_.quantize(rounding, first, std::min(count, first + each));
+        round(first, std::min(count, first + each));
       });
     }
     const Rows rounded{values.data(), scales.data(), sums.data(), count};
@@ -82,6 +117,9 @@ class Product {
   Shape shape_;
   Weights weights_;
   std::vector<float> bias_;
+  bool gate_ = false;
+  const float* norm_ = nullptr;  // weights of one
+  float epsilon_ = 0;
 };
 
 }  // namespace
@@ -93,8 +131,10 @@ const Operator<Product> kProduct{
      {ort::kFloat, ort::kOptional},
      {ort::kUint8, ort::kOptional},
      {ort::kInt32, ort::kOptional},
+     {ort::kFloat, ort::kOptional},
+     {ort::kFloat, ort::kOptional},
      {ort::kFloat, ort::kOptional}},
-    {ort::kFloat},
+    {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}},
 };
 const ort::Operator* const kProductOperator = &kProduct;
 

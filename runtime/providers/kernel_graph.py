@@ -3,7 +3,7 @@ weights that lie in another layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,12 @@ from edge.runtime.providers.packed import Matrix, PackedWeights, packed_weights
 
 PRODUCT, ATTENTION, THEIRS = "MatMulNBits", "GroupQueryAttention", "com.microsoft"
 FLOAT, UINT8 = 1, 2  # TensorProto.DataType
-INT = 2  # AttributeProto.AttributeType
+NUMBER, INT = 1, 2  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
+NORM = "SkipSimplifiedLayerNormalization"  # of a sum, which is its fourth output
+NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: what is added to its rows; then weights
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
 UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
@@ -71,6 +73,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         packed = packed_weights(bundle, kernels, _of_all_graphs(bundle) | found)
         matrices = _take(model.graph, found, packed)
         _take_attention(model.graph, bundle)
+        _take_what_comes_before(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
@@ -103,7 +106,7 @@ def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
     """The matrix of a product, where it is one that our kernels compute."""
     if (node.op_type, node.domain) != (PRODUCT, THEIRS):
         return None
-    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    numbers = _numbers(node)
     inputs = [*node.input, "", "", ""]
     zeros = inputs[ZERO_POINTS]
     known = numbers.get("block_size", 0) in (32, 64, 128, 256) and numbers.get("bits", 4) in (2, 4, 8)
@@ -116,6 +119,11 @@ def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
     weights, scales, points = (start for start in starts if start is not None)
     size = numbers.get("bits", 4), numbers["K"], numbers["N"], numbers["block_size"]
     return Matrix(*size, weights, scales, points if zeros else None)
+
+
+def _numbers(node: Any) -> dict[str, int]:
+    """A node's attributes that are whole numbers."""
+    return {attribute.name: attribute.i for attribute in node.attribute}
 
 
 def _start(tensor: Any, kind: int) -> int | None:
@@ -173,6 +181,68 @@ def _take_attention(graph: Any, bundle: Bundle) -> None:
             node.output.extend(outputs)
         if _attends(node):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
+
+
+def _take_what_comes_before(graph: Any) -> None:
+    """Let products do what comes before them in a decoder: the gate of a feed-forward layer, and norms of a sum."""
+    nodes = list(graph.node)
+    made = {name: node for node in nodes for name in node.output if name}
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    weights = {tensor.name for tensor in graph.initializer}
+    places, outputs = {node.name: i for i, node in enumerate(nodes)}, {output.name for output in graph.output}
+    gone: set[str] = set()
+
+    def only(name: str, reader: Any) -> bool:
+        """Whether nothing but this node reads it."""
+        return name not in outputs and len(readers[name]) == 1 and readers[name][0].name == reader.name
+
+    for node in _nodes(graph):
+        if _numbers(node)["K"] % LANES:
+            continue
+        before = made.get(node.input[0])
+        if before is None or not only(node.input[0], node):
+            continue
+        if before.op_type == "Mul":
+            found = _gate(before, made, only)
+            if found is not None:
+                gone |= {each.name for each in found}
+                node.input[0] = found[0].input[0]
+                node.attribute.add(name="gate", i=1, type=INT)
+        elif before.op_type == NORM and before.domain == THEIRS and len(before.input) == 3:
+            (_, *others) = [*before.output, "", "", ""][:4]
+            after = [places[reader.name] for reader in readers.get(others[2], [])]
+            if before.input[2] not in weights or any(others[:2]) or any(place < places[node.name] for place in after):
+                continue
+            gone.add(before.name)
+            inputs = [*node.input, *[""] * NORM_MORE][:NORM_MORE]
+            inputs[0] = before.input[0]
+            del node.input[:]
+            node.input.extend([*inputs, *before.input[1:]])
+            node.output.extend([others[2]] if others[2] else [])
+            epsilon = next((each.f for each in before.attribute if each.name == "epsilon"), 1e-12)
+            node.attribute.add(name="norm", i=1, type=INT)
+            node.attribute.add(name="epsilon", f=epsilon, type=NUMBER)
+    kept = [node for node in nodes if node.name not in gone]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _gate(product: Any, made: dict[str, Any], only: Callable[[str, Any], bool]) -> tuple[Any, Any, Any] | None:
+    """The nodes of silu(gate) * up, from where both are taken apart to where they are multiplied."""
+    activation = made.get(product.input[0])
+    if activation is None or activation.op_type != "QuickGelu" or not only(activation.output[0], product):
+        return None
+    split = made.get(activation.input[0])
+    if split is None or split.op_type != "Split" or len(split.output) != 2 or len(split.input) != 1:
+        return None
+    alpha = next((each.f for each in activation.attribute if each.name == "alpha"), 1.702)
+    parts = activation.input[0], product.input[1]
+    if alpha != 1 or parts != tuple(split.output) or _numbers(split).get("axis") != -1:
+        return None
+    return (split, activation, product) if only(parts[0], activation) and only(parts[1], product) else None
 
 
 def _small_step(node: Any) -> Any:

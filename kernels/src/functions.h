@@ -1,0 +1,43 @@
+// Functions of vectors: the same bits, however long these are. V gives a form its vectors of kColumns floats.
+#pragma once
+
+#include <limits>
+
+#include "attention.h"
+
+namespace edge {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kSmallest = -87.0f;  // of what exp gives a number for that is not 0
+
+// exp of what is not positive. Source: the usual reduction to 2 ** n * exp(r) with |r| <= ln(2) / 2, and exp(r) by its
+// series: Cody and Waite, Software Manual for the Elementary Functions, 1980.
+template <class V>
+inline typename V::Floats Exp(typename V::Floats x) {
+  const auto within = V::Max(x, V::Every(kSmallest));
+  const auto n = V::Round(V::Mul(within, V::Every(1.44269504f)));
+  auto r = V::Fma(n, V::Every(-0.693145752f), within);
+  r = V::Fma(n, V::Every(-1.42860677e-6f), r);
+  auto y = V::Every(1.0f / 720);
+  for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = V::Fma(y, r, V::Every(c));
+  return V::WhereAbove(x, kSmallest, V::Mul(y, V::PowerOfTwo(n)));
+}
+
+// One number at a time; the same bits.
+template <class V>
+inline float Exp1(float x) {
+  float lanes[V::kColumns];
+  V::Store(lanes, Exp<V>(V::Every(x)));
+  return lanes[0];
+}
+
+// The sum of lanes, as a tree.
+inline float SumOfLanes(float* lanes) {
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+}  // namespace
+}  // namespace edge

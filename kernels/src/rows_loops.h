@@ -1,0 +1,48 @@
+// What is done to a row before it is rounded, whatever the vectors are. Rows are multiples of kLanes long.
+#pragma once
+
+#include <cmath>
+
+#include "functions.h"
+#include "lanes.h"
+
+namespace edge {
+namespace {
+
+// Source: Shazeer, GLU Variants Improve Transformer, 2020 (SwiGLU).
+template <class V>
+void Gate(const float* gate_up, int size, float* out) {
+  const auto one = V::Every(1);
+  for (int i = 0; i < size; i += V::kColumns) {
+    const auto gate = V::Load(gate_up + i), up = V::Load(gate_up + size + i), less = V::Every(-1);
+    const auto e = Exp<V>(V::Mul(V::Max(gate, V::Mul(gate, less)), less));  // exp(-|gate|), which cannot overflow
+    const auto sigmoid = V::Div(V::Max(V::WhereAbove(gate, 0, one), e), V::Sum(one, e));
+    V::Store(out + i, V::Mul(V::Mul(gate, sigmoid), up));
+  }
+}
+
+// Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+template <class V>
+void Norm(const float* x, const float* more, const float* weight, float epsilon, int size, float* sum, float* out) {
+  typename V::Floats squares[kLanes / V::kColumns];
+  for (auto& each : squares) each = V::Zero();
+  for (int i = 0; i < size; i += V::kColumns) {
+    const auto both = V::Sum(V::Load(x + i), V::Load(more + i));
+    V::Store(sum + i, both);
+    auto& to = squares[i / V::kColumns % (kLanes / V::kColumns)];
+    to = V::Fma(both, both, to);
+  }
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes / V::kColumns; i++) V::Store(lanes + i * V::kColumns, squares[i]);
+  const auto factor = V::Every(1 / std::sqrt(SumOfLanes(lanes) / static_cast<float>(size) + epsilon));
+  for (int i = 0; i < size; i += V::kColumns)
+    V::Store(out + i, V::Mul(V::Mul(V::Load(sum + i), factor), V::Load(weight + i)));
+}
+
+template <class V>
+constexpr RowsForm RowsOf() {
+  return {Gate<V>, Norm<V>};
+}
+
+}  // namespace
+}  // namespace edge
