@@ -86,7 +86,7 @@ struct Avx512Vnni {
 
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
-    if (rows.count <= 4) Columns<Avx512Vnni, kBits, 4, 2>(w, rows, out, vector, end);
+    if (rows.count <= 4) Columns<Avx512Vnni, kBits, 4, 1>(w, rows, out, vector, end);
     else if (rows.count <= 8) Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);
     else Columns<Avx512Vnni, kBits, 6, 2>(w, rows, out, vector, end);
     Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);

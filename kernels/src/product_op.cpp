@@ -15,7 +15,7 @@
 namespace edge {
 namespace {
 
-constexpr size_t kPiece = 1 << 15;  // bytes of weights that a thread takes at a time
+constexpr size_t kPiece = 1 << 17;  // bytes of weights that a thread takes at a time
 constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;       // from which on threads share the rounding of rows
 
