@@ -126,8 +126,8 @@ inline void ChunkOf(const Attention& a, int kv_head, int chunk, int first, int l
   for (int block = chunk * kChunk; block < std::min((chunk + 1) * kChunk, a.end(last - 1)); block += kKeys) {
     if (block + kKeys <= a.begin(first)) continue;  // before all windows
     const int count = std::min(kKeys, a.end(last - 1) - block);
-    V::Turn(keys + static_cast<size_t>(block) * a.dim, count, a.dim, turned);
     const T* of_block = values + static_cast<size_t>(block) * a.dim;
+    V::Turn(keys + static_cast<size_t>(block) * a.dim, of_block, count, a.dim, turned);
     int row = std::max(0, (block - a.past - first)) * a.group();  // earlier tokens have none of these keys
     for (; row + kTile <= rows; row += kTile)
       Rows6<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);

@@ -16,11 +16,18 @@ inline __m256 BytesAsFloats(const int8_t* from) {
 }
 inline __m256 AsFloats(const int8_t* from) { return BytesAsFloats(from); }
 
+constexpr int kKeysAhead = 16;  // that are fetched ahead
+
 template <class T>
-inline void TurnKeys(const T* keys, int count, int dim, float* out) {
+inline void TurnKeys(const T* keys, const T* values, int count, int dim, float* out) {
   for (int t = 0; t < kKeys; t += 8) {
     const int here = std::min(8, count - t);
     for (int d = 0; d < dim; d += 8) {
+      const size_t next = static_cast<size_t>(t) * dim + 8 * d;  // an eighth of the 8 keys
+      for (size_t i = next; i < next + 64; i += 64 / sizeof(T)) {
+        _mm_prefetch(reinterpret_cast<const char*>(keys + kKeysAhead * dim + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T0);
+      }
       __m256 a[8], b[8];
       for (int i = 0; i < 8; i++)
         a[i] = i < here ? AsFloats(keys + static_cast<size_t>(t + i) * dim + d) : _mm256_setzero_ps();
@@ -81,10 +88,11 @@ struct Avx256 {
   }
   static Floats Load(const int8_t* from) { return BytesAsFloats(from); }
 
-  // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there.
+  // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there. Their values, which are read next, and the
+  // keys behind them are fetched.
   template <class T>
-  static void Turn(const T* keys, int count, int dim, float* out) {
-    TurnKeys(keys, count, dim, out);
+  static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
+    TurnKeys(keys, values, count, dim, out);
   }
 
   static __m256i Bytes(const uint8_t* packed) {

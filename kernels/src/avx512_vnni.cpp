@@ -53,8 +53,8 @@ struct Avx512Vnni {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
   }
   template <class T>
-  static void Turn(const T* keys, int count, int dim, float* out) {
-    TurnKeys(keys, count, dim, out);
+  static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
+    TurnKeys(keys, values, count, dim, out);
   }
 
   template <int kBits, int kRows, int kVectors>

@@ -118,7 +118,7 @@ struct Vectors {
     return Made([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.lanes[i])); });
   }
   template <class T>
-  static void Turn(const T* keys, int count, int dim, float* out) {
+  static void Turn(const T* keys, const T*, int count, int dim, float* out) {
     for (int d = 0; d < dim; d++)
       for (int t = 0; t < kKeys; t++)
         out[d * kKeys + t] = t < count ? static_cast<float>(keys[static_cast<size_t>(t) * dim + d]) : 0.0f;
