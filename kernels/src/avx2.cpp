@@ -101,10 +101,14 @@ void QuantizeAvx2(const Rounding& r, int first, int last) {
     for (int b = 0; b < blocks; b++) {
       const int start = b * r.block, left = r.inputs - start;
       const size_t at = static_cast<size_t>(m) * blocks + b;
-      float filled[kLargest] = {};
-      if (left < r.block) std::memcpy(filled, row + start, left * sizeof(float));
-      Block(left < r.block ? filled : row + start, r.block, r.values + static_cast<size_t>(m) * r.padded + start,
-            r.scales[at], r.sums[at]);
+      int8_t* values = r.values + static_cast<size_t>(m) * r.padded + start;
+      if (left >= r.block) {
+        Block(row + start, r.block, values, r.scales[at], r.sums[at]);
+      } else {
+        float filled[kLargest] = {};
+        std::memcpy(filled, row + start, left * sizeof(float));
+        Block(filled, r.block, values, r.scales[at], r.sums[at]);
+      }
     }
   }
 }

@@ -56,8 +56,9 @@ struct Avx256 {
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
   static Dots Minus(Dots a, int b) { return b ? _mm256_sub_epi32(a, All(b)) : a; }
-  static Dots Difference(Dots dots, Dots zeros, int sum) {
-    return _mm256_sub_epi32(dots, _mm256_mullo_epi32(zeros, All(sum)));
+  // -zeros * sum, where both are within 16 bits, as the sum of a block of 256 values is.
+  static Dots TimesLess(Dots zeros, int sum) {
+    return _mm256_sub_epi32(All(0), _mm256_madd_epi16(zeros, All(sum & 0xffff)));
   }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));

@@ -17,8 +17,8 @@ struct Avx512Vnni {
   static Floats Zero() { return _mm512_setzero_ps(); }
   static Dots All(int value) { return _mm512_set1_epi32(value); }
   static Dots Minus(Dots a, int) { return a; }
-  static Dots Difference(Dots dots, Dots zeros, int sum) {
-    return _mm512_sub_epi32(dots, _mm512_mullo_epi32(zeros, All(sum)));
+  static Dots TimesLess(Dots zeros, int sum) {  // see Avx256
+    return _mm512_sub_epi32(All(0), _mm512_madd_epi16(zeros, All(sum & 0xffff)));
   }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -86,9 +86,6 @@ struct Avx512Vnni {
 
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
-    if (rows.count <= 4) Columns<Avx512Vnni, kBits, 4, 1>(w, rows, out, vector, end);
-    else if (rows.count <= 8) Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);
-    else Columns<Avx512Vnni, kBits, 6, 2>(w, rows, out, vector, end);
     Columns<Avx512Vnni, kBits, 8, 1>(w, rows, out, vector, end);
   }
 };

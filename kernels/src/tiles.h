@@ -28,22 +28,25 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
   const int8_t* values = rows.values + static_cast<size_t>(row) * w.inputs;
   size_t at = 0;
   for (int b = 0; b < blocks; b++) {
-    typename V::Dots dots[kRows][kVectors];
-    for (auto& of_row : dots)
-      for (auto& each : of_row) each = V::All(0);
+    typename V::Dots dots[kRows][kVectors];  // from what zero points take off on
+    for (int v = 0; v < kVectors; v++) {
+      constexpr int offset = V::template kOffset<kBits>;
+      if (w.zero_points) {
+        const auto zeros = V::Minus(V::LoadBytes(w.zero_points + first[v] + static_cast<size_t>(b) * kPanel), offset);
+        for (int m = 0; m < kRows; m++) dots[m][v] = V::TimesLess(zeros, rows.sums[(row + m) * blocks + b]);
+      } else {
+        for (int m = 0; m < kRows; m++)
+          dots[m][v] = V::All((offset - (1 << (kBits - 1))) * rows.sums[(row + m) * blocks + b]);
+      }
+    }
     for (int s = 0; s < steps; s++, at += bytes, values += kStep)
       V::template Multiply<kBits, kRows, kVectors>(packed, at, values, w.inputs, dots);
     for (int v = 0; v < kVectors; v++) {
       const size_t place = first[v] + static_cast<size_t>(b) * kPanel;
       const auto scales = w.half ? V::LoadHalf(static_cast<const uint16_t*>(w.scales) + place)
                                  : V::Load(static_cast<const float*>(w.scales) + place);
-      const auto zeros = V::Minus(w.zero_points ? V::LoadBytes(w.zero_points + place) : V::All(1 << (kBits - 1)),
-                                  V::template kOffset<kBits>);
-      for (int m = 0; m < kRows; m++) {
-        const int in_row = (row + m) * blocks + b;
-        const auto whole = V::Difference(dots[m][v], zeros, rows.sums[in_row]);
-        acc[m][v] = V::Add(V::Scaled(scales, rows.scales[in_row]), whole, acc[m][v]);
-      }
+      for (int m = 0; m < kRows; m++)
+        acc[m][v] = V::Add(V::Scaled(scales, rows.scales[(row + m) * blocks + b]), dots[m][v], acc[m][v]);
     }
   }
   for (int v = 0; v < kVectors; v++) {
