@@ -55,16 +55,14 @@ inline void Values(const float* weights, const T* values, int count, int dim, in
 // maximum and sum are brought forward. Returns what the state's values are to be multiplied by.
 template <class V>
 inline float Weigh(float* scores, const float* bias, int begin, int end, float* state) {
-  for (int t = 0; t < kKeys; t++)
-    if (t < begin || t >= end) scores[t] = kNone;
+  if (begin > 0 || end < kKeys)
+    for (int t = 0; t < kKeys; t++)
+      if (t < begin || t >= end) scores[t] = kNone;
   if (bias)
     for (int t = begin; t < end; t++) scores[t] += bias[t];
   auto most = V::Load(scores);
   for (int t = V::kColumns; t < kKeys; t += V::kColumns) most = V::Max(most, V::Load(scores + t));
-  float lanes[kLanes];
-  V::Store(lanes, most);
-  float largest = state[0];
-  for (int i = 0; i < V::kColumns; i++) largest = std::max(largest, lanes[i]);
+  const float largest = std::max(state[0], V::Largest(most));
   if (largest == kNone) {
     std::memset(scores, 0, kKeys * sizeof(float));
     return 1;
@@ -77,8 +75,9 @@ inline float Weigh(float* scores, const float* bias, int begin, int end, float* 
     auto& sum = sums[t / V::kColumns % (kLanes / V::kColumns)];
     sum = V::Sum(sum, weight);
   }
+  float lanes[kLanes];
   for (int i = 0; i < kLanes / V::kColumns; i++) V::Store(lanes + i * V::kColumns, sums[i]);
-  const float kept = Exp1<V>(state[0] - largest);
+  const float kept = state[0] == largest ? 1.0f : Exp1<V>(state[0] - largest);  // exp(0) is 1
   state[0] = largest;
   state[1] = state[1] * kept + SumOfLanes(lanes);
   return kept;

@@ -70,10 +70,7 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   __m256 most = _mm256_setzero_ps();
   for (int i = 0; i < block; i += 8) most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + i)));
-  __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
-  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-  four = _mm_max_ss(four, _mm_shuffle_ps(four, four, 1));
-  const float largest = _mm_cvtss_f32(four), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  const float largest = Avx256::Largest(most), inverse = largest > 0 ? 127.0f / largest : 0.0f;
   __m256i total = _mm256_setzero_si256();
   for (int i = 0; i < block; i += 32) {
     __m256i whole[4];

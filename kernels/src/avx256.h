@@ -81,6 +81,11 @@ struct Avx256 {
   static Floats Max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
   static Floats Round(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static float Largest(Floats x) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+  }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return _mm256_and_ps(_mm256_cmp_ps(x, Every(limit), _CMP_GT_OQ), y);
   }

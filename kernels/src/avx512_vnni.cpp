@@ -43,6 +43,7 @@ struct Avx512Vnni {
   static Floats Round(Floats x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
+  static float Largest(Floats x) { return _mm512_reduce_max_ps(x); }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Every(limit), _CMP_GT_OQ), y);
   }

@@ -111,6 +111,7 @@ struct Vectors {
   static Floats Round(const Floats& x) {
     return Made([&](int i) { return std::nearbyint(x.lanes[i]); });
   }
+  static float Largest(const Floats& x) { return *std::max_element(x.lanes, x.lanes + kColumns); }
   static Floats WhereAbove(const Floats& x, float limit, const Floats& y) {
     return Made([&](int i) { return x.lanes[i] > limit ? y.lanes[i] : 0.0f; });
   }
