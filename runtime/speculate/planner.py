@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
 
 GUESSED_SLOPE = 0.22  # of one more token in a step, in plain steps, before it was measured (SmolLM2-135M, 4 bits)
+OWN_SLOPE = 0.12  # the same with kernels of our own
 GAIN = 1.1  # by how much a draft must be expected to beat a plain step: of many guesses the best ones are too high
 REFRESH = 64  # tokens after which the curve is read anew, or an eighth of the context: it changes slowly
 

@@ -21,7 +21,7 @@ from edge.runtime.decode.sampling import Sampler
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, Drafter, Setting, find, source_tokens, widest_draft
-from edge.runtime.speculate.planner import Planner, StepCosts
+from edge.runtime.speculate.planner import GUESSED_SLOPE, OWN_SLOPE, Planner, StepCosts
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,8 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
         return None
     plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder
     width = widest_draft(manifest.dims.vocab_size) if plan is None else min(WIDTHS[0], plan.demand.width)
-    if engine.kv.dtype != FLOAT32:
+    own = engine.session.independent
+    if engine.kv.dtype != FLOAT32 and not own:
         width = min(width, KV8_STEP)  # all of its steps attend in the same way
     if width < 2:
         if name != AUTO:
@@ -174,5 +175,6 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
     context = engine.context + source_tokens(manifest, 0 if encoder is None else encoder.max_length)
     drafter = module.make(Setting(engine.bundle, context, argument, limit, engine.threads, engine))
     trees = engine.takes_trees and encoder is None and not engine.exact  # an encoder-decoder's trees are beams
-    costs, even = (StepCosts(lambda: engine.costs, width, multiple) for multiple in (1, 2))
+    slope = OWN_SLOPE if own else GUESSED_SLOPE
+    costs, even = (StepCosts(lambda: engine.costs, width, multiple, slope) for multiple in (1, 2))
     return Speculation(drafter, Planner(drafter.priors, costs, width, trees=trees, cost=drafter.cost, even=even))
