@@ -15,7 +15,8 @@
 namespace edge {
 namespace {
 
-constexpr size_t kPiece = 1 << 17;  // bytes of weights that a thread takes at a time
+constexpr size_t kPiece = 1 << 17;  // bytes of weights that a thread takes at a time, at most
+constexpr size_t kShares = 4;       // of which the pieces are a multiple: threads share them evenly
 constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;       // from which on threads share the rounding of rows
 
@@ -98,8 +99,9 @@ class Product {
     }
     const Rows rounded{values.data(), scales.data(), sums.data(), count};
     const int panels = weights_.panels();
-    int each = static_cast<int>(kPiece / weights_.panel_bytes());
-    each = std::max(2, each / 2 * 2);  // vectors are taken by twos
+    const size_t least = (panels * weights_.panel_bytes() + kPiece - 1) / kPiece;
+    const size_t pieces = (least + kShares - 1) / kShares * kShares;
+    const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
     ort::Parallel(api_, context, (panels + each - 1) / each, [&](size_t i) {
       const int first = static_cast<int>(i) * each;
       form_.multiply(weights_, rounded, out, first, std::min(panels, first + each));
