@@ -141,8 +141,12 @@ class GroupQuery {
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
     if (states.size() < of_chunk * chunks * a.kv_heads) states.resize(of_chunk * chunks * a.kv_heads);
     float* all = states.data();
-    ort::Parallel(api_, context, static_cast<size_t>(chunks) * a.kv_heads, [&](size_t i) {
-      form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens, all + i * of_chunk);
+    const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
+    const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < ort::kAlone;
+    const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
+    ort::Parallel(api_, context, alone ? 1 : all_chunks, [&](size_t piece) {
+      for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
+        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens, all + i * of_chunk);
     });
     for (int kv = 0; kv < a.kv_heads; kv++)
       for (int row = 0; row < a.tokens * a.group(); row++) {

@@ -61,8 +61,9 @@ struct Rounding {
 
 // What is done to a row before it is rounded.
 struct RowsForm {
-  // silu(gate) * up of [gate, up], each of `size`.
-  void (*gate)(const float* gate_up, int size, float* out);
+  // silu(gate) * up of [gate, up], each of `size`; and the same with gelu, by tanh.
+  void (*silu_gate)(const float* gate_up, int size, float* out);
+  void (*gelu_gate)(const float* gate_up, int size, float* out);
   // The root mean square norm of x + more, which is written to `sum`.
   void (*norm)(const float* x, const float* more, const float* weight, float epsilon, int size, float* sum, float* out);
 };

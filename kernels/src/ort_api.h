@@ -80,6 +80,9 @@ class Api {
   Status* Attribute(const Info* info, const char* name, int64_t* out) const {
     return Call<Status*(const Info*, const char*, int64_t*)>(86)(info, name, out);
   }
+  Status* Outputs(const Context* context, size_t* out) const {
+    return Call<Status*(const Context*, size_t*)>(89)(context, out);
+  }
   Status* Input(const Context* context, size_t index, const Value** out) const {
     return Call<Status*(const Context*, size_t, const Value**)>(90)(context, index, out);
   }

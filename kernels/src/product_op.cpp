@@ -1,7 +1,7 @@
 // The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in them.
 //
 // It may begin with what comes before a product in a decoder: with the attribute `gate` its rows are [gate, up], of which
-// it takes silu(gate) * up; with `norm` it takes the norm of its rows and of input 6 together, by the weights that are
+// it takes silu(gate) * up, or gelu(gate) * up where it is 2; with `norm` it takes the norm of its rows and of input 6 together, by the weights that are
 // input 7, and writes their sum to its second output.
 #include <cstring>
 #include <memory>
@@ -37,7 +37,7 @@ class Product {
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
     weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
-    gate_ = number("gate") != 0;
+    gate_ = number("gate") == 1 ? form_.rows.silu_gate : number("gate") == 2 ? form_.rows.gelu_gate : nullptr;
     if (number("norm")) {
       norm_ = ort::Constant(api, info, kNormWeight).as<float>();
       if (!norm_) throw ort::Failure{api.Fail("a norm without weights", ort::kInvalidArgument)};
@@ -62,7 +62,9 @@ class Product {
       const ort::Tensor other = ort::Input(api_, context, kNormMore);
       if (other.elements() != rows.elements()) throw ort::Failure{api_.Fail("rows that do not go together")};
       more = other.as<float>();
-      sum = static_cast<float*>(ort::Output(api_, context, 1, rows.shape.data(), rows.rank));
+      size_t outputs = 0;
+      ort::Check(api_.Outputs(context, &outputs));
+      if (outputs > 1) sum = static_cast<float*>(ort::Output(api_, context, 1, rows.shape.data(), rows.rank));
     }
     if (!count) return;
 
@@ -77,12 +79,13 @@ class Product {
     const Rounding all{from, inputs, padded, shape_.block, values.data(), scales.data(), sums.data()};
     auto round = [&](int first, int last) {
       if (!gate_ && !norm_) return form_.quantize(all, first, last);
-      thread_local std::vector<float> row;
+      thread_local std::vector<float> row, unread;
       Reserve(row, inputs);
+      if (norm_ && !sum) Reserve(unread, inputs);
       for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
-        if (gate_) form_.rows.gate(from + static_cast<size_t>(m) * width, inputs, row.data());
-        else form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum + at, row.data());
+        if (gate_) gate_(from + static_cast<size_t>(m) * width, inputs, row.data());
+        else form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : unread.data(), row.data());
         form_.quantize({row.data(), inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
                         all.scales + block, all.sums + block},
                        0, 1);
@@ -99,8 +102,9 @@ class Product {
     }
     const Rows rounded{values.data(), scales.data(), sums.data(), count};
     const int panels = weights_.panels();
-    const size_t least = (panels * weights_.panel_bytes() + kPiece - 1) / kPiece;
-    const size_t pieces = (least + kShares - 1) / kShares * kShares;
+    const size_t bytes = panels * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
+    const bool alone = bytes * ((count + 3) / 4) < ort::kAlone;
+    const size_t pieces = alone ? 1 : (least + kShares - 1) / kShares * kShares;
     const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
     ort::Parallel(api_, context, (panels + each - 1) / each, [&](size_t i) {
       const int first = static_cast<int>(i) * each;
@@ -119,7 +123,7 @@ class Product {
   Shape shape_;
   Weights weights_;
   std::vector<float> bias_;
-  bool gate_ = false;
+  void (*gate_)(const float* gate_up, int size, float* out) = nullptr;
   const float* norm_ = nullptr;  // weights of one
   float epsilon_ = 0;
 };

@@ -9,15 +9,25 @@
 namespace edge {
 namespace {
 
-// Source: Shazeer, GLU Variants Improve Transformer, 2020 (SwiGLU).
 template <class V>
+inline typename V::Floats Sigmoid(typename V::Floats x) {
+  const auto one = V::Every(1), less = V::Every(-1);
+  const auto e = Exp<V>(V::Mul(V::Max(x, V::Mul(x, less)), less));  // exp(-|x|), which cannot overflow
+  return V::Div(V::Max(V::WhereAbove(x, 0, one), e), V::Sum(one, e));
+}
+
+// Source: Shazeer, GLU Variants Improve Transformer, 2020 (SwiGLU and GEGLU). Gelu by tanh is x * sigmoid(2 * u), where
+// u = sqrt(2 / pi) * (x + 0.044715 * x ** 3).
+template <class V, bool kGelu>
 void Gate(const float* gate_up, int size, float* out) {
-  const auto one = V::Every(1);
   for (int i = 0; i < size; i += V::kColumns) {
-    const auto gate = V::Load(gate_up + i), up = V::Load(gate_up + size + i), less = V::Every(-1);
-    const auto e = Exp<V>(V::Mul(V::Max(gate, V::Mul(gate, less)), less));  // exp(-|gate|), which cannot overflow
-    const auto sigmoid = V::Div(V::Max(V::WhereAbove(gate, 0, one), e), V::Sum(one, e));
-    V::Store(out + i, V::Mul(V::Mul(gate, sigmoid), up));
+    const auto gate = V::Load(gate_up + i), up = V::Load(gate_up + size + i);
+    auto argument = gate;
+    if (kGelu) {
+      const auto square = V::Mul(gate, gate);
+      argument = V::Mul(gate, V::Fma(square, V::Every(0.0713548163f), V::Every(1.59576912f)));
+    }
+    V::Store(out + i, V::Mul(V::Mul(gate, Sigmoid<V>(argument)), up));
   }
 }
 
@@ -41,7 +51,7 @@ void Norm(const float* x, const float* more, const float* weight, float epsilon,
 
 template <class V>
 constexpr RowsForm RowsOf() {
-  return {Gate<V>, Norm<V>};
+  return {Gate<V, false>, Gate<V, true>, Norm<V>};
 }
 
 }  // namespace

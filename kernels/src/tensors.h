@@ -80,6 +80,8 @@ inline int64_t Attribute(const Api& api, const Info* info, const char* name, int
   return value;
 }
 
+constexpr size_t kAlone = 1 << 16;  // bytes that a thread reads sooner than another wakes up
+
 // The pieces of work from 0 to `pieces`, in the threads of the session, each of which takes the next that is left.
 template <class Work>
 void Parallel(const Api& api, const Context* context, size_t pieces, const Work& work) {

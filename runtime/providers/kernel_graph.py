@@ -24,6 +24,7 @@ NUMBER, INT = 1, 2  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
+GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours take along; of the first, silu alone
 NORM = "SkipSimplifiedLayerNormalization"  # of a sum, which is its fourth output
 NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: what is added to its rows; then weights
 SINK = 11  # an input of GroupQueryAttention
@@ -34,8 +35,8 @@ LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
 # Operators of onnxruntime that move numbers, or compute each one or each row by itself.
 BY_ROWS = {
-    "Add", "ArgMax", "Cast", "Concat", "Constant", "Expand", "Gather", "GatherBlockQuantized", "GatherND", "Gelu",
-    "Greater", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape", "Shape", "Sigmoid",
+    "Add", "ArgMax", "Cast", "Concat", "Constant", "Expand", "FastGelu", "Gather", "GatherBlockQuantized",
+    "GatherND", "Gelu", "Greater", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape", "Shape", "Sigmoid",
     "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze", "Sub",
     "Transpose", "Unsqueeze",
 }  # fmt: skip
@@ -210,7 +211,7 @@ def _take_what_comes_before(graph: Any) -> None:
             if found is not None:
                 gone |= {each.name for each in found}
                 node.input[0] = found[0].input[0]
-                node.attribute.add(name="gate", i=1, type=INT)
+                node.attribute.add(name="gate", i=GATES[found[1].op_type], type=INT)
         elif before.op_type == NORM and before.domain == THEIRS and len(before.input) == 3:
             (_, *others) = [*before.output, "", "", ""][:4]
             after = [places[reader.name] for reader in readers.get(others[2], [])]
@@ -231,16 +232,21 @@ def _take_what_comes_before(graph: Any) -> None:
 
 
 def _gate(product: Any, made: dict[str, Any], only: Callable[[str, Any], bool]) -> tuple[Any, Any, Any] | None:
-    """The nodes of silu(gate) * up, from where both are taken apart to where they are multiplied."""
+    """The nodes of silu(gate) * up, or of gelu(gate) * up, from where the two are taken apart to the product."""
     activation = made.get(product.input[0])
-    if activation is None or activation.op_type != "QuickGelu" or not only(activation.output[0], product):
+    if activation is None or activation.op_type not in GATES or not only(activation.output[0], product):
         return None
     split = made.get(activation.input[0])
     if split is None or split.op_type != "Split" or len(split.output) != 2 or len(split.input) != 1:
         return None
-    alpha = next((each.f for each in activation.attribute if each.name == "alpha"), 1.702)
+    if len(activation.input) != 1:  # or has a bias
+        return None
+    if activation.op_type == "QuickGelu" and not any(
+        each.name == "alpha" and each.f == 1 for each in activation.attribute
+    ):
+        return None
     parts = activation.input[0], product.input[1]
-    if alpha != 1 or parts != tuple(split.output) or _numbers(split).get("axis") != -1:
+    if parts != tuple(split.output) or _numbers(split).get("axis") != -1:
         return None
     return (split, activation, product) if only(parts[0], activation) and only(parts[1], product) else None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from quantized_matrices import Matrix, aligned, matrix_of
 
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.kernels import Kernels, Layout
@@ -17,51 +17,6 @@ FORMS = ("portable", "avx2", "avx_vnni", "avx512_vnni")  # by the number that th
 PANEL = 16
 SHAPES = [(576, 64, 32), (576, 96, 64), (1536, 40, 128), (2048, 128, 32), (200, 24, 64), (300, 16, 256)]
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 37)
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """As MatMulNBits has it. values [columns, inputs], below 2 ** bits; scales, zero_points [columns, blocks]."""
-
-    values: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    zero_points: NDArray[np.uint8] | None
-    bits: int
-    block: int
-
-    def stored(self) -> NDArray[np.uint8]:
-        columns, inputs = self.values.shape
-        blocks = -(-inputs // self.block)
-        filled = np.full((columns, blocks * self.block), 2 ** (self.bits - 1), np.uint8)
-        filled[:, :inputs] = self.values
-        return in_bytes(filled, self.bits).reshape(columns, blocks, -1)
-
-    def points(self) -> NDArray[np.uint8] | None:
-        if self.zero_points is None:
-            return None
-        fill = -self.zero_points.shape[1] % (8 // self.bits)
-        return in_bytes(np.pad(self.zero_points, ((0, 0), (0, fill))), self.bits)
-
-
-def in_bytes(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Each row's values, the first in the lowest bits."""
-    each = 8 // bits
-    parts = values.reshape(len(values), -1, each)
-    packed = np.zeros(parts.shape[:2], np.uint8)
-    for i in range(each):
-        packed |= parts[:, :, i] << np.uint8(bits * i)
-    return packed
-
-
-def matrix_of(inputs: int, columns: int, block: int, bits: int, *, zeros: bool, half: bool = False) -> Matrix:
-    random = np.random.default_rng(0)
-    values = random.integers(0, 2**bits, (columns, inputs), np.uint8)
-    values[0], values[1] = 0, 2**bits - 1
-    scales = ((random.random((columns, -(-inputs // block))) + 0.5) * 0.01).astype(np.float32)
-    if half:
-        scales = scales.astype(np.float16).astype(np.float32)
-    points = random.integers(0, 2**bits, scales.shape, np.uint8) if zeros else None
-    return Matrix(values, scales, points, bits, block)
 
 
 def rows_of(inputs: int) -> NDArray[np.float32]:
@@ -105,12 +60,6 @@ class Product:
             *(array.ctypes.data for array in room), out.ctypes.data,
         )  # fmt: skip
         return out if done else None
-
-
-def aligned(size: int) -> NDArray[np.uint8]:
-    room = np.zeros(size + 64, np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + size]
 
 
 @pytest.mark.parametrize("half", [False, True])
