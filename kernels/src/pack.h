@@ -14,7 +14,7 @@ struct Shape {
   }
   bool supported() const {
     return (bits == 2 || bits == 4 || bits == 8) && inputs > 0 && columns > 0 && block > 0 && block % kStep == 0 &&
-           block <= kLargest;
+           (block <= kLargest || (block == inputs && !zero_points && inputs <= kLongest));
   }
 };
 

@@ -14,12 +14,13 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
+from edge.runtime.providers.kernel_rows import ROWS, take_rows
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, without_kernels
 from edge.runtime.providers.onnx_proto import ModelProto
 from edge.runtime.providers.packed import Matrix, PackedWeights, packed_weights
 
 PRODUCT, ATTENTION, THEIRS = "MatMulNBits", "GroupQueryAttention", "com.microsoft"
-FLOAT, UINT8 = 1, 2  # TensorProto.DataType
+FLOAT, UINT8, INT8 = 1, 2, 3  # TensorProto.DataType
 NUMBER, INT = 1, 2  # AttributeProto.AttributeType
 EXTERNAL = 1  # TensorProto.DataLocation
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
@@ -68,9 +69,12 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
     their weights cannot be kept, which a warning says."""
     try:
         model = ModelProto.FromString(path.read_bytes())
-        found = _products(model.graph)
-        if not found or any(node.domain in (DOMAIN, INT8_DOMAIN) for node in model.graph.node):
+        if any(node.domain in (DOMAIN, INT8_DOMAIN) for node in model.graph.node):
             return None  # a bundle has no nodes of ours: these would name memory that is not theirs
+        take_rows(model.graph)
+        found = _products(model.graph)
+        if not found:
+            return None
         packed = packed_weights(bundle, kernels, _of_all_graphs(bundle) | found)
         matrices = _take(model.graph, found, packed)
         _take_attention(model.graph, bundle)
@@ -88,7 +92,9 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
 def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:
     found: dict[str, Matrix] = {}
     for graph in bundle.manifest.graphs:
-        found |= _products(ModelProto.FromString(bundle.path(graph.path).read_bytes()).graph)
+        model = ModelProto.FromString(bundle.path(graph.path).read_bytes())
+        take_rows(model.graph)
+        found |= _products(model.graph)
     return found
 
 
@@ -110,16 +116,22 @@ def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
     numbers = _numbers(node)
     inputs = [*node.input, "", "", ""]
     zeros = inputs[ZERO_POINTS]
-    known = numbers.get("block_size", 0) in (32, 64, 128, 256) and numbers.get("bits", 4) in (2, 4, 8)
-    if not known or inputs[G_IDX] or numbers.get("accuracy_level") != INT8_ACTIVATIONS:
+    by_rows = ROWS in numbers
+    known = by_rows or numbers.get("block_size", 0) in (32, 64, 128, 256)
+    if (
+        not known
+        or numbers.get("bits", 4) not in (2, 4, 8)
+        or inputs[G_IDX]
+        or numbers.get("accuracy_level") != INT8_ACTIVATIONS
+    ):
         return None
-    starts = [_start(stored.get(inputs[B]), UINT8), _start(stored.get(inputs[SCALES]), FLOAT)]
+    starts = [_start(stored.get(inputs[B]), INT8 if by_rows else UINT8), _start(stored.get(inputs[SCALES]), FLOAT)]
     starts.append(_start(stored.get(zeros), UINT8) if zeros else -1)
     if None in starts:
         return None
     weights, scales, points = (start for start in starts if start is not None)
     size = numbers.get("bits", 4), numbers["K"], numbers["N"], numbers["block_size"]
-    return Matrix(*size, weights, scales, points if zeros else None)
+    return Matrix(*size, weights, scales, points if zeros else None, by_rows)
 
 
 def _numbers(node: Any) -> dict[str, int]:

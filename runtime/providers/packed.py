@@ -33,7 +33,10 @@ KEPT = 8  # files, each about as large as its bundle
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of `weights.bin` as MatMulNBits reads it: where its weights, scales and zero points begin."""
+    """A matrix of `weights.bin`: where its weights, scales and zero points begin.
+
+    by_rows: they are int8 [inputs, columns] with one block for each column, and not as MatMulNBits reads them.
+    """
 
     bits: int
     inputs: int
@@ -42,6 +45,7 @@ class Matrix:
     weights: int
     scales: int
     zero_points: int | None
+    by_rows: bool = False
 
     @property
     def key(self) -> str:
@@ -132,6 +136,8 @@ def _write(path: Path, kernels: Kernels, stored: NDArray[np.uint8], matrices: It
             layout = _layout(matrix, half)
             room = np.empty(kernels.packed_bytes(layout), np.uint8)
             weights = _part(stored, matrix.weights, matrix.columns * blocks * matrix.block * matrix.bits // 8)
+            if matrix.by_rows:  # uint8 with the zero point 128
+                weights = (weights.reshape(matrix.inputs, matrix.columns).T ^ 128).copy()
             zeros = None
             if matrix.zero_points is not None:
                 zeros = _part(stored, matrix.zero_points, matrix.columns * -(-blocks * matrix.bits // 8))
