@@ -69,6 +69,7 @@ struct Operator : ort::Operator {
   std::vector<Given> inputs_, outputs_;
 };
 
-extern const ort::Operator *const kProductOperator, *const kAttentionOperator, *const kBytesAttentionOperator;
+extern const ort::Operator *const kProductOperator, *const kNormOperator, *const kAttentionOperator,
+    *const kBytesAttentionOperator;
 
 }  // namespace edge

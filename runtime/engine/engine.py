@@ -115,10 +115,14 @@ class Engine:
         return KVCache(self.provider, self.kv, rows, cross, spare, self.pads)
 
     @property
+    def independent(self) -> bool:
+        """Whether a row of a step is the same, bit for bit, whatever stands next to it: all steps are exact then."""
+        return self.session.independent
+
+    @property
     def pads(self) -> bool:
-        """Whether exact steps run an even number of tokens: see `pad_to_even`. Where a row of the graph's results
-        depends on no other, all steps are exact."""
-        return self.exact and not self.session.independent
+        """Whether exact steps run an even number of tokens: see `pad_to_even`."""
+        return self.exact and not self.independent
 
     @cached_property
     def costs(self) -> CostCurve | None:

@@ -27,6 +27,7 @@ INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
 GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours take along; of the first, silu alone
 NORM = "SkipSimplifiedLayerNormalization"  # of a sum, which is its fourth output
+NORM_ALONE = "SimplifiedLayerNormalization"
 NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: what is added to its rows; then weights
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
@@ -79,6 +80,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         matrices = _take(model.graph, found, packed)
         _take_attention(model.graph, bundle)
         _take_what_comes_before(model.graph)
+        _take_norms(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
@@ -235,12 +237,35 @@ def _take_what_comes_before(graph: Any) -> None:
             del node.input[:]
             node.input.extend([*inputs, *before.input[1:]])
             node.output.extend([others[2]] if others[2] else [])
-            epsilon = next((each.f for each in before.attribute if each.name == "epsilon"), 1e-12)
             node.attribute.add(name="norm", i=1, type=INT)
-            node.attribute.add(name="epsilon", f=epsilon, type=NUMBER)
+            node.attribute.add(name="epsilon", f=_epsilon(before, 1e-12), type=NUMBER)
     kept = [node for node in nodes if node.name not in gone]
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def _take_norms(graph: Any) -> None:
+    """Let norms that no product took along be ours, too: a graph cut between layers then gives the same bits."""
+    sizes = {tensor.name: [*tensor.dims] for tensor in graph.initializer}
+    for node in graph.node:
+        alone = node.op_type == NORM_ALONE and len(node.output) == 1 and _numbers(node).get("axis", -1) == -1
+        if not alone and (node.op_type, node.domain, len(node.input)) != (NORM, THEIRS, 3):
+            continue
+        size = sizes.get(node.input[-1])
+        if size is None or len(size) != 1 or size[0] % LANES or any(node.output[1:3]):
+            continue
+        if alone:
+            x, weight = node.input
+            del node.input[:]
+            node.input.extend([x, "", weight])
+            epsilon = _epsilon(node, 1e-5)
+            del node.attribute[:]
+            node.attribute.add(name="epsilon", f=epsilon, type=NUMBER)
+        node.op_type, node.domain = NORM, DOMAIN
+
+
+def _epsilon(node: Any, otherwise: float) -> float:
+    return next((float(each.f) for each in node.attribute if each.name == "epsilon"), otherwise)
 
 
 def _gate(product: Any, made: dict[str, Any], only: Callable[[str, Any], bool]) -> tuple[Any, Any, Any] | None:

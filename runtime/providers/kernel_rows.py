@@ -88,14 +88,14 @@ def _rounded(inputs: list[str], made: dict[str, Any], stored: dict[str, Any]) ->
     return (x, largest) if size is not None and size.op_type == "Abs" and [*size.input] == [x] else None
 
 
-def _needed(nodes: list[Any], outputs: set[str]) -> Iterator[Any]:
+def _needed(nodes: list[Any], outputs: set[str]) -> list[Any]:
     """The nodes that something reads."""
-    read, kept = set(outputs), []
+    read, kept = set(outputs), list[Any]()
     for node in reversed(nodes):
         if any(name in read for name in node.output):
             kept.append(node)
             read |= set(_read(node))
-    return reversed(kept)
+    return kept[::-1]
 
 
 def _read(node: Any) -> Iterator[str]:

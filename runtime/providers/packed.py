@@ -137,7 +137,7 @@ def _write(path: Path, kernels: Kernels, stored: NDArray[np.uint8], matrices: It
             room = np.empty(kernels.packed_bytes(layout), np.uint8)
             weights = _part(stored, matrix.weights, matrix.columns * blocks * matrix.block * matrix.bits // 8)
             if matrix.by_rows:  # uint8 with the zero point 128
-                weights = (weights.reshape(matrix.inputs, matrix.columns).T ^ 128).copy()
+                weights = np.bitwise_xor(weights.reshape(matrix.inputs, matrix.columns).T, np.uint8(128)).copy()
             zeros = None
             if matrix.zero_points is not None:
                 zeros = _part(stored, matrix.zero_points, matrix.columns * -(-blocks * matrix.bits // 8))

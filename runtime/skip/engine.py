@@ -39,8 +39,8 @@ class SegmentedEngine(Engine):
         return super().supports_batching and not self.policy.watched
 
     @property
-    def pads(self) -> bool:
-        return self.exact  # its graphs are several
+    def independent(self) -> bool:
+        return all(session.independent for session in self.sessions.values())
 
     def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"

@@ -161,7 +161,7 @@ def make_speculation(name: str, engine: Engine) -> Speculation | None:
         return None
     plan, manifest, encoder = engine.plan, engine.bundle.manifest, engine.encoder
     width = widest_draft(manifest.dims.vocab_size) if plan is None else min(WIDTHS[0], plan.demand.width)
-    own = engine.session.independent
+    own = engine.independent
     if engine.kv.dtype != FLOAT32 and not own:
         width = min(width, KV8_STEP)  # all of its steps attend in the same way
     if width < 2:
