@@ -77,6 +77,8 @@ def cost(
     """
     if not inputs or not outputs:
         return Cost(None, None, None)
+    if node is not None and node.op_type in PRODUCTS:
+        op_type = node.op_type  # of int8 products, which kernels of our own compute as others
     if op_type in PRODUCTS:
         return _product(op_type, inputs, outputs, node)
     if op_type == "GroupQueryAttention":
@@ -101,6 +103,11 @@ def _product(op_type: str, inputs: list[Shape], outputs: list[Shape], node: Node
     inner = a.dims[-1] if len(a.dims) < 2 or a.dims[-2] == rows else a.dims[-2]  # the first operand may be transposed
     if op_type in {"MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat"}:
         inner = a.dims[-1]
+        # Kernels of our own may read rows with a gate, which are twice as long.
+        if node is not None and node.weights and op_type.startswith("MatMulInteger"):
+            inner = max(node.weights.values()) // out.dims[-1]  # a byte each
+        elif node is not None:
+            inner = node.attributes.get("K", inner)
     if node is not None and node.weights:
         second = sum(node.weights.values())
     elif len(inputs) > 1 and len(inputs[1].dims) > 1:
@@ -117,7 +124,7 @@ def _arithmetic(op_type: str, a: Shape, node: Node | None) -> str:
         if attributes.get("accuracy_level", 0) < 4:  # weights are turned to floats
             return "float32"
         return "int4" if attributes.get("bits", 4) == 4 else "int8"
-    return "int8" if a.kind in {"int8", "uint8"} else "float32"
+    return "int8" if a.kind in {"int8", "uint8"} or op_type.startswith("MatMulInteger") else "float32"
 
 
 def _cached_attention(inputs: list[Shape], outputs: list[Shape], rows: int, window: int | None) -> Cost:

@@ -8,14 +8,13 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
 
 from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
-from edge.runtime.providers.cpu import NAME as CPU_PROVIDER
 from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.providers.threads import usable_cores
 
@@ -32,15 +31,15 @@ def describe(provider: str, threads: int) -> Device:
         cores=usable_cores(),
         memory_bytes=memory_bytes(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
-        runtime=f"onnxruntime {ort.__version__}{_kernels(provider)}",
+        runtime=f"onnxruntime {ort.__version__}{_kernels(traits)}",
         provider=traits.get("onnxruntime", provider),
         threads=threads,
     )
 
 
-def _kernels(provider: str) -> str:
+def _kernels(traits: Mapping[str, str]) -> str:
     """Whose kernels run, where they are not all onnxruntime's."""
-    kernels = find_kernels() if provider == CPU_PROVIDER else None
+    kernels = find_kernels() if "kernels" in traits else None
     return "" if kernels is None else f" with edge-lm-kernels ({kernels.form})"
 
 

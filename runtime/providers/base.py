@@ -191,7 +191,7 @@ class ProviderModule(Protocol):
 
     NAME: str
     HELP: str
-    TRAITS: dict[str, str]  # "onnxruntime": its name of the execution provider
+    TRAITS: dict[str, str]  # "onnxruntime": its name of the execution provider; "kernels": what may compute instead
 
     def find(self) -> Support:
         """What this machine has for it."""

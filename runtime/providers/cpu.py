@@ -26,7 +26,7 @@ from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"
 HELP = "the processor, on any machine"
-TRAITS = {"onnxruntime": "CPUExecutionProvider"}
+TRAITS = {"onnxruntime": "CPUExecutionProvider", "kernels": "edge_kernels"}
 EXECUTION_PROVIDER = TRAITS["onnxruntime"]
 LARGE = 2**16  # bytes from which on memory is taken from the system, which hands it out page by page as it is written
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none

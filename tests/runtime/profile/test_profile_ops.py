@@ -16,6 +16,7 @@ from edge.runtime.profile.graph_file import Node, read_graph
 from edge.runtime.profile.graph_runs import Event
 from edge.runtime.profile.ops import Measured, layers, without_profiler
 from edge.runtime.profile.record import Op
+from edge.runtime.providers.kernels import find_kernels
 
 FLOATS = "float"
 
@@ -104,7 +105,12 @@ def test_every_node_of_a_decoder_is_measured_at_every_size(measured: Measured, p
     nodes = read_graph(pristine_tiny_bundle.path("graphs/decoder.onnx"))
     for size in (1, 16):
         found = [op for op in measured.ops if op.size == size]
-        assert Counter(op.op_type for op in found) == Counter(node.op_type for node in nodes.values())
+        types, wanted = Counter(op.op_type for op in found), Counter(node.op_type for node in nodes.values())
+        if find_kernels() is None:
+            assert types == wanted
+        else:  # they take several nodes together
+            assert all(types[name] == wanted[name] for name in ("MatMulNBits", "GroupQueryAttention"))
+            assert types.total() < wanted.total()
         assert {op.context for op in found} == {100} and {op.graph for op in found} == {"decoder"}
         assert all(op.us > 0 and op.count >= ops.LEAST and op.bytes is not None for op in found)
         assert {"0", "1"} <= {op.layer for op in found}

@@ -1,0 +1,96 @@
+"""Which node of an ONNX graph makes a value, and which nodes read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+INT, NUMBER = 2, 1  # AttributeProto.AttributeType
+
+
+class Wires:
+    """The nodes of a graph as they are when it is made; those inside of branches count as their `If`.
+
+    nodes: in the order of the graph, by whose places nodes are meant here.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.nodes: list[Any] = list(graph.node)
+        self._graph = graph
+        self._made = {name: place for place, node in enumerate(self.nodes) for name in node.output if name}
+        self._readers: dict[str, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            for name in set(reads(node)):
+                self._readers.setdefault(name, []).append(place)
+        self._outputs = {output.name for output in graph.output}
+
+    def maker(self, name: str) -> int | None:
+        """The node that makes a value; None for what comes from without."""
+        return self._made.get(name)
+
+    def readers(self, name: str) -> list[int]:
+        """The nodes that read a value."""
+        return self._readers.get(name, [])
+
+    def only_reader(self, name: str) -> int | None:
+        """The node that reads a value which nothing else reads."""
+        readers = self.readers(name)
+        return readers[0] if len(readers) == 1 and name not in self._outputs else None
+
+    def drop(self, places: Iterable[int]) -> None:
+        """Take these nodes out of the graph, and those whose results nothing reads any more."""
+        gone, read, kept = set(places), set(self._outputs), list[Any]()
+        for place in reversed(range(len(self.nodes))):
+            node = self.nodes[place]
+            if place not in gone and any(name in read for name in node.output):
+                kept.append(node)
+                read |= set(reads(node))
+        del self._graph.node[:]
+        self._graph.node.extend(reversed(kept))
+
+
+def reads(node: Any) -> Iterator[str]:
+    """What a node reads, its branches too."""
+    yield from node.input
+    for branch in branches(node):
+        yield from read_by(branch)
+
+
+def read_by(graph: Any) -> Iterator[str]:
+    """What the nodes of a graph read, and what it gives out."""
+    for node in graph.node:
+        yield from reads(node)
+    for output in graph.output:
+        yield output.name
+
+
+def branches(node: Any) -> list[Any]:
+    """The graphs inside of a node."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def graphs(graph: Any) -> Iterator[Any]:
+    """A graph, and those inside of its nodes."""
+    yield graph
+    for node in graph.node:
+        for branch in branches(node):
+            yield from graphs(branch)
+
+
+def numbers(node: Any) -> dict[str, int]:
+    """A node's attributes that are whole numbers."""
+    return {attribute.name: attribute.i for attribute in node.attribute}
+
+
+def number(node: Any, name: str, otherwise: float) -> float:
+    """An attribute that is a float."""
+    return next((float(each.f) for each in node.attribute if each.name == name), otherwise)
+
+
+def set_inputs(node: Any, inputs: Iterable[str]) -> None:
+    """Let a node read these, without the empty names at the end."""
+    given = list(inputs)
+    while given and not given[-1]:
+        given.pop()
+    del node.input[:]
+    node.input.extend(given)

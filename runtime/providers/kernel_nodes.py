@@ -1,0 +1,148 @@
+"""Attention, gates and norms of a graph as operators of our kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge.manifest import KVLayer
+from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
+from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
+
+THEIRS = "com.microsoft"
+PRODUCT, ATTENTION = "MatMulNBits", "GroupQueryAttention"
+NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
+SINK = 11  # an input of GroupQueryAttention
+# Its attributes that change what it computes, and that our kernels do not know.
+UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
+LANES = 16  # that the sizes of heads, and of rows with a gate or a norm, must be multiples of
+LARGEST_HEAD = 256
+SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
+SUM = 3  # the output of NORM that is the sum
+NORM_MORE = 6  # the first input of a product of ours that MatMulNBits has not: what is added to its rows; then weights
+GATES = {"QuickGelu": 1, "FastGelu": 2}  # activations that products of ours take along; of the first, silu alone
+# Operators of onnxruntime that move numbers, or compute each one or each row by itself.
+BY_ROWS = {
+    "Add", "ArgMax", "Cast", "Concat", "Constant", "Expand", "FastGelu", "Gather", "GatherBlockQuantized", "GatherND",
+    "Gelu", "Greater", "Identity", "If", "Mul", "QuickGelu", "RMSNormalization", "ReduceMax", "Reshape", "Shape",
+    "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze",
+    "Sub", "Transpose", "Unsqueeze",
+}  # fmt: skip
+
+
+def take_attention(graph: Any, layers: list[KVLayer]) -> None:
+    """Let the attention of a graph be ours, where its heads are such that our kernels compute it. Over bytes they need
+    no second branch for large steps."""
+    if any(layer.head_dim % LANES or layer.head_dim > LARGEST_HEAD for layer in layers):
+        return
+    for node in graph.node:
+        small = _small_step(node)
+        if small is not None and _attends(small):
+            outputs = [*node.output]
+            node.CopyFrom(small)
+            del node.output[:]
+            node.output.extend(outputs)
+        if _attends(node):
+            node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
+
+
+def take_what_comes_before(graph: Any, weights: dict[str, Any]) -> None:
+    """Let products do what comes before them in a decoder: the gate of a feed-forward layer, and norms of a sum.
+
+    weights: the tensors that are stored, by name.
+    """
+    wires, gone = Wires(graph), list[int]()
+    for place, node in enumerate(wires.nodes):
+        if (node.op_type, node.domain) != (PRODUCT, DOMAIN) or numbers(node)["K"] % LANES:
+            continue
+        before = wires.maker(node.input[0])
+        if before is None or wires.only_reader(node.input[0]) != place:
+            continue
+        gone += _with_gate(node, before, wires) or _with_norm(node, place, before, wires, weights)
+    if gone:
+        wires.drop(gone)
+
+
+def _with_gate(node: Any, before: int, wires: Wires) -> list[int]:
+    """Let a product take silu(gate) * up along, or gelu(gate) * up, where that is what it reads; what it takes."""
+    product = wires.nodes[before]
+    place = wires.maker(product.input[0]) if product.op_type == "Mul" else None
+    if place is None:
+        return []
+    activation = wires.nodes[place]
+    if activation.op_type not in GATES or len(activation.input) != 1:  # or with a bias
+        return []
+    if activation.op_type == "QuickGelu" and number(activation, "alpha", 1.702) != 1:
+        return []
+    whole = wires.maker(activation.input[0])
+    if whole is None or wires.nodes[whole].op_type != "Split" or numbers(wires.nodes[whole]).get("axis") != -1:
+        return []
+    gate, up = activation.input[0], product.input[1]
+    split = wires.nodes[whole]
+    read_once = (wires.only_reader(gate), wires.only_reader(activation.output[0]), wires.only_reader(up))
+    if [gate, up] != [*split.output] or len(split.input) != 1 or read_once != (place, before, before):
+        return []
+    node.input[0] = split.input[0]
+    node.attribute.add(name="gate", i=GATES[activation.op_type], type=INT)
+    return [whole, place, before]
+
+
+def _with_norm(node: Any, place: int, before: int, wires: Wires, weights: dict[str, Any]) -> list[int]:
+    """Let a product take the norm of a sum along, where that is what it reads; what it takes."""
+    norm = wires.nodes[before]
+    if not _is_norm(norm, weights) or norm.op_type != NORM:
+        return []
+    (total,) = norm.output[SUM : SUM + 1] or ("",)
+    if any(reader < place for reader in wires.readers(total)):
+        return []
+    set_inputs(node, [norm.input[0], *[*node.input, *[""] * NORM_MORE][1:NORM_MORE], *norm.input[1:]])
+    if total:
+        node.output.append(total)
+    node.attribute.add(name="norm", i=1, type=INT)
+    node.attribute.add(name="epsilon", f=number(norm, "epsilon", 1e-12), type=NUMBER)
+    return [before]
+
+
+def take_norms(graph: Any, weights: dict[str, Any]) -> None:
+    """Let norms that no product took along be ours, too: a graph cut between layers then gives the same bits."""
+    for node in graph.node:
+        if not _is_norm(node, weights):
+            continue
+        if node.op_type == NORM_ALONE:
+            set_inputs(node, [node.input[0], "", node.input[1]])
+            epsilon = number(node, "epsilon", 1e-5)
+            del node.attribute[:]
+            node.attribute.add(name="epsilon", f=epsilon, type=NUMBER)
+        node.op_type, node.domain = NORM, DOMAIN
+
+
+def _is_norm(node: Any, weights: dict[str, Any]) -> bool:
+    """Whether a node is a norm of onnxruntime's that our kernels compute."""
+    if node.op_type == NORM_ALONE:
+        if node.domain or len(node.output) != 1 or numbers(node).get("axis", -1) != -1:
+            return False
+    elif (node.op_type, node.domain, len(node.input)) != (NORM, THEIRS, 3) or any(node.output[1:SUM]):
+        return False
+    weight = weights.get(node.input[-1])
+    return weight is not None and len(weight.dims) == 1 and weight.dims[0] % LANES == 0
+
+
+def is_independent(node: Any) -> bool:
+    """Whether a row of a node's results depends on that row's inputs alone, in every bit."""
+    if node.domain not in (DOMAIN, INT8_DOMAIN) and node.op_type not in BY_ROWS:
+        return False
+    return all(is_independent(inner) for branch in branches(node) for inner in branch.node)
+
+
+def _small_step(node: Any) -> Any:
+    """The attention over bytes of a node that chooses between two, or None."""
+    if node.op_type != "If":
+        return None
+    nodes = {attribute.name: attribute.g for attribute in node.attribute}[SMALL_STEP].node
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _attends(node: Any) -> bool:
+    """Whether a node is attention that our kernels compute."""
+    if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
+        return False
+    return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)
