@@ -231,6 +231,7 @@ def verified(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     return status, *capsys.readouterr()
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
     pristine_whole: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +253,7 @@ def test_each_graph_that_a_run_could_take_is_verified_one_after_the_other(
     assert out.count("Logits   distances within ") == len(ROLES)
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_answers_of_graphs_that_round_otherwise_are_recorded(pristine_whole: Bundle) -> None:
     golden = read_golden(pristine_whole)
     assert [form.role for form in golden.forms] == ["prefill", "kv8"]

@@ -35,9 +35,9 @@ def loaded(bundle: Bundle, **options: object) -> Model:
 
 
 @pytest.fixture(autouse=True, params=["edge", "onnxruntime"])
-def whose_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def whose_kernels(request: pytest.FixtureRequest) -> None:
     if request.param == "onnxruntime":
-        monkeypatch.setattr(cpu, "find_kernels", lambda: None)
+        request.getfixturevalue("onnxruntimes_kernels")
     elif cpu.find_kernels() is None:
         pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
 

@@ -40,7 +40,7 @@ class Halves(cpu.Cpu):
 def test_all_of_a_plain_bundle_is_the_cpus(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = of_engine(open_engine(tiny_bundle))
     assert (row.graph, row.provider, row.node_share, row.weight_share, row.time_share) == ("decoder", CPU, 1, 1, 1)
-    monkeypatch.setattr(cpu, "find_kernels", lambda: None)  # which take several nodes together
+    monkeypatch.setattr(cpu, "find_kernels", lambda: None)  # those of our own take several nodes together
     (row,) = of_engine(open_engine(tiny_bundle))
     graph = read_graph(tiny_bundle.path(tiny_bundle.manifest.graph("decoder").path))
     weights = {name: size for node in graph.values() for name, size in node.weights.items()}

@@ -13,7 +13,7 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.runtime.providers import cpu, huge_pages
+from edge.runtime.providers import huge_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TAKE = """
@@ -85,10 +85,10 @@ def test_a_process_that_did_not_ask_is_left_alone() -> None:
     assert held("main", 64, EDGE_HUGE_PAGES="")[0] == 0
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")  # the weights of our own are mapped from a file
 def test_loading_sets_nothing_in_a_process_that_did_not_ask(
     tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "find_kernels", lambda: None)  # whose weights are mapped from a file
     monkeypatch.delenv(huge_pages.ASKED, raising=False)
     monkeypatch.setattr(huge_pages, "LEAST", 0)
     monkeypatch.setattr(huge_pages, "_can", lambda: True)

@@ -24,7 +24,7 @@ from edge.errors import BundleError, InputError, MissingExtraError
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.profile import machine
-from edge.runtime.providers import PROVIDERS, cpu, find_support, open_provider, plugin
+from edge.runtime.providers import PROVIDERS, find_support, open_provider, plugin
 from edge.runtime.providers.accelerator import Accelerator, DeviceBinding
 from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, SIMULATES, Device, Support
 from edge.runtime.providers.builtin import Builtin
@@ -155,10 +155,8 @@ def beside(execution_provider: str, strict: bool) -> Accelerator:
     )
 
 
-def test_a_strict_provider_refuses_what_it_cannot_run_alone_and_names_it(
-    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "find_kernels", lambda: None)  # which take several nodes together
+@pytest.mark.usefixtures("onnxruntimes_kernels")  # those of our own take several nodes together
+def test_a_strict_provider_refuses_what_it_cannot_run_alone_and_names_it(tiny_bundle: Bundle) -> None:
     plain = open_provider("cpu")
     count = len(plain.placement(plain.open(tiny_bundle, "decoder"))["CPUExecutionProvider"])
     told = rf"{count} of its {count} nodes would run on CPUExecutionProvider \(\S+_node_0, \S+, \S+ and more\)"

@@ -252,6 +252,7 @@ def with_own_text(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
     return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("own") / "own.edge", weights="int8", draft_text=5000)
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_an_export_counts_what_follows_what_in_the_models_own_answers(with_own_text: Bundle) -> None:
     model = load(with_own_text.root, context=with_own_text.manifest.context, speculate="off")
     assert isinstance(model, Model)
