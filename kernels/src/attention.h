@@ -18,8 +18,9 @@ constexpr int kLanes = 16;   // sums that the sum of a block's weights is made o
 // One sequence's step of one layer.
 //
 // queries: [tokens, heads, dim], rotated and scaled. keys, values: [kv_heads, capacity, dim], of float32, or of int8
-// where `bytes`; the step's own are in them already. past: rows before the step's. window: rows that a token attends to,
-// itself included; 0 for all. bias: added to scores, [.., heads or 1, tokens, keys], or null; its strides are in floats.
+// where `bytes`; the step's own are in them already. past: rows before the step's. window: rows that a token attends
+// to, itself included; 0 for all. bias: added to scores, [.., heads or 1, tokens, keys], or null; its strides are in
+// floats.
 struct Attention {
   int heads, kv_heads, dim, tokens, past, capacity, window;
   bool bytes;
@@ -36,7 +37,7 @@ struct Attention {
 
 // What a chunk, or several, add to a token of a head: the largest score, the sum of weights, and [dim] weighted values,
 // both relative to that score.
-constexpr int kHead = 2;  // floats before the values
+constexpr int kHead = 2;                                                        // floats before the values
 inline size_t StateSize(int dim) { return static_cast<size_t>(dim) + kLanes; }  // floats
 
 struct AttentionForm {

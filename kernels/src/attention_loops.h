@@ -41,7 +41,8 @@ inline void Values(const float* weights, const T* values, int count, int dim, in
       acc[m][v] = V::Mul(V::Load(states[m] + kHead + from + v * V::kColumns), V::Every(kept[m]));
   for (int t = 0; t < count; t++) {
     typename V::Floats value[kVectors];
-    for (int v = 0; v < kVectors; v++) value[v] = V::Load(values + static_cast<size_t>(t) * dim + from + v * V::kColumns);
+    for (int v = 0; v < kVectors; v++)
+      value[v] = V::Load(values + static_cast<size_t>(t) * dim + from + v * V::kColumns);
     for (int m = 0; m < kRows; m++) {
       const auto weight = V::Every(weights[m * kKeys + t]);
       for (int v = 0; v < kVectors; v++) acc[m][v] = V::Fma(weight, value[v], acc[m][v]);
@@ -131,19 +132,31 @@ inline void ChunkOf(const Attention& a, int kv_head, int chunk, int first, int l
     for (; row + kTile <= rows; row += kTile)
       Rows6<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);
     switch (rows - row) {
-      case 5: Rows6<V, T, 5>(a, kv_head, row, first, block, count, turned, of_block, states); break;
-      case 4: Rows6<V, T, 4>(a, kv_head, row, first, block, count, turned, of_block, states); break;
-      case 3: Rows6<V, T, 3>(a, kv_head, row, first, block, count, turned, of_block, states); break;
-      case 2: Rows6<V, T, 2>(a, kv_head, row, first, block, count, turned, of_block, states); break;
-      case 1: Rows6<V, T, 1>(a, kv_head, row, first, block, count, turned, of_block, states); break;
+      case 5:
+        Rows6<V, T, 5>(a, kv_head, row, first, block, count, turned, of_block, states);
+        break;
+      case 4:
+        Rows6<V, T, 4>(a, kv_head, row, first, block, count, turned, of_block, states);
+        break;
+      case 3:
+        Rows6<V, T, 3>(a, kv_head, row, first, block, count, turned, of_block, states);
+        break;
+      case 2:
+        Rows6<V, T, 2>(a, kv_head, row, first, block, count, turned, of_block, states);
+        break;
+      case 1:
+        Rows6<V, T, 1>(a, kv_head, row, first, block, count, turned, of_block, states);
+        break;
     }
   }
 }
 
 template <class V>
 void Chunk(const Attention& a, int kv_head, int chunk, int first, int last, float* states) {
-  if (a.bytes) ChunkOf<V, int8_t>(a, kv_head, chunk, first, last, states);
-  else ChunkOf<V, float>(a, kv_head, chunk, first, last, states);
+  if (a.bytes)
+    ChunkOf<V, int8_t>(a, kv_head, chunk, first, last, states);
+  else
+    ChunkOf<V, float>(a, kv_head, chunk, first, last, states);
 }
 
 template <class V>

@@ -11,7 +11,22 @@
 namespace edge {
 namespace {
 
-enum Inputs { kQuery, kKey, kValue, kPastKey, kPastValue, kLast, kTotal, kCos, kSin, kPositions, kBias, kSink, kKeyScale, kValueScale };
+enum Inputs {
+  kQuery,
+  kKey,
+  kValue,
+  kPastKey,
+  kPastValue,
+  kLast,
+  kTotal,
+  kCos,
+  kSin,
+  kPositions,
+  kBias,
+  kSink,
+  kKeyScale,
+  kValueScale
+};
 
 constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
@@ -67,8 +82,10 @@ class GroupQuery {
       Copy(past_value, of_values, b, past, rows, dim * size, head_bytes);
 
       const float* from = query.as<float>() + static_cast<size_t>(b) * tokens * width;
-      const float* new_keys = packed ? from + heads_ * dim : key.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
-      const float* new_values = packed ? new_keys + kv_heads_ * dim : value.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
+      const float* new_keys =
+          packed ? from + heads_ * dim : key.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
+      const float* new_values =
+          packed ? new_keys + kv_heads_ * dim : value.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
       const size_t stride = packed ? width : kv_heads_ * dim;
       auto prepare = [&](int t) {
         const int64_t position = positions.data ? positions.as<int64_t>()[b * tokens + t] : past + t;
@@ -88,7 +105,8 @@ class GroupQuery {
           const size_t at = h * head_bytes + (past + t) * dim * size;
           const float* value_from = new_values + t * stride + h * dim;
           if (!bytes) {
-            form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr, reinterpret_cast<float*>(of_keys + at));
+            form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr,
+                         reinterpret_cast<float*>(of_keys + at));
             std::memcpy(of_values + at, value_from, dim * sizeof(float));
             continue;
           }
@@ -99,10 +117,13 @@ class GroupQuery {
         }
       };
       const bool few = tokens <= kFewTokens;
-      if (few) for (int t = 0; t < tokens; t++) prepare(t);
-      else ort::Parallel(api_, context, tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
+      if (few)
+        for (int t = 0; t < tokens; t++) prepare(t);
+      else
+        ort::Parallel(api_, context, tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
 
-      Attention a{heads_, kv_heads_, dim, tokens, past, capacity, window_, bytes, rotated, of_keys, of_values, nullptr, 0, 0};
+      Attention a{heads_, kv_heads_, dim,     tokens,    past,    capacity, window_,
+                  bytes,  rotated,   of_keys, of_values, nullptr, 0,        0};
       if (bias.data) {
         a.bias_token = bias.shape[3];
         a.bias_head = bias.shape[1] > 1 ? bias.shape[2] * bias.shape[3] : 0;
@@ -110,20 +131,21 @@ class GroupQuery {
       }
       const float* of_value = bytes ? value_scale.as<float>() : nullptr;
       float* to = out + static_cast<size_t>(b) * tokens * heads_ * dim;
-      if (few) Few(context, a, of_value, states, to);
-      else Many(context, a, of_value, to);
+      if (few)
+        Few(context, a, of_value, states, to);
+      else
+        Many(context, a, of_value, to);
     }
   }
 
  private:
-  [[noreturn]] void Fail(const char* message) const {
-    throw ort::Failure{api_.Fail(message, ort::kInvalidArgument)};
-  }
+  [[noreturn]] void Fail(const char* message) const { throw ort::Failure{api_.Fail(message, ort::kInvalidArgument)}; }
 
   float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
 
   // The rows before the step's, where the cache is not written in place.
-  void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes, size_t head_bytes) const {
+  void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes,
+            size_t head_bytes) const {
     const auto* from = past.as<uint8_t>() + static_cast<size_t>(b) * kv_heads_ * rows * row_bytes;
     if (from == to) return;
     for (int h = 0; h < kv_heads_; h++)
@@ -136,7 +158,8 @@ class GroupQuery {
   }
 
   // Every chunk of every group of heads by itself, then all chunks of a token in order.
-  void Few(ort::Context* context, const Attention& a, const float* of_value, std::vector<float>& states, float* out) const {
+  void Few(ort::Context* context, const Attention& a, const float* of_value, std::vector<float>& states,
+           float* out) const {
     const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
     if (states.size() < of_chunk * chunks * a.kv_heads) states.resize(of_chunk * chunks * a.kv_heads);
@@ -146,7 +169,8 @@ class GroupQuery {
     const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
     ort::Parallel(api_, context, alone ? 1 : all_chunks, [&](size_t piece) {
       for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
-        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens, all + i * of_chunk);
+        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens,
+                    all + i * of_chunk);
     });
     for (int kv = 0; kv < a.kv_heads; kv++)
       for (int row = 0; row < a.tokens * a.group(); row++) {
@@ -179,7 +203,8 @@ class GroupQuery {
 
   void Put(const Attention& a, int kv, int row, const float* state, const float* of_value, float* out) const {
     const int token = row / a.group(), head = kv * a.group() + row % a.group();
-    form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr, out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
+    form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr,
+                 out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
   }
 
   const ort::Api api_;
@@ -192,11 +217,20 @@ class GroupQuery {
 // `cache`: the type of keys and values, which onnxruntime must know.
 Operator<GroupQuery> Over(ort::Type cache) {
   return {"GroupQueryAttention",
-          {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
-           {cache, ort::kRequired},       {cache, ort::kRequired},       {ort::kInt32, ort::kRequired},
-           {ort::kInt32, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
-           {ort::kInt64, ort::kOptional}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
-           {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional}},
+          {{ort::kFloat, ort::kRequired},
+           {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional},
+           {cache, ort::kRequired},
+           {cache, ort::kRequired},
+           {ort::kInt32, ort::kRequired},
+           {ort::kInt32, ort::kRequired},
+           {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional},
+           {ort::kInt64, ort::kOptional},
+           {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional},
+           {ort::kFloat, ort::kOptional}},
           {{ort::kFloat, ort::kRequired}, {cache, ort::kRequired}, {cache, ort::kRequired}}};
 }
 

@@ -94,8 +94,8 @@ struct Avx256 {
   }
   static Floats Load(const int8_t* from) { return BytesAsFloats(from); }
 
-  // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there. Their values, which are read next, and the
-  // keys behind them are fetched.
+  // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there. Their values, which are read next, and
+  // the keys behind them are fetched.
   template <class T>
   static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
     TurnKeys(keys, values, count, dim, out);

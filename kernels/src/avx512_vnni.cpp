@@ -40,9 +40,7 @@ struct Avx512Vnni {
   static Floats Sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static Floats Max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  static Floats Round(Floats x) {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
+  static Floats Round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static float Largest(Floats x) { return _mm512_reduce_max_ps(x); }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Every(limit), _CMP_GT_OQ), y);
@@ -93,6 +91,7 @@ struct Avx512Vnni {
 
 }  // namespace
 
-const Form kAvx512Vnni{"avx512_vnni", HasAvx512Vnni, QuantizeAvx2, Multiply<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
+const Form kAvx512Vnni{"avx512_vnni",        HasAvx512Vnni,        QuantizeAvx2,
+                       Multiply<Avx512Vnni>, RowsOf<Avx512Vnni>(), AttentionOf<Avx512Vnni>()};
 
 }  // namespace edge

@@ -16,11 +16,11 @@
 
 namespace edge {
 
-constexpr int kPanel = 16;      // columns that lie together
-constexpr int kStep = 32;       // inputs that one call of a form's Multiply takes; blocks are multiples of it
-constexpr int kLargest = 256;   // inputs of the largest block, but for one that is a whole row
+constexpr int kPanel = 16;         // columns that lie together
+constexpr int kStep = 32;          // inputs that one call of a form's Multiply takes; blocks are multiples of it
+constexpr int kLargest = 256;      // inputs of the largest block, but for one that is a whole row
 constexpr int kLongest = 1 << 15;  // inputs of such a row: its products are within 32 bits
-constexpr int kAlignment = 64;  // bytes
+constexpr int kAlignment = 64;     // bytes
 
 // A weight [columns, inputs] in panels of kPanel columns; the last panel may have columns that are not there.
 //
@@ -72,8 +72,8 @@ struct RowsForm {
 // What computes: each form does the same in another set of instructions.
 struct Form {
   const char* name;
-  bool (*runs)();                                                                   // on this processor
-  void (*quantize)(const Rounding&, int first, int last);                           // the rows from `first` to `last`
+  bool (*runs)();                                                                  // on this processor
+  void (*quantize)(const Rounding&, int first, int last);                          // the rows from `first` to `last`
   void (*multiply)(const Weights&, const Rows&, float* out, int first, int last);  // those panels, to [count, columns]
   RowsForm rows;
   AttentionForm attention;

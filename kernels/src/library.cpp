@@ -1,4 +1,5 @@
-// What the library offers: its operators to onnxruntime, and to its host what makes their weights and says how they run.
+// What the library offers: its operators to onnxruntime, and to its host what makes their weights and says how they
+// run.
 #include <cstring>
 #include <vector>
 
@@ -21,7 +22,8 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   struct {
     const char* name;
     std::vector<const ort::Operator*> operators;
-  } const domains[] = {{"edge", {kProductOperator, kNormOperator, kAttentionOperator}}, {"edge.int8", {kBytesAttentionOperator}}};
+  } const domains[] = {{"edge", {kProductOperator, kNormOperator, kAttentionOperator}},
+                       {"edge.int8", {kBytesAttentionOperator}}};
   static ort::Domain* made[2] = {};  // for all sessions
   for (int i = 0; i < 2; i++) {
     if (!made[i]) {
@@ -96,8 +98,8 @@ EDGE_EXPORT int edge_check() {
 }
 
 // For tests: rows [count, inputs] times a packed matrix, by the form with this number, in one thread, the panels from
-// `first` to `last`. Returns 0 where this processor does not run the form, or there is none. values, scales and sums are
-// memory for the rounded rows.
+// `first` to `last`. Returns 0 where this processor does not run the form, or there is none. values, scales and sums
+// are memory for the rounded rows.
 EDGE_EXPORT int edge_product(int form, int bits, int inputs, int columns, int block, int half, int zero_points,
                              const uint8_t* packed, const float* rows, int count, int first, int last, int8_t* values,
                              float* scales, int32_t* sums, float* out) {

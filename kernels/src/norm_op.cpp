@@ -25,15 +25,16 @@ class Norm {
     auto* out = static_cast<float*>(ort::Output(api_, context, 0, rows.shape.data(), rows.rank));
     size_t outputs = 0;
     ort::Check(api_.Outputs(context, &outputs));
-    auto* sum = static_cast<float*>(outputs > 3 ? ort::Output(api_, context, 3, rows.shape.data(), rows.rank) : nullptr);
+    auto* sum =
+        static_cast<float*>(outputs > 3 ? ort::Output(api_, context, 3, rows.shape.data(), rows.rank) : nullptr);
     const int count = static_cast<int>(rows.elements() / size);
     ort::Parallel(api_, context, (count + kAtATime - 1) / kAtATime, [&](size_t piece) {
       thread_local std::vector<float> zeros, unread;
       if (zeros.size() < static_cast<size_t>(size)) zeros.resize(size), unread.resize(size);
       for (int m = static_cast<int>(piece) * kAtATime; m < count && m < (static_cast<int>(piece) + 1) * kAtATime; m++) {
         const size_t at = static_cast<size_t>(m) * size;
-        norm_(rows.as<float>() + at, more.data ? more.as<float>() + at : zeros.data(), weight.as<float>(), epsilon_, size,
-              sum ? sum + at : unread.data(), out + at);
+        norm_(rows.as<float>() + at, more.data ? more.as<float>() + at : zeros.data(), weight.as<float>(), epsilon_,
+              size, sum ? sum + at : unread.data(), out + at);
       }
     });
   }
@@ -47,7 +48,9 @@ class Norm {
 const Operator<Norm> kNorm{
     "SkipSimplifiedLayerNormalization",
     {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kRequired}},
-    {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kOptional},
+    {{ort::kFloat, ort::kRequired},
+     {ort::kFloat, ort::kOptional},
+     {ort::kFloat, ort::kOptional},
      {ort::kFloat, ort::kOptional}},
 };
 

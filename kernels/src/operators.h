@@ -70,6 +70,6 @@ struct Operator : ort::Operator {
 };
 
 extern const ort::Operator *const kProductOperator, *const kNormOperator, *const kAttentionOperator,
-    *const kBytesAttentionOperator;
+                                                                              *const kBytesAttentionOperator;
 
 }  // namespace edge

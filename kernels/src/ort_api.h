@@ -64,16 +64,26 @@ class Api {
   Status* Fail(const char* message, Code code = kFail) const {
     return Call<Status*(Code, const char*)>(0)(code, message);
   }
-  Status* NewDomain(const char* name, Domain** out) const { return Call<Status*(const char*, Domain**)>(26)(name, out); }
-  Status* Add(Domain* domain, const Operator* op) const { return Call<Status*(Domain*, const Operator*)>(27)(domain, op); }
+  Status* NewDomain(const char* name, Domain** out) const {
+    return Call<Status*(const char*, Domain**)>(26)(name, out);
+  }
+  Status* Add(Domain* domain, const Operator* op) const {
+    return Call<Status*(Domain*, const Operator*)>(27)(domain, op);
+  }
   Status* Add(Options* options, Domain* domain) const { return Call<Status*(Options*, Domain*)>(28)(options, domain); }
   Status* Memory(Value* value, void** out) const { return Call<Status*(Value*, void**)>(51)(value, out); }
-  Status* Dimensions(const ShapeInfo* info, size_t* out) const { return Call<Status*(const ShapeInfo*, size_t*)>(61)(info, out); }
+  Status* Dimensions(const ShapeInfo* info, size_t* out) const {
+    return Call<Status*(const ShapeInfo*, size_t*)>(61)(info, out);
+  }
   Status* Dimensions(const ShapeInfo* info, int64_t* out, size_t count) const {
     return Call<Status*(const ShapeInfo*, int64_t*, size_t)>(62)(info, out, count);
   }
-  Status* ElementType(const ShapeInfo* info, Type* out) const { return Call<Status*(const ShapeInfo*, Type*)>(60)(info, out); }
-  Status* Shape(const Value* value, ShapeInfo** out) const { return Call<Status*(const Value*, ShapeInfo**)>(65)(value, out); }
+  Status* ElementType(const ShapeInfo* info, Type* out) const {
+    return Call<Status*(const ShapeInfo*, Type*)>(60)(info, out);
+  }
+  Status* Shape(const Value* value, ShapeInfo** out) const {
+    return Call<Status*(const Value*, ShapeInfo**)>(65)(value, out);
+  }
   Status* Attribute(const Info* info, const char* name, float* out) const {
     return Call<Status*(const Info*, const char*, float*)>(85)(info, name, out);
   }
@@ -95,7 +105,8 @@ class Api {
     return Call<Status*(const Info*, size_t, int*, const Value**)>(249)(info, index, is_constant, out);
   }
   Status* ParallelFor(const Context* context, void (*work)(void*, size_t), size_t total, void* with) const {
-    return Call<Status*(const Context*, void (*)(void*, size_t), size_t, size_t, void*)>(274)(context, work, total, 0, with);
+    return Call<Status*(const Context*, void (*)(void*, size_t), size_t, size_t, void*)>(274)(context, work, total, 0,
+                                                                                              with);
   }
 
  private:

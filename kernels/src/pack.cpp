@@ -1,10 +1,9 @@
 #include "pack.h"
 
-#include <map>
-#include <mutex>
-
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace edge {
 namespace {
@@ -19,9 +18,7 @@ uint16_t ToHalf(float value) {
   return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::ldexp(std::fabs(value), 24)));
 }
 
-int Value(const uint8_t* from, int bits, int at) {
-  return from[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1);
-}
+int Value(const uint8_t* from, int bits, int at) { return from[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1); }
 
 void PackColumn(const Shape& s, const uint8_t* from, uint8_t* to) {
   const int group = 32 / s.bits;
@@ -62,8 +59,10 @@ void Pack(const Shape& s, const uint8_t* weights, const float* scales, const uin
       const size_t at = (panel * blocks + b) * kPanel + c;
       const float scale = scales[static_cast<size_t>(column) * blocks + b];
       const uint16_t half = s.half ? ToHalf(scale) : uint16_t{0};
-      if (s.half) std::memcpy(to_scales + 2 * at, &half, sizeof(half));
-      else std::memcpy(to_scales + 4 * at, &scale, sizeof(scale));
+      if (s.half)
+        std::memcpy(to_scales + 2 * at, &half, sizeof(half));
+      else
+        std::memcpy(to_scales + 4 * at, &scale, sizeof(scale));
       if (to_zeros) to_zeros[at] = static_cast<uint8_t>(Value(zero_points + column * zero_bytes, s.bits, b));
     }
   }

@@ -58,8 +58,8 @@ void Multiply(const Weights& w, const Rows& rows, float* out, int first, int las
           const size_t at = (static_cast<size_t>(panel) * blocks + b) * kPanel + c;
           const size_t row = static_cast<size_t>(m) * blocks + b;
           const int zero_point = w.zero_points ? w.zero_points[at] : 1 << (w.bits - 1);
-          const float of_weights = w.half ? FromHalf(static_cast<const uint16_t*>(w.scales)[at])
-                                          : static_cast<const float*>(w.scales)[at];
+          const float of_weights =
+              w.half ? FromHalf(static_cast<const uint16_t*>(w.scales)[at]) : static_cast<const float*>(w.scales)[at];
           const float scale = of_weights * rows.scales[row];
           acc = std::fma(scale, static_cast<float>(dot - zero_point * rows.sums[row]), acc);
         }

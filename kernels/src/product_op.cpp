@@ -1,8 +1,9 @@
-// The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in them.
+// The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in
+// them.
 //
-// It may begin with what comes before a product in a decoder: with the attribute `gate` its rows are [gate, up], of which
-// it takes silu(gate) * up, or gelu(gate) * up where it is 2; with `norm` it takes the norm of its rows and of input 6 together, by the weights that are
-// input 7, and writes their sum to its second output.
+// It may begin with what comes before a product in a decoder: with the attribute `gate` its rows are [gate, up], of
+// which it takes silu(gate) * up, or gelu(gate) * up where it is 2; with `norm` it takes the norm of its rows and of
+// input 6 together, by the weights that are input 7, and writes their sum to its second output.
 #include <cstring>
 #include <memory>
 #include <new>
@@ -15,10 +16,10 @@
 namespace edge {
 namespace {
 
-constexpr size_t kPiece = 1 << 17;  // bytes of weights that a thread takes at a time, at most
-constexpr size_t kShares = 4;       // of which the pieces are a multiple: threads share them evenly
+constexpr size_t kPiece = 1 << 17;                // bytes of weights that a thread takes at a time, at most
+constexpr size_t kShares = 4;                     // of which the pieces are a multiple: threads share them evenly
 constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
-constexpr int kManyRows = 16;       // from which on threads share the rounding of rows
+constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
 
 struct Aligned {
   void* operator()(size_t bytes) const { return ::operator new(bytes, std::align_val_t{kAlignment}); }
@@ -30,7 +31,8 @@ class Product {
     auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, 0)); };
     shape_ = {number("bits"), number("K"), number("N"), number("block_size"), number("half"), number("zero_points")};
     const ort::Tensor bias = ort::Constant(api, info, 5);
-    const uint8_t* packed = shape_.supported() ? Lent(ort::Attribute(api, info, "lent", 0), PackedBytes(shape_)) : nullptr;
+    const uint8_t* packed =
+        shape_.supported() ? Lent(ort::Attribute(api, info, "lent", 0), PackedBytes(shape_)) : nullptr;
     if (!packed) throw ort::Failure{api.Fail("no packed weights of this operator's size", ort::kInvalidArgument)};
     if (bias.data) {
       bias_.resize((shape_.columns + kPanel - 1) / kPanel * kPanel);
@@ -84,8 +86,10 @@ class Product {
       if (norm_ && !sum) Reserve(unread, inputs);
       for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
-        if (gate_) gate_(from + static_cast<size_t>(m) * width, inputs, row.data());
-        else form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : unread.data(), row.data());
+        if (gate_)
+          gate_(from + static_cast<size_t>(m) * width, inputs, row.data());
+        else
+          form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : unread.data(), row.data());
         form_.quantize({row.data(), inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
                         all.scales + block, all.sums + block},
                        0, 1);
