@@ -20,6 +20,7 @@ from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
 from edge.runtime.providers import instructions
+from edge.runtime.providers.kernels import map_weights
 
 MIB = 2**20
 FLOAT = 4  # bytes
@@ -131,7 +132,8 @@ class MemoryModel:
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
         head = [groups["head"]] if "head" in groups else looked[:1]
         read = [group for name, group in groups.items() if not name.endswith(("embedding", "head", "norm"))] + head
-        self._packed = sum(map(_packed, read))
+        mapped = map_weights()
+        self._packed = sum(_packed(group, mapped) for group in read)
         self._prefill = 0
         if manifest.prefill is not None:  # the second session packs the head too, and holds the rotation twice
             packed = [*manifest.prefill.groups, *head]
@@ -240,8 +242,10 @@ def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> i
     return inner if group is None else max(inner, group.parameters // (dims.num_layers * dims.hidden_size) - inner)
 
 
-def _packed(group: TensorGroup) -> int:
-    """Bytes of a group's matrices as the kernels keep them, with zero points."""
+def _packed(group: TensorGroup, mapped: bool = False) -> int:
+    """Bytes of a group's matrices as the kernels keep them, with zero points. mapped: those in blocks are in files."""
+    if mapped and group.block_size and not group.method.startswith(ROWS):
+        return 0
     if not group.block_size:
         return group.parameters * FLOAT
     if group.method.startswith(ROWS):

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.home import cache_dir
+
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
 DOMAIN = "edge"  # of their operators
@@ -106,6 +108,15 @@ def find_kernels() -> Kernels | None:
         without_kernels(f"{PACKAGE} computes wrong results here")
         return None
     return kernels
+
+
+def map_weights() -> bool:
+    """Whether the weights of products in blocks lie in files of the cache folder, which every process maps, instead of
+    in a process's own memory."""
+    folder = cache_dir()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return find_kernels() is not None and folder.is_dir() and os.access(folder, os.W_OK)
 
 
 @cache

@@ -56,10 +56,23 @@ def test_the_cache_counts_the_rows_that_are_written(paper_bundle: Bundle) -> Non
     ],
     ids=["blocks", "float32", "float16", "rows"],
 )
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_kernels_keep_a_packed_copy(paper_bundle: Bundle, group: TensorGroup, packed: int) -> None:
     assert running(with_groups(paper_bundle, group, NORM))["packed weights"] == packed
 
 
+def test_weights_that_our_kernels_map_do_not_count(
+    paper_bundle: Bundle, onnxruntimes_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = dataclasses.replace(MATRICES, name="feed_forward", bits=8.0, block_size=64, bytes=68_000, method="rows")
+    bundle = with_groups(paper_bundle, MATRICES, rows, NORM)
+    without = running(bundle)
+    monkeypatch.setattr("edge.runtime.memory.footprint.map_weights", lambda: True)
+    assert running(bundle)["packed weights"] == 68_000  # those in blocks lie in files
+    assert sum(without.values()) - sum(running(bundle).values()) == 36_000 + 4 * 64_000 // 64
+
+
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_a_tied_embedding_is_packed_as_the_head_and_files_do_not_count(paper_bundle: Bundle) -> None:
     tied = running(with_groups(paper_bundle, EMBEDDING, MATRICES))
     untied = running(with_groups(paper_bundle, EMBEDDING, MATRICES, HEAD))

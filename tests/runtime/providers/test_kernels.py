@@ -139,6 +139,17 @@ def test_the_library_sees_that_its_products_are_right(library: Kernels) -> None:
     assert library.calls.edge_check() == 1
 
 
+def test_weights_are_mapped_where_their_folder_can_be_written(
+    library: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kernels.map_weights()
+    monkeypatch.setattr(kernels.os, "access", lambda *given: False)
+    assert not kernels.map_weights()
+    monkeypatch.undo()
+    monkeypatch.setattr(kernels, "find_kernels", lambda: None)
+    assert not kernels.map_weights()
+
+
 def test_a_bundle_cannot_name_memory(tiny_bundle: Bundle, library: Kernels) -> None:
     """Nodes of ours are made here alone."""
     path = tiny_bundle.path("graphs/decoder.onnx")
