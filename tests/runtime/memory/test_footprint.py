@@ -64,7 +64,7 @@ def test_kernels_keep_a_packed_copy(paper_bundle: Bundle, group: TensorGroup, pa
 def test_weights_that_our_kernels_map_do_not_count(
     paper_bundle: Bundle, onnxruntimes_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = dataclasses.replace(MATRICES, name="feed_forward", bits=8.0, block_size=64, bytes=68_000, method="rows")
+    rows = dataclasses.replace(MATRICES, name="attention", bits=8.0, block_size=64, bytes=68_000, method="rows")
     bundle = with_groups(paper_bundle, MATRICES, rows, NORM)
     without = running(bundle)
     monkeypatch.setattr("edge.runtime.memory.footprint.map_weights", lambda: True)
