@@ -24,6 +24,7 @@ from edge.home import cache_dir
 
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
+INTERFACE = 1  # of the library: what its functions take, and what operators there are
 DOMAIN = "edge"  # of their operators
 INT8_DOMAIN = "edge.int8"  # of attention over a KV cache in bytes: an operator has one type
 
@@ -94,10 +95,14 @@ def find_kernels() -> Kernels | None:
     try:
         calls = ctypes.CDLL(str(LIBRARY))
         _declare(calls)
+        interface = calls.edge_interface()
         form = calls.edge_form()
         version = calls.edge_format()
     except (OSError, AttributeError) as e:
         without_kernels(f"the library of {PACKAGE} cannot be loaded ({e})")
+        return None
+    if interface != INTERFACE:
+        without_kernels(f"the {PACKAGE} that is installed is of another version of edge; build it again")
         return None
     if form is None:
         wanted = os.environ.get(VARIABLE)

@@ -111,7 +111,7 @@ def test_an_onnxruntime_that_does_not_take_them_runs_its_own(
     assert f"onnxruntime {ort.__version__} does not take edge_kernels" in caplog.text
 
 
-@pytest.mark.parametrize("found", ["nothing for this processor", "wrong results", "no library"])
+@pytest.mark.parametrize("found", ["nothing for this processor", "wrong results", "no library", "another version"])
 def test_a_library_that_cannot_be_used_is_said(
     library: Kernels, found: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,6 +122,9 @@ def test_a_library_that_cannot_be_used_is_said(
         if found == "nothing for this processor":
             monkeypatch.setenv(VARIABLE, "amx")
             told = "this processor cannot run amx"
+        elif found == "another version":
+            monkeypatch.setattr(kernels, "INTERFACE", 99)
+            told = "is of another version of edge; build it again"
         elif found == "wrong results":
             monkeypatch.setattr(kernels, "_computes", lambda library: False)
             told = "computes wrong results here"
