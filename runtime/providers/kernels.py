@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,9 @@ def find_kernels() -> Kernels | None:
     a warning says why not, once."""
     if os.environ.get(VARIABLE) == OFF or find_spec(PACKAGE) is None:
         return None
-    from edge_kernels import LIBRARY
-
+    library = Path(import_module(PACKAGE).LIBRARY)
     try:
-        calls = ctypes.CDLL(str(LIBRARY))
+        calls = ctypes.CDLL(str(library))
         _declare(calls)
         interface = calls.edge_interface()
         form = calls.edge_form()
@@ -108,7 +108,7 @@ def find_kernels() -> Kernels | None:
         wanted = os.environ.get(VARIABLE)
         without_kernels(f"this processor cannot run {wanted}" if wanted else "this processor lacks AVX2")
         return None
-    kernels = Kernels(Path(LIBRARY), form.decode(), version, calls)
+    kernels = Kernels(library, form.decode(), version, calls)
     if not _computes(kernels):
         without_kernels(f"{PACKAGE} computes wrong results here")
         return None

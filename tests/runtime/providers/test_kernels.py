@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import mmap
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,6 @@ def test_an_onnxruntime_that_does_not_take_them_runs_its_own(
 def test_a_library_that_cannot_be_used_is_said(
     library: Kernels, found: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import edge_kernels
-
     find_kernels.cache_clear()
     try:
         if found == "nothing for this processor":
@@ -129,7 +128,7 @@ def test_a_library_that_cannot_be_used_is_said(
             monkeypatch.setattr(kernels, "_computes", lambda library: False)
             told = "computes wrong results here"
         else:
-            monkeypatch.setattr(edge_kernels, "LIBRARY", tmp_path / "none.so")
+            monkeypatch.setattr(import_module(kernels.PACKAGE), "LIBRARY", tmp_path / "none.so")
             told = "cannot be loaded"
         with caplog.at_level(logging.WARNING):
             assert find_kernels() is None and find_kernels() is None
