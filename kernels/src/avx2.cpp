@@ -91,24 +91,7 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
 
 }  // namespace
 
-void QuantizeAvx2(const Rounding& r, int first, int last) {
-  const int blocks = r.padded / r.block;
-  for (int m = first; m < last; m++) {
-    const float* row = r.rows + static_cast<size_t>(m) * r.inputs;
-    for (int b = 0; b < blocks; b++) {
-      const int start = b * r.block, left = r.inputs - start;
-      const size_t at = static_cast<size_t>(m) * blocks + b;
-      int8_t* values = r.values + static_cast<size_t>(m) * r.padded + start;
-      if (left >= r.block) {
-        Block(row + start, r.block, values, r.scales[at], r.sums[at]);
-      } else {
-        float filled[kLargest] = {};
-        std::memcpy(filled, row + start, left * sizeof(float));
-        Block(filled, r.block, values, r.scales[at], r.sums[at]);
-      }
-    }
-  }
-}
+void QuantizeAvx2(const Rounding& r, int first, int last) { QuantizeBy(Block, r, first, last); }
 
 const Form kAvx2{"avx2", HasAvx2, QuantizeAvx2, Multiply<Avx2>, RowsOf<Avx2>(), AttentionOf<Avx2>()};
 

@@ -79,7 +79,7 @@ struct Form {
   AttentionForm attention;
 };
 
-extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni;
+extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod;  // those of this family of processors
 
 // All forms, the portable one first and the fastest last; null ends them.
 extern const Form* const kForms[];

@@ -1,11 +1,17 @@
 #include "processor.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
 
 namespace edge {
+
+#if defined(__x86_64__)
 
 bool HasAvx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -22,6 +28,21 @@ bool HasAvx512Vnni() {
 }
 
 const Form* const kForms[] = {&kPortable, &kAvx2, &kAvxVnni, &kAvx512Vnni, nullptr};
+
+#else
+
+bool HasNeonDotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kDotprod = 1 << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & kDotprod;
+#else
+  return true;  // Apple's processors have it
+#endif
+}
+
+const Form* const kForms[] = {&kPortable, &kNeonDotprod, nullptr};
+
+#endif
 
 const Form* Fastest() {
   const char* named = std::getenv("EDGE_KERNELS");

@@ -2,12 +2,34 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "functions.h"
 #include "lanes.h"
 
 namespace edge {
 namespace {
+
+// Rounds the rows from `first` to `last`, block after block.
+using RoundBlock = void (*)(const float* from, int block, int8_t* values, float& scale, int32_t& sum);
+inline void QuantizeBy(RoundBlock round, const Rounding& r, int first, int last) {
+  const int blocks = r.padded / r.block;
+  for (int m = first; m < last; m++) {
+    const float* row = r.rows + static_cast<size_t>(m) * r.inputs;
+    for (int b = 0; b < blocks; b++) {
+      const int start = b * r.block, left = r.inputs - start;
+      const size_t at = static_cast<size_t>(m) * blocks + b;
+      int8_t* values = r.values + static_cast<size_t>(m) * r.padded + start;
+      if (left >= r.block) {
+        round(row + start, r.block, values, r.scales[at], r.sums[at]);
+      } else {
+        float filled[kLargest] = {};
+        std::memcpy(filled, row + start, left * sizeof(float));
+        round(filled, r.block, values, r.scales[at], r.sums[at]);
+      }
+    }
+  }
+}
 
 template <class V>
 inline typename V::Floats Sigmoid(typename V::Floats x) {

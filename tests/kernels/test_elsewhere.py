@@ -1,0 +1,72 @@
+"""A model on our kernels gives the same logits, bit for bit, on this processor, on one with AVX2 alone, and on Arm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from emulators import Emulator, emulators, or_skip
+from places import ROOT
+
+from edge.bundle import Bundle
+from edge.runtime.providers.kernels import Kernels
+
+SCRIPT = ROOT / "tests" / "kernels" / "test_model.py"  # prints hashes of logits
+X86 = ("avx2.cpp", "avx_vnni.cpp", "avx512_vnni.cpp")
+FLAGS = ["-O2", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-march=armv8.2-a+dotprod"]
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[str, Emulator]:
+    return or_skip(emulators)
+
+
+@pytest.fixture(scope="module")
+def of_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library for Arm, as the package has it."""
+    compiler = shutil.which("aarch64-linux-gnu-g++") or shutil.which("aarch64-linux-gnu-g++-12")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler for Arm (Debian: apt install g++-aarch64-linux-gnu)")
+    folder = tmp_path_factory.mktemp("arm")
+    package = shutil.copytree(
+        ROOT / "kernels" / "edge_kernels", folder / "edge_kernels", ignore=shutil.ignore_patterns("*.so")
+    )
+    sources = [str(path) for path in (ROOT / "kernels" / "src").glob("*.cpp") if path.name not in X86]
+    command = [compiler, *FLAGS, *sources, "-o", str(package / "libedge_kernels.so")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": ""})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+def hashes(python: Emulator, bundle: Bundle) -> set[str]:
+    done = python.run([str(SCRIPT), str(bundle.root), "1"], timeout=600)
+    assert done.returncode == 0 and "onnxruntime's own kernels" not in done.stderr, done.stderr[-2000:]
+    return set(done.stdout.split())
+
+
+def test_a_processor_with_avx2_alone_gives_the_same_bits(
+    kernels: Kernels, others: dict[str, Emulator], tiny_bundle: Bundle
+) -> None:
+    path = os.pathsep.join([str(ROOT), str(kernels.path.parents[1])])
+    emulated = replace(others["haswell"], environment={**others["haswell"].environment, "PYTHONPATH": path})
+    here = replace(emulated, command=emulated.command[-1:])
+    assert len(hashes(here, tiny_bundle)) == 1
+    assert hashes(emulated, tiny_bundle) == hashes(here, tiny_bundle)
+
+
+def test_arm_gives_the_same_bits(
+    kernels: Kernels, of_arm: Path, others: dict[str, Emulator], tiny_bundle: Bundle
+) -> None:
+    there, here = (os.pathsep.join([str(ROOT), str(each)]) for each in (of_arm, kernels.path.parents[1]))
+    emulated = others["aarch64"]
+    on_arm = replace(emulated, environment={**emulated.environment, "PYTHONPATH": there})
+    on_this = replace(
+        emulated,
+        command=others["haswell"].command[-1:],
+        environment={**emulated.environment, "PYTHONPATH": here},
+    )
+    assert hashes(on_arm, tiny_bundle) == hashes(on_this, tiny_bundle)
