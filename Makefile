@@ -72,14 +72,14 @@ $(VENV)/.gguf: $(SOURCES) | $(VENV)/bin/python
 	$(PIP_INSTALL) --editable '.[gguf]'
 	@touch $@
 
-# Kernels of our own: a processor of the x86 family and a C++ compiler are all they need, and edge runs without them too.
+# Kernels of our own, where they were measured: they need a C++ compiler, and edge runs without them too.
 $(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.py) | $(VENV)/bin/python
 	@if [ "$(KERNELS)" = off ]; then \
 		echo "Kernels: onnxruntime's own, as asked for."; \
 	elif [ -n "$(KERNELS)" ]; then \
 		echo "Kernels: installing $(KERNELS)."; $(PIP_INSTALL) --force-reinstall $(KERNELS); \
 	elif ! uname -m | grep -qE '^(x86_64|amd64)$$'; then \
-		echo "Kernels: onnxruntime's own (those of edge are for x86 processors so far)."; \
+		echo "Kernels: onnxruntime's own (those of edge were measured on x86 alone; pip install ./kernels builds them)."; \
 	elif ! command -v c++ > /dev/null; then \
 		echo "Kernels: onnxruntime's own, which are slower (there is no C++ compiler here to build those of edge)."; \
 	elif $(PIP_INSTALL) ./kernels; then \

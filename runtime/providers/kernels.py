@@ -106,7 +106,7 @@ def find_kernels() -> Kernels | None:
         return None
     if form is None:
         wanted = os.environ.get(VARIABLE)
-        without_kernels(f"this processor cannot run {wanted}" if wanted else "this processor lacks AVX2")
+        without_kernels(f"this processor cannot run {wanted}" if wanted else "this processor lacks what they need (x86: AVX2; Arm: dot products)")
         return None
     kernels = Kernels(library, form.decode(), version, calls)
     if not _computes(kernels):
