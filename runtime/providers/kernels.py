@@ -106,7 +106,8 @@ def find_kernels() -> Kernels | None:
         return None
     if form is None:
         wanted = os.environ.get(VARIABLE)
-        without_kernels(f"this processor cannot run {wanted}" if wanted else "this processor lacks what they need (x86: AVX2; Arm: dot products)")
+        lacks = "this processor lacks what they need (x86: AVX2; Arm: dot products)"
+        without_kernels(f"this processor cannot run {wanted}" if wanted else lacks)
         return None
     kernels = Kernels(library, form.decode(), version, calls)
     if not _computes(kernels):
