@@ -59,6 +59,8 @@ class KernelGraph:
 def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | None:
     """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
     their weights cannot be kept, which a warning says."""
+    if all(file.path != WEIGHTS for file in bundle.manifest.files):
+        return None  # it is being written, and nothing says yet which weights these are
     try:
         model = ModelProto.FromString(path.read_bytes())
         if any(node.domain in (DOMAIN, INT8_DOMAIN) for graph in graphs(model.graph) for node in graph.node):
