@@ -88,8 +88,8 @@ constexpr int kTile = 6;  // rows
 
 // One block of keys for `kRows` rows; a row is a token and a head of the group.
 template <class V, class T, int kRows>
-inline void Rows6(const Attention& a, int kv_head, int row, int first_token, int block, int count, const float* keys,
-                  const T* values, float* states) {
+inline void OfRows(const Attention& a, int kv_head, int row, int first_token, int block, int count, const float* keys,
+                   const T* values, float* states) {
   const int group = a.group();
   const float* queries[kRows];
   float* of_row[kRows];
@@ -130,24 +130,10 @@ inline void ChunkOf(const Attention& a, int kv_head, int chunk, int first, int l
     V::Turn(keys + static_cast<size_t>(block) * a.dim, of_block, count, a.dim, turned);
     int row = std::max(0, (block - a.past - first)) * a.group();  // earlier tokens have none of these keys
     for (; row + kTile <= rows; row += kTile)
-      Rows6<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);
-    switch (rows - row) {
-      case 5:
-        Rows6<V, T, 5>(a, kv_head, row, first, block, count, turned, of_block, states);
-        break;
-      case 4:
-        Rows6<V, T, 4>(a, kv_head, row, first, block, count, turned, of_block, states);
-        break;
-      case 3:
-        Rows6<V, T, 3>(a, kv_head, row, first, block, count, turned, of_block, states);
-        break;
-      case 2:
-        Rows6<V, T, 2>(a, kv_head, row, first, block, count, turned, of_block, states);
-        break;
-      case 1:
-        Rows6<V, T, 1>(a, kv_head, row, first, block, count, turned, of_block, states);
-        break;
-    }
+      OfRows<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);
+    AsConstant<kTile - 1>(rows - row, [&](auto left) {
+      OfRows<V, T, left.value>(a, kv_head, row, first, block, count, turned, of_block, states);
+    });
   }
 }
 

@@ -1,7 +1,6 @@
 // The operator GroupQueryAttention: rotates queries and keys, appends keys and values to the cache, and attends.
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "attention.h"
@@ -34,14 +33,14 @@ constexpr int kTokens = 32;     // that a thread takes at a time, of many
 class GroupQuery {
  public:
   GroupQuery(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form.attention) {
-    heads_ = static_cast<int>(ort::Attribute(api, info, "num_heads", 0));
-    kv_heads_ = static_cast<int>(ort::Attribute(api, info, "kv_num_heads", 0));
-    window_ = std::max(0, static_cast<int>(ort::Attribute(api, info, "local_window_size", -1)));
-    rotary_ = ort::Attribute(api, info, "do_rotary", 0) != 0;
-    float scale = 0;
-    if (ort::Status* failed = api.Attribute(info, "scale", &scale)) api.Release(failed);
-    scale_ = scale;
-    if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_) Fail("numbers of heads that do not go together");
+    auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, int64_t{0})); };
+    heads_ = number("num_heads");
+    kv_heads_ = number("kv_num_heads");
+    window_ = std::max(0, number("local_window_size"));  // -1 for none
+    rotary_ = number("do_rotary") != 0;
+    scale_ = ort::Attribute(api, info, "scale", 0.0f);
+    if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_)
+      ort::Refuse(api_, "numbers of heads that do not go together");
   }
 
   void Compute(ort::Context* context) const {
@@ -50,14 +49,15 @@ class GroupQuery {
                       past_value = input(kPastValue), last = input(kLast), total = input(kTotal), cos = input(kCos),
                       sin = input(kSin), positions = input(kPositions), bias = input(kBias),
                       key_scale = input(kKeyScale), value_scale = input(kValueScale);
-    if (query.rank != 3 || past_key.rank != 4 || past_value.rank != 4) Fail("inputs of other ranks than expected");
+    if (query.rank != 3 || past_key.rank != 4 || past_value.rank != 4)
+      ort::Refuse(api_, "inputs of other ranks than expected");
     const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
     const int dim = static_cast<int>(past_key.shape[3]), width = static_cast<int>(query.shape[2]);
     const int rows = static_cast<int>(past_key.shape[2]), capacity = std::max(rows, *total.as<int32_t>());
     const bool packed = !key.data, bytes = past_key.type == ort::kInt8;
     if (width != (packed ? heads_ + 2 * kv_heads_ : heads_) * dim || dim % kLanes || dim > 256)
-      Fail("heads of another size than expected");
-    if (bytes && !(key_scale.data && value_scale.data)) Fail("a cache in 8 bits without scales");
+      ort::Refuse(api_, "heads of another size than expected");
+    if (bytes && !(key_scale.data && value_scale.data)) ort::Refuse(api_, "a cache in 8 bits without scales");
 
     const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
     const int64_t cache[] = {batch, kv_heads_, capacity, dim};
@@ -69,13 +69,11 @@ class GroupQuery {
     if (!tokens) return;
 
     thread_local std::vector<float> queries, states;
-    const size_t of_query = static_cast<size_t>(tokens) * heads_ * dim;
-    if (queries.size() < of_query) queries.resize(of_query);
-    float* rotated = queries.data();
+    float* rotated = ort::Reserve(queries, static_cast<size_t>(tokens) * heads_ * dim);
 
     for (int b = 0; b < batch; b++) {
       const int past = last.as<int32_t>()[b] + 1 - tokens;
-      if (past < 0 || past + tokens > capacity) Fail("more rows than the cache has room for");
+      if (past < 0 || past + tokens > capacity) ort::Refuse(api_, "more rows than the cache has room for");
       auto* of_keys = static_cast<uint8_t*>(keys) + b * kv_heads_ * head_bytes;
       auto* of_values = static_cast<uint8_t*>(values) + b * kv_heads_ * head_bytes;
       Copy(past_key, of_keys, b, past, rows, dim * size, head_bytes);
@@ -139,8 +137,6 @@ class GroupQuery {
   }
 
  private:
-  [[noreturn]] void Fail(const char* message) const { throw ort::Failure{api_.Fail(message, ort::kInvalidArgument)}; }
-
   float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
 
   // The rows before the step's, where the cache is not written in place.
@@ -162,8 +158,7 @@ class GroupQuery {
            float* out) const {
     const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
-    if (states.size() < of_chunk * chunks * a.kv_heads) states.resize(of_chunk * chunks * a.kv_heads);
-    float* all = states.data();
+    float* all = ort::Reserve(states, of_chunk * chunks * a.kv_heads);
     const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
     const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < ort::kAlone;
     const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
@@ -188,8 +183,7 @@ class GroupQuery {
       const int first = piece * kTokens, last = std::min(a.tokens, first + kTokens);
       const size_t size = StateSize(a.dim), count = static_cast<size_t>(last - first) * a.group();
       thread_local std::vector<float> room;
-      if (room.size() < 2 * count * size) room.resize(2 * count * size);
-      float *states = room.data(), *more = states + count * size;
+      float *states = ort::Reserve(room, 2 * count * size), *more = states + count * size;
       const int begin = a.begin(first) / kChunk, end = (a.end(last - 1) + kChunk - 1) / kChunk;
       form_.chunk(a, kv, begin, first, last, states);
       for (int c = begin + 1; c < end; c++) {

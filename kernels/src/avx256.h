@@ -10,43 +10,7 @@
 namespace edge {
 namespace {
 
-inline __m256 AsFloats(const float* from) { return _mm256_loadu_ps(from); }
-inline __m256 BytesAsFloats(const int8_t* from) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-}
-inline __m256 AsFloats(const int8_t* from) { return BytesAsFloats(from); }
-
 constexpr int kKeysAhead = 16;  // that are fetched ahead
-
-template <class T>
-inline void TurnKeys(const T* keys, const T* values, int count, int dim, float* out) {
-  for (int t = 0; t < kKeys; t += 8) {
-    const int here = std::min(8, count - t);
-    for (int d = 0; d < dim; d += 8) {
-      const size_t next = static_cast<size_t>(t) * dim + 8 * d;  // an eighth of the 8 keys
-      for (size_t i = next; i < next + 64; i += 64 / sizeof(T)) {
-        _mm_prefetch(reinterpret_cast<const char*>(keys + kKeysAhead * dim + i), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T0);
-      }
-      __m256 a[8], b[8];
-      for (int i = 0; i < 8; i++)
-        a[i] = i < here ? AsFloats(keys + static_cast<size_t>(t + i) * dim + d) : _mm256_setzero_ps();
-      for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-      }
-      for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-          a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
-          a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
-        }
-      for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(out + (d + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
-        _mm256_storeu_ps(out + (d + 4 + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
-      }
-    }
-  }
-}
 
 struct Avx256 {
   using Floats = __m256;
@@ -92,13 +56,40 @@ struct Avx256 {
   static Floats PowerOfTwo(Floats n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), All(127)), 23));
   }
-  static Floats Load(const int8_t* from) { return BytesAsFloats(from); }
+  static Floats Load(const int8_t* from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  }
 
   // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there. Their values, which are read next, and
   // the keys behind them are fetched.
   template <class T>
   static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
-    TurnKeys(keys, values, count, dim, out);
+    for (int t = 0; t < kKeys; t += 8) {
+      const int here = std::min(8, count - t);
+      for (int d = 0; d < dim; d += 8) {
+        const size_t next = static_cast<size_t>(t) * dim + 8 * d;  // an eighth of the 8 keys
+        for (size_t i = next; i < next + 64; i += 64 / sizeof(T)) {
+          _mm_prefetch(reinterpret_cast<const char*>(keys + kKeysAhead * dim + i), _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T0);
+        }
+        __m256 a[8], b[8];
+        for (int i = 0; i < 8; i++)
+          a[i] = i < here ? Load(keys + static_cast<size_t>(t + i) * dim + d) : _mm256_setzero_ps();
+        for (int i = 0; i < 8; i += 2) {
+          b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+          b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 4)
+          for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+          }
+        for (int i = 0; i < 4; i++) {
+          _mm256_storeu_ps(out + (d + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
+          _mm256_storeu_ps(out + (d + 4 + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
+        }
+      }
+    }
   }
 
   static __m256i Bytes(const uint8_t* packed) {

@@ -53,7 +53,7 @@ struct Avx512Vnni {
   }
   template <class T>
   static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
-    TurnKeys(keys, values, count, dim, out);
+    Avx256::Turn(keys, values, count, dim, out);
   }
 
   template <int kBits, int kRows, int kVectors>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "attention.h"
 
@@ -30,6 +31,17 @@ inline float Exp1(float x) {
   float lanes[V::kColumns];
   V::Store(lanes, Exp<V>(V::Every(x)));
   return lanes[0];
+}
+
+// Calls work with the constant that `count` is, where that is one of those from 1 to kMost.
+template <int kMost, class Work>
+inline void AsConstant(int count, const Work& work) {
+  if constexpr (kMost > 0) {
+    if (count == kMost)
+      work(std::integral_constant<int, kMost>());
+    else
+      AsConstant<kMost - 1>(count, work);
+  }
 }
 
 // The sum of lanes, as a tree.

@@ -66,6 +66,13 @@ EDGE_EXPORT void edge_pack(int bits, int inputs, int columns, int block, int hal
 EDGE_EXPORT int64_t edge_lend(const uint8_t* packed, size_t bytes) { return Lend(packed, bytes); }
 EDGE_EXPORT void edge_take_back(int64_t lent) { TakeBack(lent); }
 
+// Rows times a packed matrix, the panels from `first` to `last`, in one thread.
+static void Multiply(const Form& form, const Shape& shape, const uint8_t* packed, const Rounding& rows, int count,
+                     int first, int last, float* out) {
+  form.quantize(rows, 0, count);
+  form.multiply(Unpacked(shape, packed, nullptr), {rows.values, rows.scales, rows.sums, count}, out, first, last);
+}
+
 // Whether the form that computes here gives the bits of the portable one.
 EDGE_EXPORT int edge_check() {
   const Form* form = Fastest();
@@ -90,10 +97,9 @@ EDGE_EXPORT int edge_check() {
       std::vector<float> of_rows(count * blocks);
       std::vector<int32_t> sums(count * blocks);
       made[i].resize(count * shape.columns);
-      of.quantize({rows.data(), shape.inputs, shape.padded(), shape.block, values.data(), of_rows.data(), sums.data()},
-                  0, count);
-      const Weights unpacked = Unpacked(shape, packed.data(), nullptr);
-      of.multiply(unpacked, {values.data(), of_rows.data(), sums.data(), count}, made[i].data(), 0, unpacked.panels());
+      Multiply(of, shape, packed.data(),
+               {rows.data(), shape.inputs, shape.padded(), shape.block, values.data(), of_rows.data(), sums.data()},
+               count, 0, static_cast<int>(shape.panels()), made[i].data());
     }
     if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
   }
@@ -110,8 +116,7 @@ EDGE_EXPORT int edge_product(int form, int bits, int inputs, int columns, int bl
     if (!kForms[i]) return 0;
   if (!kForms[form] || !kForms[form]->runs()) return 0;
   const Shape shape{bits, inputs, columns, block, half, zero_points};
-  const Weights weights = Unpacked(shape, packed, nullptr);
-  kForms[form]->quantize({rows, inputs, shape.padded(), block, values, scales, sums}, 0, count);
-  kForms[form]->multiply(weights, {values, scales, sums, count}, out, first, last);
+  Multiply(*kForms[form], shape, packed, {rows, inputs, shape.padded(), block, values, scales, sums}, count, first,
+           last, out);
   return 1;
 }

@@ -11,9 +11,8 @@ constexpr int kAtATime = 8;  // rows of a thread
 
 class Norm {
  public:
-  Norm(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), norm_(form.rows.norm) {
-    if (ort::Status* failed = api.Attribute(info, "epsilon", &epsilon_)) api.Release(failed);
-  }
+  Norm(const ort::Api& api, const ort::Info* info, const Form& form)
+      : api_(api), norm_(form.rows.norm), epsilon_(ort::Attribute(api, info, "epsilon", 1e-12f)) {}  // onnxruntime's
 
   void Compute(ort::Context* context) const {
     const ort::Tensor rows = ort::Input(api_, context, 0), more = ort::Input(api_, context, 1),
@@ -21,20 +20,21 @@ class Norm {
     const int size = static_cast<int>(weight.elements());
     if (!size || size % kLanes || rows.rank < 1 || rows.shape[rows.rank - 1] != size ||
         (more.data && more.elements() != rows.elements()))
-      throw ort::Failure{api_.Fail("rows of another length than expected", ort::kInvalidArgument)};
+      ort::Refuse(api_, "rows of another length than expected");
     auto* out = static_cast<float*>(ort::Output(api_, context, 0, rows.shape.data(), rows.rank));
     size_t outputs = 0;
     ort::Check(api_.Outputs(context, &outputs));
     auto* sum =
         static_cast<float*>(outputs > 3 ? ort::Output(api_, context, 3, rows.shape.data(), rows.rank) : nullptr);
     const int count = static_cast<int>(rows.elements() / size);
-    ort::Parallel(api_, context, (count + kAtATime - 1) / kAtATime, [&](size_t piece) {
-      thread_local std::vector<float> zeros, unread;
-      if (zeros.size() < static_cast<size_t>(size)) zeros.resize(size), unread.resize(size);
-      for (int m = static_cast<int>(piece) * kAtATime; m < count && m < (static_cast<int>(piece) + 1) * kAtATime; m++) {
+    ort::ParallelBy(api_, context, count, kAtATime, [&](int first, int last) {
+      thread_local std::vector<float> nothing, unread;
+      const float* zeros = ort::Reserve(nothing, size);
+      float* dropped = ort::Reserve(unread, size);
+      for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * size;
-        norm_(rows.as<float>() + at, more.data ? more.as<float>() + at : zeros.data(), weight.as<float>(), epsilon_,
-              size, sum ? sum + at : unread.data(), out + at);
+        norm_(rows.as<float>() + at, more.data ? more.as<float>() + at : zeros, weight.as<float>(), epsilon_, size,
+              sum ? sum + at : dropped, out + at);
       }
     });
   }
@@ -42,7 +42,7 @@ class Norm {
  private:
   const ort::Api api_;
   decltype(RowsForm::norm) norm_;
-  float epsilon_ = 1e-12f;  // onnxruntime's
+  float epsilon_;
 };
 
 const Operator<Norm> kNorm{

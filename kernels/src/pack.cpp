@@ -33,8 +33,7 @@ void PackColumn(const Shape& s, const uint8_t* from, uint8_t* to) {
 }  // namespace
 
 size_t PackedBytes(const Shape& s) {
-  const size_t panels = (s.columns + kPanel - 1) / kPanel;
-  return panels * s.padded() * kPanel * s.bits / 8 + s.scales() * ((s.half ? 2 : 4) + (s.zero_points ? 1 : 0));
+  return s.panels() * s.padded() * kPanel * s.bits / 8 + s.scales() * ((s.half ? 2 : 4) + (s.zero_points ? 1 : 0));
 }
 
 Weights Unpacked(const Shape& s, const uint8_t* packed, const float* bias) {

@@ -9,9 +9,8 @@ struct Shape {
   int bits, inputs, columns, block, half, zero_points;  // inputs: without those that fill up the last block
 
   int padded() const { return (inputs + block - 1) / block * block; }
-  size_t scales() const {  // number of them
-    return static_cast<size_t>((columns + kPanel - 1) / kPanel) * (padded() / block) * kPanel;
-  }
+  size_t panels() const { return (static_cast<size_t>(columns) + kPanel - 1) / kPanel; }
+  size_t scales() const { return panels() * (padded() / block) * kPanel; }  // number of them
   bool supported() const {
     return (bits == 2 || bits == 4 || bits == 8) && inputs > 0 && columns > 0 && block > 0 && block % kStep == 0 &&
            (block <= kLargest || (block == inputs && !zero_points && inputs <= kLongest));

@@ -5,8 +5,6 @@
 // which it takes silu(gate) * up, or gelu(gate) * up where it is 2; with `norm` it takes the norm of its rows and of
 // input 6 together, by the weights that are input 7, and writes their sum to its second output.
 #include <cstring>
-#include <memory>
-#include <new>
 #include <vector>
 
 #include "operators.h"
@@ -20,40 +18,35 @@ constexpr size_t kPiece = 1 << 17;                // bytes of weights that a thr
 constexpr size_t kShares = 4;                     // of which the pieces are a multiple: threads share them evenly
 constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
-
-struct Aligned {
-  void* operator()(size_t bytes) const { return ::operator new(bytes, std::align_val_t{kAlignment}); }
-};
+constexpr int kAtATime = 8;                       // rows that a thread rounds
 
 class Product {
  public:
   Product(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form) {
-    auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, 0)); };
+    auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, int64_t{0})); };
     shape_ = {number("bits"), number("K"), number("N"), number("block_size"), number("half"), number("zero_points")};
     const ort::Tensor bias = ort::Constant(api, info, 5);
     const uint8_t* packed =
-        shape_.supported() ? Lent(ort::Attribute(api, info, "lent", 0), PackedBytes(shape_)) : nullptr;
-    if (!packed) throw ort::Failure{api.Fail("no packed weights of this operator's size", ort::kInvalidArgument)};
+        shape_.supported() ? Lent(ort::Attribute(api, info, "lent", int64_t{0}), PackedBytes(shape_)) : nullptr;
+    if (!packed) ort::Refuse(api, "no packed weights of this operator's size");
     if (bias.data) {
-      bias_.resize((shape_.columns + kPanel - 1) / kPanel * kPanel);
+      bias_.resize(shape_.panels() * kPanel);
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
     weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
     gate_ = number("gate") == 1 ? form_.rows.silu_gate : number("gate") == 2 ? form_.rows.gelu_gate : nullptr;
     if (number("norm")) {
       norm_ = ort::Constant(api, info, kNormWeight).as<float>();
-      if (!norm_) throw ort::Failure{api.Fail("a norm without weights", ort::kInvalidArgument)};
-      if (ort::Status* failed = api.Attribute(info, "epsilon", &epsilon_)) api.Release(failed);
+      if (!norm_) ort::Refuse(api, "a norm without weights");
+      epsilon_ = ort::Attribute(api, info, "epsilon", 0.0f);
     }
-    if ((gate_ || norm_) && shape_.inputs % kLanes)
-      throw ort::Failure{api.Fail("rows of another length than expected", ort::kInvalidArgument)};
+    if ((gate_ || norm_) && shape_.inputs % kLanes) ort::Refuse(api, "rows of another length than expected");
   }
 
   void Compute(ort::Context* context) const {
     const ort::Tensor rows = ort::Input(api_, context, 0);
     const int inputs = shape_.inputs, width = gate_ ? 2 * inputs : inputs;
-    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width)
-      throw ort::Failure{api_.Fail("rows of another width than the matrix", ort::kInvalidArgument)};
+    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width) ort::Refuse(api_, "rows of another width than the matrix");
     auto made = rows.shape;
     made[rows.rank - 1] = shape_.columns;
     auto* out = static_cast<float*>(ort::Output(api_, context, 0, made.data(), rows.rank));
@@ -62,7 +55,7 @@ class Product {
     float* sum = nullptr;
     if (norm_) {
       const ort::Tensor other = ort::Input(api_, context, kNormMore);
-      if (other.elements() != rows.elements()) throw ort::Failure{api_.Fail("rows that do not go together")};
+      if (other.elements() != rows.elements()) ort::Refuse(api_, "rows that do not go together");
       more = other.as<float>();
       size_t outputs = 0;
       ort::Check(api_.Outputs(context, &outputs));
@@ -74,23 +67,24 @@ class Product {
     thread_local std::vector<int8_t> values;  // of the thread that runs the graph; others read them
     thread_local std::vector<float> scales;
     thread_local std::vector<int32_t> sums;
-    Reserve(values, static_cast<size_t>(count) * padded);
-    Reserve(scales, static_cast<size_t>(count) * blocks);
-    Reserve(sums, static_cast<size_t>(count) * blocks);
-    // `values` and the like are another vector in each thread
-    const Rounding all{from, inputs, padded, shape_.block, values.data(), scales.data(), sums.data()};
+    const Rounding all{from,
+                       inputs,
+                       padded,
+                       shape_.block,
+                       ort::Reserve(values, static_cast<size_t>(count) * padded),
+                       ort::Reserve(scales, static_cast<size_t>(count) * blocks),
+                       ort::Reserve(sums, static_cast<size_t>(count) * blocks)};
     auto round = [&](int first, int last) {
       if (!gate_ && !norm_) return form_.quantize(all, first, last);
-      thread_local std::vector<float> row, unread;
-      Reserve(row, inputs);
-      if (norm_ && !sum) Reserve(unread, inputs);
+      thread_local std::vector<float> room, unread;
+      float *row = ort::Reserve(room, inputs), *dropped = norm_ && !sum ? ort::Reserve(unread, inputs) : nullptr;
       for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
         if (gate_)
-          gate_(from + static_cast<size_t>(m) * width, inputs, row.data());
+          gate_(from + static_cast<size_t>(m) * width, inputs, row);
         else
-          form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : unread.data(), row.data());
-        form_.quantize({row.data(), inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
+          form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
+        form_.quantize({row, inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
                         all.scales + block, all.sums + block},
                        0, 1);
       }
@@ -98,30 +92,19 @@ class Product {
     if (count < kManyRows) {
       round(0, count);
     } else {
-      const int each = 8;
-      ort::Parallel(api_, context, (count + each - 1) / each, [&](size_t i) {
-        const int first = static_cast<int>(i) * each;
-        round(first, std::min(count, first + each));
-      });
+      ort::ParallelBy(api_, context, count, kAtATime, round);
     }
-    const Rows rounded{values.data(), scales.data(), sums.data(), count};
+    const Rows rounded{all.values, all.scales, all.sums, count};
     const int panels = weights_.panels();
     const size_t bytes = panels * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
     const bool alone = bytes * ((count + 3) / 4) < ort::kAlone;
     const size_t pieces = alone ? 1 : (least + kShares - 1) / kShares * kShares;
     const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
-    ort::Parallel(api_, context, (panels + each - 1) / each, [&](size_t i) {
-      const int first = static_cast<int>(i) * each;
-      form_.multiply(weights_, rounded, out, first, std::min(panels, first + each));
-    });
+    ort::ParallelBy(api_, context, panels, each,
+                    [&](int first, int last) { form_.multiply(weights_, rounded, out, first, last); });
   }
 
  private:
-  template <class T>
-  static void Reserve(std::vector<T>& room, size_t size) {
-    if (room.size() < size) room.resize(size);
-  }
-
   const ort::Api api_;
   const Form& form_;
   Shape shape_;

@@ -1,9 +1,11 @@
 // What operators ask of onnxruntime, with its errors as exceptions.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <utility>
+#include <vector>
 
 #include "ort_api.h"
 
@@ -16,6 +18,8 @@ struct Failure {
 inline void Check(Status* status) {
   if (status) throw Failure{status};
 }
+
+[[noreturn]] inline void Refuse(const Api& api, const char* why) { throw Failure{api.Fail(why, kInvalidArgument)}; }
 
 struct Tensor {
   void* data = nullptr;  // null where an optional input is not there
@@ -71,8 +75,10 @@ inline void* Output(const Api& api, Context* context, size_t index, const int64_
   return data;
 }
 
-inline int64_t Attribute(const Api& api, const Info* info, const char* name, int64_t otherwise) {
-  int64_t value = otherwise;
+// A node's number; `otherwise` where it has none of that name.
+template <class T>
+T Attribute(const Api& api, const Info* info, const char* name, T otherwise) {
+  T value = otherwise;
   if (Status* failed = api.Attribute(info, name, &value)) {
     api.Release(failed);
     return otherwise;
@@ -100,6 +106,22 @@ void Parallel(const Api& api, const Context* context, size_t pieces, const Work&
   };
   constexpr size_t threads = 64;  // as many as there are take part
   Check(api.ParallelFor(context, take, pieces < threads ? pieces : threads, &shared));
+}
+
+// The same of `count` things, so many at a time: work(first, last).
+template <class Work>
+void ParallelBy(const Api& api, const Context* context, int count, int each, const Work& work) {
+  Parallel(api, context, (count + each - 1) / each, [&](size_t i) {
+    const int first = static_cast<int>(i) * each;
+    work(first, std::min(count, first + each));
+  });
+}
+
+// Memory that is kept for the next step, of at least this size.
+template <class T>
+T* Reserve(std::vector<T>& room, size_t size) {
+  if (room.size() < size) room.resize(size);
+  return room.data();
 }
 
 }  // namespace edge::ort

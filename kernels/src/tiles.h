@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
+#include "functions.h"
 #include "lanes.h"
 
 namespace edge {
@@ -66,19 +66,15 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
   }
 }
 
-// All rows of kVectors vectors, in tiles of kRows and a last one of what is left.
-template <class V, int kBits, int kRows, int kVectors, int... kLeft>
-inline void Column(const Weights& w, const Rows& rows, float* out, int vector, std::integer_sequence<int, kLeft...>) {
-  int m = 0;
-  for (; m + kRows <= rows.count; m += kRows) Tile<V, kBits, kRows, kVectors>(w, rows, out, vector, m);
-  const int left = rows.count - m;
-  ((left == kLeft + 1 ? Tile<V, kBits, kLeft + 1, kVectors>(w, rows, out, vector, m) : void()), ...);
-}
-
+// All rows, in tiles of kRows and kVectors vectors and a last one of what is left.
 template <class V, int kBits, int kRows, int kVectors>
 inline void Columns(const Weights& w, const Rows& rows, float* out, int& vector, int end) {
-  for (; vector + kVectors <= end; vector += kVectors)
-    Column<V, kBits, kRows, kVectors>(w, rows, out, vector, std::make_integer_sequence<int, kRows - 1>());
+  for (; vector + kVectors <= end; vector += kVectors) {
+    int m = 0;
+    for (; m + kRows <= rows.count; m += kRows) Tile<V, kBits, kRows, kVectors>(w, rows, out, vector, m);
+    AsConstant<kRows - 1>(rows.count - m,
+                          [&](auto left) { Tile<V, kBits, left.value, kVectors>(w, rows, out, vector, m); });
+  }
 }
 
 template <class V>
