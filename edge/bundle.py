@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -151,15 +152,23 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole, in a folder that is made where there is none; OSError where it cannot be written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file that takes the place of `path` when it was written whole, in a folder that is made where there is none.
+    Threads and processes may do so at a time. OSError where it cannot be written."""
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        part.write_text(text, encoding="utf-8")
+        yield part
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole: see `replacing`."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)

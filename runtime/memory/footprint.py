@@ -244,13 +244,11 @@ def _width(group: TensorGroup | None, dims: Dims | EncoderDims, inner: int) -> i
 
 def _packed(group: TensorGroup, mapped: bool = False) -> int:
     """Bytes of a group's matrices as the kernels keep them, with zero points. mapped: those in blocks are in files."""
-    if mapped and group.block_size and not group.method.startswith(ROWS):
-        return 0
     if not group.block_size:
         return group.parameters * FLOAT
     if group.method.startswith(ROWS):
         return group.bytes
-    return group.bytes + group.parameters // group.block_size * BLOCK_SUM
+    return 0 if mapped else group.bytes + group.parameters // group.block_size * BLOCK_SUM
 
 
 def _tokenizer(bundle: Bundle, size: int) -> tuple[int, int]:

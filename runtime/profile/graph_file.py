@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from edge.errors import BundleError
+from edge.runtime.providers.graph_wires import numbers
 from edge.runtime.providers.onnx_proto import ModelProto
 
 # Bits of one value by TensorProto.DataType.
@@ -51,4 +52,4 @@ def _nbytes(tensor: Any) -> int:
 
 def _node(node: Any, sizes: dict[str, int]) -> Node:
     weights = {name: sizes[name] for name in node.input if name in sizes}
-    return Node(node.op_type, weights, {each.name: each.i for each in node.attribute if each.HasField("i")})
+    return Node(node.op_type, weights, numbers(node))

@@ -79,7 +79,7 @@ def graphs(graph: Any) -> Iterator[Any]:
 
 def numbers(node: Any) -> dict[str, int]:
     """A node's attributes that are whole numbers."""
-    return {attribute.name: attribute.i for attribute in node.attribute}
+    return {attribute.name: attribute.i for attribute in node.attribute if attribute.HasField("i")}
 
 
 def number(node: Any, name: str, otherwise: float) -> float:

@@ -68,10 +68,11 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         matrices = _find(model.graph)
         if not matrices:
             return None
-        packed = packed_weights(bundle, kernels, _of_all_graphs(bundle) | matrices)
+        packed = packed_weights(
+            bundle, kernels, matrices.values(), lambda: (_of_all_graphs(bundle) | matrices).values()
+        )
         read = _take(model.graph, matrices, packed)
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        take_attention(model.graph, bundle.manifest.kv.layers)  # which puts nodes of branches into the graph
         for graph in graphs(model.graph):
             take_attention(graph, bundle.manifest.kv.layers)
             take_what_comes_before(graph, stored)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from edge.runtime.providers.graph_wires import INT, Wires, set_inputs
+from edge.runtime.providers.kernel_nodes import PRODUCT, THEIRS
 
-THEIRS, PRODUCT, OURS = "com.microsoft", "MatMulIntegerToFloat", "MatMulNBits"
-ROWS = "by_rows"  # the attribute of those that were made of PRODUCT: one block for each column
+INT8_PRODUCT = "MatMulIntegerToFloat"
+ROWS = "by_rows"  # the attribute of those that were made of INT8_PRODUCT: one block for each column
 STEP, MIDDLE = np.float32(1 / 127).tobytes(), bytes([128])  # of rows relative to their largest; their zero point
 UNIT = 32  # that the number of inputs must be a multiple of
-VALUES, WEIGHT, SIZE, SCALES, ZERO, WEIGHT_ZERO, BIAS = range(7)  # inputs of PRODUCT
+VALUES, WEIGHT, SIZE, SCALES, ZERO, WEIGHT_ZERO, BIAS = range(7)  # inputs of INT8_PRODUCT
 
 
 def take_rows(graph: Any) -> None:
@@ -24,7 +25,7 @@ def take_rows(graph: Any) -> None:
     wires, gone = Wires(graph), list[int]()
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in wires.nodes:
-        if (node.op_type, node.domain) != (PRODUCT, THEIRS):
+        if (node.op_type, node.domain) != (INT8_PRODUCT, THEIRS):
             continue
         inputs = [*node.input, *[""] * 7]
         rows, weight = _rounded(inputs, wires, stored), stored.get(inputs[WEIGHT])
@@ -43,7 +44,7 @@ def take_rows(graph: Any) -> None:
             if other in stored and [*stored[other].dims] == [weight.dims[1]]:
                 last, bias = sum_of, other
                 gone.append(last)
-        node.op_type = OURS
+        node.op_type = PRODUCT
         set_inputs(node, [x, inputs[WEIGHT], inputs[SCALES], "", "", bias])
         node.output[0] = wires.nodes[last].output[0]
         del node.attribute[:]

@@ -12,8 +12,7 @@ import json
 import mmap
 import os
 import struct
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import WEIGHTS, Bundle
+from edge.bundle import WEIGHTS, Bundle, replacing
 from edge.home import cache_dir, drop_oldest, mark_used
 from edge.runtime.providers.kernels import Kernels, Layout
 
@@ -76,8 +75,10 @@ class PackedWeights:
         return self._bytes[start : start + size], _layout(matrix, bool(half))
 
 
-def packed_weights(bundle: Bundle, kernels: Kernels, matrices: Mapping[str, Matrix]) -> PackedWeights:
-    """The packed matrices of a bundle; those with these names are made where the cache has none.
+def packed_weights(
+    bundle: Bundle, kernels: Kernels, wanted: Iterable[Matrix], everything: Callable[[], Iterable[Matrix]]
+) -> PackedWeights:
+    """The packed matrices of a bundle. Where the cache lacks some that are wanted, `everything` is packed.
 
     Raises:
         OSError: they can neither be read nor be written.
@@ -87,16 +88,11 @@ def packed_weights(bundle: Bundle, kernels: Kernels, matrices: Mapping[str, Matr
     path = folder / f"{weights.sha256[:16]}-{kernels.version}.bin"
     with contextlib.suppress(OSError, ValueError):
         found = PackedWeights(path)
-        if found.has(matrices.values()):
+        if found.has(wanted):
             mark_used(path)
             return found
-    folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
-    try:
-        _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), matrices.values())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path) as part:
+        _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything())
     drop_oldest(folder, KEPT)
     return PackedWeights(path)
 

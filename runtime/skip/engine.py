@@ -38,10 +38,6 @@ class SegmentedEngine(Engine):
     def supports_batching(self) -> bool:
         return super().supports_batching and not self.policy.watched
 
-    @property
-    def independent(self) -> bool:
-        return all(session.independent for session in self.sessions.values())
-
     def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         return min(super().max_exact_step(cache), self.policy.max_exact_step(cache))
@@ -52,9 +48,9 @@ class SegmentedEngine(Engine):
         return cache
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
-        spare, placed = int(self.exact), "key_positions.0" in self.session.inputs
+        spare, placed = int(self.pads), "key_positions.0" in self.session.inputs
         kv = self.bundle.manifest.kv
-        return SegmentedCache(self.provider, kv, rows, self._layers, cross, spare, self.exact, placed)
+        return SegmentedCache(self.provider, kv, rows, self._layers, cross, spare, self.pads, placed)
 
     def weight(self, unit: int) -> float:
         """How many layers a unit is; a half counts half."""

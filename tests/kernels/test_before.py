@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from quantized_matrices import aligned, matrix_of
+from quantized_matrices import matrix_of
 
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.cpu import session_options
@@ -26,7 +26,7 @@ def run(kernels: Kernels) -> Run:
     """A product with these attributes, of these inputs by their numbers, of which 7 is part of the graph."""
     matrix = matrix_of(INPUTS, COLUMNS, BLOCK, 4, zeros=True)
     layout = Layout(4, INPUTS, COLUMNS, BLOCK, half=False, zero_points=True)
-    packed = aligned(kernels.packed_bytes(layout))
+    packed = np.empty(kernels.packed_bytes(layout), np.uint8)
     kernels.pack(layout, matrix.stored(), matrix.scales, matrix.points(), packed)
 
     def made(given: dict[int, NDArray[np.float32]], outputs: int = 1, **attributes: Any) -> list[NDArray[Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from quantized_matrices import Matrix, aligned, matrix_of
+from quantized_matrices import Matrix, matrix_of
 
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.kernels import Kernels, Layout
@@ -35,7 +35,7 @@ class Product:
     def __init__(self, kernels: Kernels, matrix: Matrix, *, half: bool = False) -> None:
         columns, inputs = matrix.values.shape
         self._layout = Layout(matrix.bits, inputs, columns, matrix.block, half, matrix.zero_points is not None)
-        self._packed = aligned(kernels.packed_bytes(self._layout))
+        self._packed = np.empty(kernels.packed_bytes(self._layout), np.uint8)
         kernels.pack(self._layout, matrix.stored(), matrix.scales, matrix.points(), self._packed)
         self._call = kernels.calls.edge_product
         self._call.argtypes = (
@@ -49,7 +49,7 @@ class Product:
         shape, count = self._layout, len(rows)
         blocks = -(-shape.inputs // shape.block)
         room = (
-            aligned(count * blocks * shape.block),
+            np.empty(count * blocks * shape.block, np.int8),
             np.empty((count, blocks), np.float32),
             np.empty((count, blocks), np.int32),
         )
