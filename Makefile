@@ -75,17 +75,17 @@ $(VENV)/.gguf: $(SOURCES) | $(VENV)/bin/python
 # Kernels of our own, where they were measured: they need a C++ compiler, and edge runs without them too.
 $(VENV)/.kernels: $(wildcard kernels/*.* kernels/src/*.* kernels/edge_kernels/*.py) | $(VENV)/bin/python
 	@if [ "$(KERNELS)" = off ]; then \
-		echo "Kernels: onnxruntime's own, as asked for."; \
+		echo "Kernels: onnxruntime's, as asked for."; \
 	elif [ -n "$(KERNELS)" ]; then \
 		echo "Kernels: installing $(KERNELS)."; $(PIP_INSTALL) --force-reinstall $(KERNELS); \
 	elif ! uname -m | grep -qE '^(x86_64|amd64)$$'; then \
-		echo "Kernels: onnxruntime's own (those of edge were measured on x86 alone; pip install ./kernels builds them)."; \
+		echo "Kernels: onnxruntime's. Those of edge were measured on x86 alone; pip install ./kernels builds them."; \
 	elif ! command -v c++ > /dev/null; then \
-		echo "Kernels: onnxruntime's own, which are slower (there is no C++ compiler here to build those of edge)."; \
+		echo "Kernels: onnxruntime's. Those of edge are faster, but there is no C++ compiler (c++) here to build them."; \
 	elif $(PIP_INSTALL) ./kernels; then \
-		echo "Kernels: those of edge, which were built here."; \
+		echo "Kernels: those of edge, which were built here and answer faster than onnxruntime's."; \
 	else \
-		echo "Kernels: onnxruntime's own, which are slower (those of edge could not be built, see above)."; \
+		echo "Kernels: onnxruntime's. Those of edge are faster, but could not be built, for the reason above."; \
 	fi
 	@touch $@
 
