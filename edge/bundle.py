@@ -154,8 +154,8 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file that takes the place of `path` when it was written whole, in a folder that is made where there is none.
-    Threads and processes may do so at a time. OSError where it cannot be written."""
+    """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
+    threads and processes may do so at the same time. OSError where it cannot be written."""
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
