@@ -229,12 +229,13 @@ def test_an_answer_has_the_same_tokens_and_nearly_the_same_logits(
     cases = read_golden(open_bundle(folder / f"{name}.edge")).cases
     recorded = np.concatenate([case.greedy_ids for case in cases])
     assert np.linalg.norm(there - here) < APART * np.linalg.norm(here - here.mean())
-    # How many other tokens there are is chance: 2 to 9 of 96, by the order of the sentences that int4 is calibrated on
-    # and by the processor that calibrates. Each must be nearly as likely here.
-    others, near = there.argmax(1) != recorded, 0.1 * here.std()
-    best = np.sort(here[others], axis=1)
-    assert (best[:, -1] - best[:, -2] < near).all(), "other tokens are near-ties here"
-    assert (there.max(1) - there[np.arange(len(recorded)), recorded] < near).all(), "and there"
+    # How many other tokens there are, and how near they were, is chance: 2 to 9 of 96, by the order of the sentences
+    # that int4 is calibrated on and by the processor that calibrates. What makes a token another must be the noise of
+    # all of its step: that parts two logits by 4.4 of the step's deviations at most, one wrong column of 320 by 15.
+    moved = there - here
+    steps = np.flatnonzero(there.argmax(1) != recorded)
+    apart = moved[steps, there.argmax(1)[steps]] - moved[steps, recorded[steps]]
+    assert (apart < 8 * moved[steps].std(axis=1)).all(), "another token is no near-tie"
 
 
 @pytest.mark.parametrize("processor", CPUS)
