@@ -20,12 +20,16 @@ constexpr int kLanes = 16;   // sums that the sum of a block's weights is made o
 // queries: [tokens, heads, dim], rotated and scaled. keys, values: [kv_heads, capacity, dim], of float32, or of int8
 // where `bytes`; the step's own are in them already. past: rows before the step's. window: rows that a token attends
 // to, itself included; 0 for all. bias: added to scores, [.., heads or 1, tokens, keys], or null; its strides are in
-// floats.
+// floats. rounded: the queries as `AttentionForm.round` makes them, [tokens, heads, 2, dim], where `bytes`; their
+// scales [tokens, heads] and sums [tokens, heads, 2].
 struct Attention {
   int heads, kv_heads, dim, tokens, past, capacity, window;
   bool bytes;
   const float* queries;
   const void *keys, *values;
+  const int8_t* rounded;
+  const float* rounded_scales;
+  const int32_t* rounded_sums;
   const float* bias;
   size_t bias_head, bias_token;
 
@@ -44,6 +48,11 @@ struct AttentionForm {
   // x [dim], of which 2 * half dimensions turn, to out; times `factor`, and each times its own of `factors`, or null.
   void (*rotate)(const float* x, const float* cos, const float* sin, int half, int dim, float factor,
                  const float* factors, float* out);
+  // A query [dim] to integers of 15 bits, each 128 times a byte plus a second byte, in a form's own order. sums: of the
+  // first bytes, and of the second.
+  void (*round)(const float* x, int dim, int8_t* to, float& scale, int32_t* sums);
+  // Keys or values [dim] to bytes: each divided by its own of `scales`.
+  void (*to_bytes)(const float* x, const float* scales, int dim, int8_t* to);
   // The states of the tokens from `first` to `last` for the heads of a group: [token, head of the group].
   void (*chunk)(const Attention&, int kv_head, int chunk, int first, int last, float* states);
   // Put `more` to `state`, which has what comes before.

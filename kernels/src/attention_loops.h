@@ -6,15 +6,16 @@
 #include <cstring>
 
 #include "attention.h"
+#include "attention_bytes.h"
 #include "functions.h"
 
 namespace edge {
 namespace {
 
-// scores [kRows, kKeys] = queries [kRows, dim] times keys [dim, kKeys].
+// scores [kRows, kKeys] = queries [kRows, dim] times keys [dim, kKeys], of which the first `count` are there.
 template <class V, int kRows, int kVectors>
-inline void Scores(const float* const* queries, const float* keys, int dim, float* scores) {
-  for (int from = 0; from < kKeys; from += kVectors * V::kColumns) {
+inline void Scores(const float* const* queries, const float* keys, int count, int dim, float* scores) {
+  for (int from = 0; from < count; from += kVectors * V::kColumns) {
     typename V::Floats acc[kRows][kVectors];
     for (auto& of_row : acc)
       for (auto& each : of_row) each = V::Zero();
@@ -32,8 +33,8 @@ inline void Scores(const float* const* queries, const float* keys, int dim, floa
 }
 
 // states [kRows] += weights [kRows, kKeys] times values [count, dim], each state times its `kept` before.
-template <class V, class T, int kRows, int kVectors>
-inline void Values(const float* weights, const T* values, int count, int dim, int from, const float* kept,
+template <class V, int kRows, int kVectors>
+inline void Values(const float* weights, const float* values, int count, int dim, int from, const float* kept,
                    float* const* states) {
   typename V::Floats acc[kRows][kVectors];
   for (int m = 0; m < kRows; m++)
@@ -56,14 +57,7 @@ inline void Values(const float* weights, const T* values, int count, int dim, in
 // maximum and sum are brought forward. Returns what the state's values are to be multiplied by.
 template <class V>
 inline float Weigh(float* scores, const float* bias, int begin, int end, float* state) {
-  if (begin > 0 || end < kKeys)
-    for (int t = 0; t < kKeys; t++)
-      if (t < begin || t >= end) scores[t] = kNone;
-  if (bias)
-    for (int t = begin; t < end; t++) scores[t] += bias[t];
-  auto most = V::Load(scores);
-  for (int t = V::kColumns; t < kKeys; t += V::kColumns) most = V::Max(most, V::Load(scores + t));
-  const float largest = std::max(state[0], V::Largest(most));
+  const float largest = std::max(state[0], LargestScore<V>(scores, bias, begin, end));
   if (largest == kNone) {
     std::memset(scores, 0, kKeys * sizeof(float));
     return 1;
@@ -87,9 +81,9 @@ inline float Weigh(float* scores, const float* bias, int begin, int end, float* 
 constexpr int kTile = 6;  // rows
 
 // One block of keys for `kRows` rows; a row is a token and a head of the group.
-template <class V, class T, int kRows>
+template <class V, int kRows>
 inline void OfRows(const Attention& a, int kv_head, int row, int first_token, int block, int count, const float* keys,
-                   const T* values, float* states) {
+                   const float* values, float* states) {
   const int group = a.group();
   const float* queries[kRows];
   float* of_row[kRows];
@@ -99,7 +93,7 @@ inline void OfRows(const Attention& a, int kv_head, int row, int first_token, in
     queries[m] = a.queries + (static_cast<size_t>(token) * a.heads + head) * a.dim;
     of_row[m] = states + (row + m) * StateSize(a.dim);
   }
-  Scores<V, kRows, 2>(queries, keys, a.dim, scores);
+  Scores<V, kRows, 2>(queries, keys, count, a.dim, scores);
   for (int m = 0; m < kRows; m++) {
     const int token = first_token + (row + m) / group, head = kv_head * group + (row + m) % group;
     const float* bias = a.bias ? a.bias + head * a.bias_head + token * a.bias_token + block : nullptr;
@@ -108,41 +102,57 @@ inline void OfRows(const Attention& a, int kv_head, int row, int first_token, in
   }
   int from = 0;
   for (; from + 2 * V::kColumns <= a.dim; from += 2 * V::kColumns)
-    Values<V, T, kRows, 2>(scores, values, count, a.dim, from, kept, of_row);
-  for (; from < a.dim; from += V::kColumns) Values<V, T, kRows, 1>(scores, values, count, a.dim, from, kept, of_row);
+    Values<V, kRows, 2>(scores, values, count, a.dim, from, kept, of_row);
+  for (; from < a.dim; from += V::kColumns) Values<V, kRows, 1>(scores, values, count, a.dim, from, kept, of_row);
 }
 
-template <class V, class T>
-inline void ChunkOf(const Attention& a, int kv_head, int chunk, int first, int last, float* states) {
+// The blocks of a chunk, each by `of_block(block, count)` and then, tile after tile of rows, `of_rows(kRows, row,
+// block, count)`.
+template <class OfBlock, class Rows>
+inline void Blocks(const Attention& a, int chunk, int first, int last, float* states, const OfBlock& of_block,
+                   const Rows& of_rows) {
   const int rows = (last - first) * a.group();
   for (int row = 0; row < rows; row++) {
     float* state = states + row * StateSize(a.dim);
     std::fill(state, state + StateSize(a.dim), 0.0f);
     state[0] = kNone;
   }
-  const size_t head = static_cast<size_t>(kv_head) * a.capacity * a.dim;
-  const T *keys = static_cast<const T*>(a.keys) + head, *values = static_cast<const T*>(a.values) + head;
-  alignas(64) float turned[kKeys * 256];
   for (int block = chunk * kChunk; block < std::min((chunk + 1) * kChunk, a.end(last - 1)); block += kKeys) {
     if (block + kKeys <= a.begin(first)) continue;  // before all windows
     const int count = std::min(kKeys, a.end(last - 1) - block);
-    const T* of_block = values + static_cast<size_t>(block) * a.dim;
-    V::Turn(keys + static_cast<size_t>(block) * a.dim, of_block, count, a.dim, turned);
+    of_block(block, count);
     int row = std::max(0, (block - a.past - first)) * a.group();  // earlier tokens have none of these keys
-    for (; row + kTile <= rows; row += kTile)
-      OfRows<V, T, kTile>(a, kv_head, row, first, block, count, turned, of_block, states);
-    AsConstant<kTile - 1>(rows - row, [&](auto left) {
-      OfRows<V, T, left.value>(a, kv_head, row, first, block, count, turned, of_block, states);
-    });
+    for (; row + kTile <= rows; row += kTile) of_rows(std::integral_constant<int, kTile>(), row, block, count);
+    AsConstant<kTile - 1>(rows - row, [&](auto left) { of_rows(left, row, block, count); });
   }
 }
 
 template <class V>
 void Chunk(const Attention& a, int kv_head, int chunk, int first, int last, float* states) {
-  if (a.bytes)
-    ChunkOf<V, int8_t>(a, kv_head, chunk, first, last, states);
-  else
-    ChunkOf<V, float>(a, kv_head, chunk, first, last, states);
+  const size_t head = static_cast<size_t>(kv_head) * a.capacity * a.dim;
+  if (a.bytes) {
+    const int8_t *keys = static_cast<const int8_t*>(a.keys) + head,
+                 *values = static_cast<const int8_t*>(a.values) + head;
+    alignas(64) int32_t turned_keys[kKeys * 256 / 4];
+    alignas(64) int16_t turned_values[kKeys * 256];
+    auto turn = [&](int block, int count) {
+      V::TurnKeys(keys + static_cast<size_t>(block) * a.dim, count, a.dim, turned_keys);
+      V::TurnValues(values + static_cast<size_t>(block) * a.dim, count, a.dim, turned_values);
+    };
+    Blocks(a, chunk, first, last, states, turn, [&](auto tile, int row, int block, int count) {
+      BytesRows<V, tile.value>(a, kv_head, row, first, block, count, turned_keys, turned_values, states);
+    });
+    return;
+  }
+  const float *keys = static_cast<const float*>(a.keys) + head, *values = static_cast<const float*>(a.values) + head;
+  alignas(64) float turned[kKeys * 256];
+  auto of_block = [&](int block) { return values + static_cast<size_t>(block) * a.dim; };
+  auto turn = [&](int block, int count) {
+    V::Turn(keys + static_cast<size_t>(block) * a.dim, of_block(block), count, a.dim, turned);
+  };
+  Blocks(a, chunk, first, last, states, turn, [&](auto tile, int row, int block, int count) {
+    OfRows<V, tile.value>(a, kv_head, row, first, block, count, turned, of_block(block), states);
+  });
 }
 
 template <class V>
@@ -194,7 +204,7 @@ void Rotate(const float* x, const float* cos, const float* sin, int half, int di
 
 template <class V>
 constexpr AttentionForm AttentionOf() {
-  return {Rotate<V>, Chunk<V>, Merge<V>, Finish<V>};
+  return {Rotate<V>, Round<V>, ToBytes<V>, Chunk<V>, Merge<V>, Finish<V>};
 }
 
 }  // namespace

@@ -68,8 +68,14 @@ class GroupQuery {
     const int group = heads_ / kv_heads_;
     if (!tokens) return;
 
-    thread_local std::vector<float> queries, states;
-    float* rotated = ort::Reserve(queries, static_cast<size_t>(tokens) * heads_ * dim);
+    thread_local std::vector<float> queries, states, scales;
+    thread_local std::vector<int8_t> bytes_of_queries;
+    thread_local std::vector<int32_t> sums;
+    const size_t all_heads = static_cast<size_t>(tokens) * heads_;
+    float* rotated = ort::Reserve(queries, all_heads * dim);
+    int8_t* rounded = bytes ? ort::Reserve(bytes_of_queries, all_heads * dim * 2) : nullptr;
+    float* rounded_scales = bytes ? ort::Reserve(scales, all_heads) : nullptr;
+    int32_t* rounded_sums = bytes ? ort::Reserve(sums, all_heads * 2) : nullptr;
 
     for (int b = 0; b < batch; b++) {
       const int past = last.as<int32_t>()[b] + 1 - tokens;
@@ -96,8 +102,10 @@ class GroupQuery {
         }
         for (int h = 0; h < heads_; h++) {
           const float* factors = bytes ? key_scale.as<float>() + h / group * dim : nullptr;
-          form_.rotate(from + static_cast<size_t>(t) * width + h * dim, c, s, half, dim, Scale(dim), factors,
-                       rotated + (static_cast<size_t>(t) * heads_ + h) * dim);
+          const size_t at = static_cast<size_t>(t) * heads_ + h;
+          float* made = rotated + at * dim;
+          form_.rotate(from + static_cast<size_t>(t) * width + h * dim, c, s, half, dim, Scale(dim), factors, made);
+          if (bytes) form_.round(made, dim, rounded + at * dim * 2, rounded_scales[at], rounded_sums + 2 * at);
         }
         for (int h = 0; h < kv_heads_; h++) {
           const size_t at = h * head_bytes + (past + t) * dim * size;
@@ -110,8 +118,8 @@ class GroupQuery {
           }
           float turned[256];
           form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr, turned);
-          ToBytes(turned, key_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_keys + at));
-          ToBytes(value_from, value_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_values + at));
+          form_.to_bytes(turned, key_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_keys + at));
+          form_.to_bytes(value_from, value_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_values + at));
         }
       };
       const bool few = tokens <= kFewTokens;
@@ -120,8 +128,8 @@ class GroupQuery {
       else
         ort::Parallel(api_, context, tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
 
-      Attention a{heads_, kv_heads_, dim,     tokens,    past,    capacity, window_,
-                  bytes,  rotated,   of_keys, of_values, nullptr, 0,        0};
+      Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
+                  of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0};
       if (bias.data) {
         a.bias_token = bias.shape[3];
         a.bias_head = bias.shape[1] > 1 ? bias.shape[2] * bias.shape[3] : 0;
@@ -146,11 +154,6 @@ class GroupQuery {
     if (from == to) return;
     for (int h = 0; h < kv_heads_; h++)
       std::memcpy(to + h * head_bytes, from + static_cast<size_t>(h) * rows * row_bytes, count * row_bytes);
-  }
-
-  static void ToBytes(const float* from, const float* scales, int dim, int8_t* to) {
-    for (int d = 0; d < dim; d++)
-      to[d] = static_cast<int8_t>(std::clamp(std::nearbyint(from[d] / scales[d]), -128.0f, 127.0f));
   }
 
   // Every chunk of every group of heads by itself, then all chunks of a token in order.

@@ -9,6 +9,32 @@ struct Avx2 : Avx256 {
   template <int kBits>
   static constexpr int kOffset = kBits == 8 ? 128 : 0;
 
+  // Without products of bytes keys and queries are widened to 16 bits: of every four the first and third, and the
+  // others.
+  struct Keys {
+    __m256i even, odd;
+  };
+  using Scores = Dots;
+  static Scores Start(const int32_t*) { return All(0); }
+  static Dots Whole(Scores made) { return made; }
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    int16_t whole[256];
+    for (int d = 0; d < dim; d++)
+      whole[d / 4 * 4 + d % 2 * 2 + d % 4 / 2] = static_cast<int16_t>(128 * firsts[d] + seconds[d]);
+    std::memcpy(to, whole, dim * sizeof(int16_t));
+  }
+  static Keys LoadQuery(const int8_t* query, int, int d) { return {Four(query + 2 * d), Four(query + 2 * d + 4)}; }
+  static Keys LoadKeys(const int32_t* keys) {
+    const __m256i four = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys));
+    return {_mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), _mm256_srai_epi16(four, 8)};
+  }
+  static void Dot(Scores& made, const Keys& keys, const Keys& four) {
+    made = DotPairs(DotPairs(made, keys.even, four.even), keys.odd, four.odd);
+  }
+  static Dots DotPairs(Dots dots, Pairs values, Dots two) {
+    return _mm256_add_epi32(dots, _mm256_madd_epi16(values, two));
+  }
+
   template <int kBits, int kRows, int kVectors>
   static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
                        Dots (*dots)[kVectors]) {

@@ -56,40 +56,89 @@ struct Avx256 {
   static Floats PowerOfTwo(Floats n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), All(127)), 23));
   }
-  static Floats Load(const int8_t* from) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-  }
 
   // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there. Their values, which are read next, and
   // the keys behind them are fetched.
-  template <class T>
-  static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
+  static void Turn(const float* keys, const float* values, int count, int dim, float* out) {
     for (int t = 0; t < kKeys; t += 8) {
       const int here = std::min(8, count - t);
       for (int d = 0; d < dim; d += 8) {
         const size_t next = static_cast<size_t>(t) * dim + 8 * d;  // an eighth of the 8 keys
-        for (size_t i = next; i < next + 64; i += 64 / sizeof(T)) {
+        for (size_t i = next; i < next + 64; i += 64 / sizeof(float)) {
           _mm_prefetch(reinterpret_cast<const char*>(keys + kKeysAhead * dim + i), _MM_HINT_T0);
           _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T0);
         }
-        __m256 a[8], b[8];
-        for (int i = 0; i < 8; i++)
-          a[i] = i < here ? Load(keys + static_cast<size_t>(t + i) * dim + d) : _mm256_setzero_ps();
-        for (int i = 0; i < 8; i += 2) {
-          b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-          b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-        }
-        for (int i = 0; i < 8; i += 4)
-          for (int j = 0; j < 2; j++) {
-            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
-            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
-          }
-        for (int i = 0; i < 4; i++) {
-          _mm256_storeu_ps(out + (d + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
-          _mm256_storeu_ps(out + (d + 4 + i) * kKeys + t, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
-        }
+        __m256 a[8];
+        for (int i = 0; i < 8; i++) a[i] = i < here ? Load(keys + static_cast<size_t>(t + i) * dim + d) : Zero();
+        Store8(a, out + d * kKeys + t);
       }
     }
+  }
+
+  // keys [count, dim] in 8 bits to [dim / 4, kKeys, 4], with zeros for keys that are not there.
+  static void TurnKeys(const int8_t* keys, int count, int dim, int32_t* out) {
+    const int fours = dim / 4;
+    for (int t = 0; t < kKeys; t += 8) {
+      const int here = std::min(8, count - t);
+      const int8_t* of_eight = keys + static_cast<ptrdiff_t>(t) * dim;
+      int d = 0;
+      for (; d + 8 <= fours; d += 8) {
+        __m256 a[8];
+        for (int i = 0; i < 8; i++)
+          a[i] = i < here ? _mm256_loadu_ps(reinterpret_cast<const float*>(of_eight + i * dim + 4 * d)) : Zero();
+        Store8(a, reinterpret_cast<float*>(out + d * kKeys + t));
+      }
+      for (; d < fours; d++)
+        for (int i = 0; i < 8; i++) {
+          int four = 0;
+          if (i < here) std::memcpy(&four, of_eight + i * dim + 4 * d, sizeof(four));
+          out[d * kKeys + t + i] = four;
+        }
+    }
+  }
+
+  // 8 rows of 8 floats, turned, to rows of kKeys.
+  static void Store8(__m256* a, float* out) {
+    __m256 b[8];
+    for (int i = 0; i < 8; i += 2) {
+      b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+      b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+      for (int j = 0; j < 2; j++) {
+        a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+        a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+      }
+    for (int i = 0; i < 4; i++) {
+      _mm256_storeu_ps(out + i * kKeys, _mm256_permute2f128_ps(a[i], a[4 + i], 0x20));
+      _mm256_storeu_ps(out + (4 + i) * kKeys, _mm256_permute2f128_ps(a[i], a[4 + i], 0x31));
+    }
+  }
+
+  // values [count, dim] in 8 bits to [pairs of keys, dim, 2] in 16 bits.
+  static void TurnValues(const int8_t* values, int count, int dim, int16_t* out) {
+    for (int t = 0; t < count; t += 2) {
+      const int8_t* from = values + static_cast<size_t>(t) * dim;
+      for (int d = 0; d < dim; d += 16) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + d));
+        const __m128i b =
+            t + 1 < count ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + dim + d)) : _mm_setzero_si128();
+        auto* to = reinterpret_cast<__m256i*>(out + static_cast<size_t>(t) * dim + 2 * d);
+        _mm256_storeu_si256(to, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b)));
+        _mm256_storeu_si256(to + 1, _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b)));
+      }
+    }
+  }
+
+  using Pairs = Dots;
+  static constexpr int kKeyVectors = 1;
+  static Floats FromInts(Dots a) { return _mm256_cvtepi32_ps(a); }
+  static Pairs LoadPairs(const int16_t* values) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)); }
+  static Dots Two(const int16_t* weights) { return Four(reinterpret_cast<const int8_t*>(weights)); }
+  static void StoreShorts(int16_t* to, Floats whole) {
+    const __m256i ints = _mm256_cvtps_epi32(whole);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1)));
   }
 
   static __m256i Bytes(const uint8_t* packed) {

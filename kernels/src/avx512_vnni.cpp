@@ -48,12 +48,43 @@ struct Avx512Vnni {
   static Floats PowerOfTwo(Floats n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), All(127)), 23));
   }
-  static Floats Load(const int8_t* from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-  }
-  template <class T>
-  static void Turn(const T* keys, const T* values, int count, int dim, float* out) {
+  static void Turn(const float* keys, const float* values, int count, int dim, float* out) {
     Avx256::Turn(keys, values, count, dim, out);
+  }
+
+  using Keys = Dots;
+  using Pairs = Dots;
+  static constexpr int kKeyVectors = 2;
+  static Floats FromInts(Dots a) { return _mm512_cvtepi32_ps(a); }
+  static Keys LoadKeys(const int32_t* keys) {  // with 128 more: dpbusd takes them without a sign
+    return _mm512_xor_si512(_mm512_loadu_si512(keys), _mm512_set1_epi8(-128));
+  }
+  static Dots Four(const int8_t* values) {
+    int four;
+    std::memcpy(&four, values, sizeof(four));
+    return All(four);
+  }
+  using Scores = TwoDots<Dots>;
+  static Scores Start(const int32_t* sums) { return {All(-128 * sums[0]), All(-128 * sums[1])}; }
+  static Dots Whole(const Scores& made) { return _mm512_add_epi32(_mm512_slli_epi32(made.first, 7), made.second); }
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    StoreBytes(firsts, seconds, dim, to);
+  }
+  static Scores LoadQuery(const int8_t* query, int dim, int d) { return {Four(query + d), Four(query + dim + d)}; }
+  static void Dot(Scores& made, Keys keys, const Scores& four) {
+    made = {_mm512_dpbusd_epi32(made.first, keys, four.first), _mm512_dpbusd_epi32(made.second, keys, four.second)};
+  }
+  static Pairs LoadPairs(const int16_t* values) { return _mm512_loadu_si512(values); }
+  static Dots Two(const int16_t* weights) { return Four(reinterpret_cast<const int8_t*>(weights)); }
+  static Dots DotPairs(Dots dots, Pairs values, Dots two) { return _mm512_dpwssd_epi32(dots, values, two); }
+  static void StoreShorts(int16_t* to, Floats whole) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole)));
+  }
+  static void TurnKeys(const int8_t* keys, int count, int dim, int32_t* out) {
+    Avx256::TurnKeys(keys, count, dim, out);
+  }
+  static void TurnValues(const int8_t* values, int count, int dim, int16_t* out) {
+    Avx256::TurnValues(values, count, dim, out);
   }
 
   template <int kBits, int kRows, int kVectors>

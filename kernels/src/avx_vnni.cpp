@@ -8,6 +8,23 @@ struct AvxVnni : Avx256 {
   template <int kBits>
   static constexpr int kOffset = 0;
 
+  using Keys = Dots;
+  using Scores = TwoDots<Dots>;
+  static Scores Start(const int32_t* sums) { return {All(-128 * sums[0]), All(-128 * sums[1])}; }
+  static Dots Whole(const Scores& made) { return _mm256_add_epi32(_mm256_slli_epi32(made.first, 7), made.second); }
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    StoreBytes(firsts, seconds, dim, to);
+  }
+  static Scores LoadQuery(const int8_t* query, int dim, int d) { return {Four(query + d), Four(query + dim + d)}; }
+  static Keys LoadKeys(const int32_t* keys) {  // with 128 more: dpbusd takes them without a sign
+    return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys)), _mm256_set1_epi8(-128));
+  }
+  static void Dot(Scores& made, Keys keys, const Scores& four) {
+    made.first = _mm256_dpbusd_avx_epi32(made.first, keys, four.first);
+    made.second = _mm256_dpbusd_avx_epi32(made.second, keys, four.second);
+  }
+  static Dots DotPairs(Dots dots, Pairs values, Dots two) { return _mm256_dpwssd_avx_epi32(dots, values, two); }
+
   template <int kBits, int kRows, int kVectors>
   static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
                        Dots (*dots)[kVectors]) {

@@ -44,6 +44,20 @@ inline void AsConstant(int count, const Work& work) {
   }
 }
 
+// The largest of the scores of one token [kKeys], which has the keys from `begin` to `end` of the block: others count
+// as -infinity from here on. bias: added to the scores, or null.
+template <class V>
+inline float LargestScore(float* scores, const float* bias, int begin, int end) {
+  if (begin > 0 || end < kKeys)
+    for (int t = 0; t < kKeys; t++)
+      if (t < begin || t >= end) scores[t] = kNone;
+  if (bias)
+    for (int t = begin; t < end; t++) scores[t] += bias[t];
+  auto most = V::Load(scores);
+  for (int t = V::kColumns; t < kKeys; t += V::kColumns) most = V::Max(most, V::Load(scores + t));
+  return V::Largest(most);
+}
+
 // The sum of lanes, as a tree.
 inline float SumOfLanes(float* lanes) {
   for (int half = kLanes / 2; half; half /= 2)

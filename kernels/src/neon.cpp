@@ -31,9 +31,6 @@ struct Neon {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(FourBytes(from))))));
   }
   static Floats Load(const float* from) { return vld1q_f32(from); }
-  static Floats Load(const int8_t* from) {
-    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(FourBytes(from))))));
-  }
   static Floats LoadHalf(const uint16_t* from) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
   static Floats Scaled(Floats scales, float scale) { return vmulq_n_f32(scales, scale); }
   static Floats Add(Floats scales, Dots dots, Floats acc) { return vfmaq_f32(acc, scales, vcvtq_f32_s32(dots)); }
@@ -56,8 +53,7 @@ struct Neon {
   }
 
   // keys [count, dim] to [dim, kKeys], with zeros for keys that are not there.
-  template <class T>
-  static void Turn(const T* keys, const T*, int count, int dim, float* out) {
+  static void Turn(const float* keys, const float*, int count, int dim, float* out) {
     for (int t = 0; t < kKeys; t += 4)
       for (int d = 0; d < dim; d += 4) {
         Floats a[4];
@@ -69,6 +65,53 @@ struct Neon {
         Store(to + kKeys, vcombine_f32(vget_low_f32(odd[0]), vget_low_f32(odd[1])));
         Store(to + 2 * kKeys, vcombine_f32(vget_high_f32(even[0]), vget_high_f32(even[1])));
         Store(to + 3 * kKeys, vcombine_f32(vget_high_f32(odd[0]), vget_high_f32(odd[1])));
+      }
+  }
+
+  using Keys = int8x16_t;
+  struct Pairs {
+    int16x4_t first, second;  // of two keys
+  };
+  static constexpr int kKeyVectors = 2;
+  using Scores = TwoDots<Dots>;
+  static Scores Start(const int32_t*) { return {All(0), All(0)}; }
+  static Dots Whole(const Scores& made) { return vaddq_s32(vshlq_n_s32(made.first, 7), made.second); }
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    StoreBytes(firsts, seconds, dim, to);
+  }
+  static TwoDots<int8x16_t> LoadQuery(const int8_t* query, int dim, int d) {
+    return {Four(query + d), Four(query + dim + d)};
+  }
+  static Floats FromInts(Dots a) { return vcvtq_f32_s32(a); }
+  static Keys LoadKeys(const int32_t* keys) { return vreinterpretq_s8_s32(vld1q_s32(keys)); }
+  static int8x16_t Four(const int8_t* values) { return vreinterpretq_s8_u32(vdupq_n_u32(FourBytes(values))); }
+  static void Dot(Scores& made, Keys keys, const TwoDots<int8x16_t>& four) {
+    made = {vdotq_s32(made.first, keys, four.first), vdotq_s32(made.second, keys, four.second)};
+  }
+  static Pairs LoadPairs(const int16_t* values) { return {vld1_s16(values), vld1_s16(values + 4)}; }
+  static Pairs Two(const int16_t* weights) { return {vdup_n_s16(weights[0]), vdup_n_s16(weights[1])}; }
+  static Dots DotPairs(Dots dots, Pairs values, Pairs two) {
+    return vmlal_s16(vmlal_s16(dots, values.first, two.first), values.second, two.second);
+  }
+  static void StoreShorts(int16_t* to, Floats whole) { vst1_s16(to, vmovn_s32(vcvtnq_s32_f32(whole))); }
+
+  // keys [count, dim] in 8 bits to [dim / 4, kKeys, 4], with zeros for keys that are not there.
+  static void TurnKeys(const int8_t* keys, int count, int dim, int32_t* out) {
+    Turn(reinterpret_cast<const float*>(keys), nullptr, count, dim / 4, reinterpret_cast<float*>(out));
+  }
+
+  // values [count, dim] in 8 bits to [pairs of keys, dim / 4, 2, 4] in 16 bits.
+  static void TurnValues(const int8_t* values, int count, int dim, int16_t* out) {
+    for (int t = 0; t < count; t++)
+      for (int d = 0; d < dim; d += 8) {
+        const int16x8_t eight = vmovl_s8(vld1_s8(values + static_cast<size_t>(t) * dim + d));
+        int16_t* to = out + static_cast<size_t>(t / 2) * 2 * dim + 2 * d + t % 2 * 4;
+        vst1_s16(to, vget_low_s16(eight));
+        vst1_s16(to + 8, vget_high_s16(eight));
+        if (t + 1 == count && t % 2 == 0) {
+          vst1_s16(to + 4, vdup_n_s16(0));
+          vst1_s16(to + 12, vdup_n_s16(0));
+        }
       }
   }
 

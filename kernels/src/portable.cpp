@@ -85,9 +85,8 @@ struct Vectors {
   static Floats Every(float x) {
     return Made([&](int) { return x; });
   }
-  template <class T>
-  static Floats Load(const T* from) {
-    return Made([&](int i) { return static_cast<float>(from[i]); });
+  static Floats Load(const float* from) {
+    return Made([&](int i) { return from[i]; });
   }
   static void Store(float* to, const Floats& x) { std::memcpy(to, x.lanes, sizeof(x.lanes)); }
   static Floats Mul(const Floats& a, const Floats& b) {
@@ -118,11 +117,56 @@ struct Vectors {
   static Floats PowerOfTwo(const Floats& n) {
     return Made([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.lanes[i])); });
   }
-  template <class T>
-  static void Turn(const T* keys, const T*, int count, int dim, float* out) {
+  static void Turn(const float* keys, const float*, int count, int dim, float* out) {
+    for (int d = 0; d < dim; d++)
+      for (int t = 0; t < kKeys; t++) out[d * kKeys + t] = t < count ? keys[static_cast<size_t>(t) * dim + d] : 0.0f;
+  }
+
+  struct Dots {
+    int32_t lanes[kColumns];
+  };
+  using Keys = const int8_t*;    // of kColumns keys, four each
+  using Pairs = const int16_t*;  // of kColumns dimensions, two keys each
+  static constexpr int kKeyVectors = 1;
+  static Dots All(int value) {
+    Dots made;
+    for (int32_t& each : made.lanes) each = value;
+    return made;
+  }
+  static Floats FromInts(const Dots& a) {
+    return Made([&](int i) { return static_cast<float>(a.lanes[i]); });
+  }
+  using Scores = Dots;
+  static Scores Start(const int32_t*) { return All(0); }
+  static Dots Whole(const Scores& made) { return made; }
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    StoreBytes(firsts, seconds, dim, to);
+  }
+  static TwoDots<const int8_t*> LoadQuery(const int8_t* query, int dim, int d) { return {query + d, query + dim + d}; }
+  static Keys LoadKeys(const int32_t* keys) { return reinterpret_cast<Keys>(keys); }
+  static void Dot(Scores& made, Keys keys, const TwoDots<const int8_t*>& four) {
+    for (int i = 0; i < 4 * kColumns; i++)
+      made.lanes[i / 4] += keys[i] * (128 * four.first[i % 4] + four.second[i % 4]);
+  }
+  static Pairs LoadPairs(const int16_t* values) { return values; }
+  static const int16_t* Two(const int16_t* weights) { return weights; }
+  static Dots DotPairs(Dots dots, Pairs values, const int16_t* two) {
+    for (int i = 0; i < 2 * kColumns; i++) dots.lanes[i / 2] += values[i] * two[i % 2];
+    return dots;
+  }
+  static void StoreShorts(int16_t* to, const Floats& whole) {
+    for (int i = 0; i < kColumns; i++) to[i] = static_cast<int16_t>(whole.lanes[i]);
+  }
+  static void TurnKeys(const int8_t* keys, int count, int dim, int32_t* out) {
+    auto* to = reinterpret_cast<int8_t*>(out);
     for (int d = 0; d < dim; d++)
       for (int t = 0; t < kKeys; t++)
-        out[d * kKeys + t] = t < count ? static_cast<float>(keys[static_cast<size_t>(t) * dim + d]) : 0.0f;
+        to[(d / 4 * kKeys + t) * 4 + d % 4] = t < count ? keys[static_cast<size_t>(t) * dim + d] : int8_t{0};
+  }
+  static void TurnValues(const int8_t* values, int count, int dim, int16_t* out) {
+    for (int t = 0; t < (count + 1) / 2 * 2; t++)
+      for (int d = 0; d < dim; d++)
+        out[(t / 2 * dim + d) * 2 + t % 2] = t < count ? values[static_cast<size_t>(t) * dim + d] : int16_t{0};
   }
 };
 

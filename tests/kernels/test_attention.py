@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -159,9 +159,10 @@ def test_it_is_what_onnxruntime_computes(kernels: Kernels, name: str, past: int,
         np.testing.assert_allclose(mine, theirs, atol=3e-6, rtol=2e-5)
 
 
+@pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("past", "tokens"), [(0, 1), (0, 37), (63, 2), (130, 1), (129, 100)])
-def test_over_bytes_too(kernels: Kernels, past: int, tokens: int) -> None:
-    shape = Shape(int8=True)
+def test_over_bytes_too(kernels: Kernels, name: str, past: int, tokens: int) -> None:
+    shape = replace(SHAPES[name], int8=True)
     step = given(shape, [past], tokens)
     mine, theirs = run(session_of(shape, kernels), step), run(session_of(shape, None), step)
     np.testing.assert_allclose(mine[0], theirs[0], atol=2e-3)  # a new row may be rounded to the next byte
@@ -178,9 +179,12 @@ def test_each_sequence_of_a_batch_has_rows_of_its_own(kernels: Kernels) -> None:
     np.testing.assert_allclose(mine[0], theirs[0], atol=3e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", [*SHAPES, "bytes"])
-def test_instructions_make_no_difference(kernels: Kernels, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = SHAPES.get(name, Shape(int8=True))
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("int8", [False, True])
+def test_instructions_make_no_difference(
+    kernels: Kernels, name: str, int8: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = replace(SHAPES[name], int8=int8)
     for past, tokens in ((0, 37), (130, 3), (129, 100)):
         step, found = given(shape, [past], tokens), []
         for form in FORMS:

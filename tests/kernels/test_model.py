@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.bundle import Bundle, open_bundle
+from edge.manifest import KV_DTYPES
 from edge.runtime.load import open_engine
 from edge.runtime.providers.kernels import VARIABLE, Kernels
 
@@ -18,13 +19,15 @@ SIZES = (1, 2, 3, 5, 8, 13, 16, 64, 128, 256)  # of steps
 
 
 def logits_of(bundle: Bundle, size: int, threads: int) -> str:
-    """A hash of the logits of a text in steps of `size` tokens."""
-    engine = open_engine(bundle, threads=threads)
-    cache, found = engine.new_cache(), hashlib.sha256()
+    """A hash of the logits of a text in steps of `size` tokens, over both kinds of KV cache."""
+    found = hashlib.sha256()
     tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, min(300, bundle.manifest.context))
-    for start in range(0, len(tokens), size):
-        piece = tokens[start : start + size]
-        found.update(np.ascontiguousarray(engine.step(cache, piece, np.arange(len(piece)))).tobytes())
+    for kv in KV_DTYPES:
+        engine = open_engine(bundle, threads=threads, kv=kv)
+        cache = engine.new_cache()
+        for start in range(0, len(tokens), size):
+            piece = tokens[start : start + size]
+            found.update(np.ascontiguousarray(engine.step(cache, piece, np.arange(len(piece)))).tobytes())
     return found.hexdigest()
 
 
