@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
+from edge.manifest import FLOAT32
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.measured import open_for
-from edge.runtime.engine.variant import OFF, LoadKeywords, LoadOptions, Variant, choose
+from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
+from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
-from edge.targets import CUDA
+from edge.targets import CUDA, target_for
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -129,9 +131,11 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
 
 def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
-    """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, and its steps
-    need not be exact. Errors are those of `start`."""
-    options = dataclasses.replace(LoadOptions(speculate=OFF, exact=False), **keywords)
+    """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, its steps
+    need not be exact, and its KV cache is in float32. Errors are those of `start`."""
+    target = target_for(bundle, provider_name(keywords.get("provider", AUTO)))  # whose graphs have caches of their own
+    options = LoadOptions(speculate=OFF, exact=False, kv=FLOAT32 if target is None else AUTO)
+    options = dataclasses.replace(options, **keywords)
     return make_engine(bundle, choose(bundle, options), options.provider, options.threads, options.strict)
 
 

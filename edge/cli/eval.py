@@ -158,8 +158,8 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     from edge.bundle import open_bundle
     from edge.runtime.check.perplexity import EngineLogits, check_decoder, check_window
     from edge.runtime.engine.measured import open_for
+    from edge.runtime.engine.variant import LoadKeywords
     from edge.runtime.load import open_engine
-    from edge.runtime.speculate.base import AUTO
     from edge.runtime.text.tokenizer import Text
 
     bundle = open_bundle(path)
@@ -167,7 +167,8 @@ def _open_bundle(args: argparse.Namespace, path: Path, prefill: bool, kv: str | 
     check_window(args.window, bundle.manifest.context)
     bundle.check_files_once()
     provider = open_for(bundle, args.provider, args.threads, args.strict)
-    engine = open_engine(bundle, context=args.window, kv=kv or AUTO, provider=provider)
+    asked: LoadKeywords = {"context": args.window, "provider": provider}
+    engine = open_engine(bundle, **(asked if kv is None else asked | {"kv": kv}))
     if prefill and engine.prefill is None:
         raise InputError(f"{path} has no int8 prefill graph to measure; edge export --prefill-weights int8 makes one.")
     source = EngineLogits(engine, args.window, prefill=prefill)

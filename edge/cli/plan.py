@@ -61,11 +61,11 @@ def command(args: argparse.Namespace) -> None:
     check_argument(speculate, opened)
     whole, decoder = parts_of_model(speculate, opened) is None, opened.manifest.encoder is None
     given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "prefill": whole}
-    given["kv"] = kv_dtypes(opened, args.kv, whole=whole)
+    provider = best_provider(opened) if args.provider == AUTO else args.provider
+    given["kv"] = kv_dtypes(opened, args.kv, whole=whole, provider=provider)
     make = make_exact_plan if decoder else make_plan
     plan = make(opened, args.memory, **given)
     say = partial(print, file=sys.stderr)
-    provider = best_provider(opened) if args.provider == AUTO else args.provider
     costs = load_both(opened, provider=provider, threads=default_threads(), say=say)
     speeds, drafts = _speeds(costs.get(plan.demand.kv), plan), _drafts(opened, plan, costs, speculate)
     rows = []

@@ -17,7 +17,7 @@ from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
 from edge.runtime.speculate.acceptance import POSITIONS, Acceptance, measure
-from edge.runtime.speculate.base import DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
+from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
 from edge.runtime.text.tokenizer import Text
 
 
@@ -118,5 +118,6 @@ def _answers(
         provider=options.provider,
         strict=options.strict,
         speculate=drafter,
+        kv=AUTO,
     )
     return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)

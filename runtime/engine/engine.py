@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.manifest import KV8
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.candidates import Candidates
@@ -148,7 +149,8 @@ class Engine:
     @property
     def supports_batching(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
-        return self.bundle.manifest.graph(self.variant.role).batch
+        kv8 = self.variant.role == KV8 and self.session.several
+        return kv8 or self.bundle.manifest.graph(self.variant.role).batch
 
     def choose(
         self,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.providers import check_provider, provider_name
+from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -48,8 +48,8 @@ class LoadOptions:
         skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
             docs/guide/skipping.md.
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
-            ``auto``: float32, or int8 where `memory` has room for no other. At long contexts int8 is the faster one
-            for plain decoding; see docs/guide/kv-cache.md.
+            ``auto``: int8 where kernels of our own attend to it (edge-lm-kernels), which is faster at any length;
+            elsewhere float32, or int8 where `memory` has room for no other; see docs/guide/kv-cache.md.
         provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the fastest of
             those that were measured here with this bundle, else ``cpu``; see docs/guide/providers.md.
         strict: whether a graph is refused of which a provider that is named cannot run every node, instead of running
@@ -149,15 +149,16 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
 
             limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
-    kv = kv_dtypes(bundle, options.kv, whole=policy is None)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
+    trees = policy is None and not exact and branches(speculate, bundle)
+    kv = kv_dtypes(bundle, options.kv, whole=policy is None, trees=trees, provider=options.provider)
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
     if plan is not None:
         kv = [plan.demand.kv]
         if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
             speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
     role = SKIP if policy is not None else DECODER if kv[0] == FLOAT32 else KV8
-    if policy is None and not exact and kv[0] == FLOAT32 and branches(speculate, bundle):
+    if trees and kv[0] == FLOAT32:
         role = TREE
     prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
     return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan)
@@ -196,10 +197,13 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
     return target
 
 
-def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str]:
+def kv_dtypes(
+    bundle: Bundle, kv: str = AUTO, *, whole: bool = True, trees: bool = False, provider: str | Provider = BEST
+) -> list[str]:
     """What the KV cache may be kept in, the best first, where `kv` is asked for: float32, int8, or auto.
 
-    whole: whether the decoder runs as one graph.
+    whole: whether the decoder runs as one graph. trees: whether it verifies trees of drafts, if it can. provider: what
+    runs it.
 
     Raises:
         InputError: it is unknown, or the bundle cannot have it.
@@ -213,9 +217,21 @@ def kv_dtypes(bundle: Bundle, kv: str = AUTO, *, whole: bool = True) -> list[str
         raise InputError(f"{bundle.manifest.name} has no graph over a KV cache in {INT8}; export the model again.")
     if kv == INT8 and not whole:
         raise InputError(f"A KV cache in {INT8} needs all layers in one graph; omit --kv, or what skips layers.")
-    if kv == AUTO:
-        return [FLOAT32, INT8] if available and whole else [FLOAT32]
-    return [kv]
+    if kv != AUTO:
+        return [kv]
+    if not (available and whole):
+        return [FLOAT32]
+    return [INT8] if not trees and _on_our_kernels(bundle, provider) else [FLOAT32, INT8]
+
+
+def _on_our_kernels(bundle: Bundle, provider: str | Provider) -> bool:
+    """Whether kernels of our own attend to a KV cache in int8 here, of which they read a quarter."""
+    from edge.runtime.engine.measured import best_provider
+    from edge.runtime.providers.kernel_graph import attends_to_bytes
+
+    if not attends_to_bytes(bundle):
+        return False
+    return (best_provider(bundle) if provider == AUTO else provider_name(provider)) == BEST
 
 
 def segments_policy(bundle: Bundle, skip: str, speculate: str) -> SkipPolicy | None:

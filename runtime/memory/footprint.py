@@ -20,6 +20,7 @@ from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
 from edge.runtime.providers import instructions
+from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.providers.kernels import map_weights
 
 MIB = 2**20
@@ -126,7 +127,9 @@ class MemoryModel:
         sizes = {file.path: file.size for file in manifest.files}
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
         roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
-        self._kv8 = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # instead of the decoder's
+        self._bytes = attends_to_bytes(bundle)
+        kv8 = GRAPH * roles["decoder"] if self._bytes else BRANCHED * roles.get(KV8, 0)
+        self._kv8 = kv8 - GRAPH * roles["decoder"]  # instead of the decoder's
         self._tokenizer, self._reading = _tokenizer(bundle, sizes[TOKENIZER])
         groups = {group.name: group for group in manifest.groups}
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
@@ -209,7 +212,7 @@ class MemoryModel:
         elif instructions.ARM:  # see the CPU's provider
             floats += dims.num_heads * demand.context
         unpacked = 0  # what a step of many tokens makes of one layer's rows, where the KV cache has int8
-        if demand.kv != FLOAT32:
+        if demand.kv != FLOAT32 and not self._bytes:
             row = max(layer.heads * layer.head_dim for layer in self.manifest.kv.layers)
             unpacked = UNPACKED * demand.context * row
         return max(0, round(tokens * floats + unpacked) * FLOAT - LEFT)

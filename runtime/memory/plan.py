@@ -30,6 +30,7 @@ from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.footprint import SLACK, Demand, Footprint, MemoryModel
+from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
 
 GOAL = 1024  # tokens of context
@@ -185,6 +186,7 @@ class _Choices:
         context = context if like is None else like.context
         self._bundle, self._speculate = bundle, chosen(speculate, bundle)
         self._kv = kv
+        self._widest_int8 = WIDEST if attends_to_bytes(bundle) else KV8_STEP
         self._prefill = prefill and manifest.prefill is not None and manifest.prefill.known and FLOAT32 in kv
         limit = manifest.context
         if context is not None and not 1 <= context <= limit:
@@ -221,7 +223,7 @@ class _Choices:
         while self._manifest.encoder is None and chunks[-1] // 2 >= MIN_CHUNK:
             chunks.append(chunks[-1] // 2)
         if (like := self._like) is not None:
-            widest = KV8_STEP if like.kv == INT8 else widths[0]
+            widest = self._widest_int8 if like.kv == INT8 else widths[0]
             yield from (dataclasses.replace(like, width=width) for width in widths if width <= widest)
             return
         pairs = list(_narrowing(widths, chunks))
@@ -233,7 +235,7 @@ class _Choices:
             floats = (pair for pair in pairs if not both or (pair[0] >= early and pair[1] == chunks[0]))
             yield from (Demand(0, chunk, width) for width, chunk in floats)
         if INT8 in self._kv:
-            yield from (Demand(0, chunk, width, kv=INT8) for width, chunk in pairs if width <= KV8_STEP)
+            yield from (Demand(0, chunk, width, kv=INT8) for width, chunk in pairs if width <= self._widest_int8)
 
     def demand(self, size: int, rung: Demand) -> Demand:
         """The demand like `rung` for `size` tokens of context and, of an encoder, of text."""

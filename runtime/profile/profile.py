@@ -309,7 +309,8 @@ class _Run:
         self._say(f"cost {phase}")
         self._subject = self._open(INT8)
         self._subject.fill(FEW)
-        points = self._curve(phase, tuple(size for size in SIZES if size <= KV8_STEP))
+        whole = self._subject.engine.independent  # else larger steps attend in another way, and drafts take none
+        points = self._curve(phase, SIZES if whole else tuple(size for size in SIZES if size <= KV8_STEP))
         if all(point.count >= LEAST_COUNT for point in points):
             return points
         self._notes.append(f"There was no time for the cost {phase}; measure it with more --seconds.")

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
+from edge.manifest import KV8
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
@@ -22,9 +23,10 @@ from edge.runtime.providers.kernel_nodes import (
     take_attention,
     take_norms,
     take_what_comes_before,
+    takes_bytes,
 )
 from edge.runtime.providers.kernel_rows import ROWS, take_rows
-from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, without_kernels
+from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
 from edge.runtime.providers.onnx_proto import ModelProto
 from edge.runtime.providers.packed import Matrix, PackedWeights, packed_weights
 
@@ -85,6 +87,18 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
     return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node))
+
+
+def attends_to_bytes(bundle: Bundle) -> bool:
+    """Whether these kernels run here, and attend to a KV cache in int8 in this bundle's graph over one."""
+    path = next((graph.path for graph in bundle.manifest.graphs if graph.role == KV8), None)
+    if path is None or find_kernels() is None:
+        return False
+    try:
+        graph = ModelProto.FromString(bundle.path(path).read_bytes()).graph
+        return bool(_find(graph)) and takes_bytes(graph, bundle.manifest.kv.layers)
+    except (OSError, DecodeError, ValueError, TypeError, KeyError):
+        return False  # whoever opens it says why
 
 
 def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:

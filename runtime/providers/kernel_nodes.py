@@ -29,11 +29,23 @@ BY_ROWS = {
 }  # fmt: skip
 
 
+def takes_bytes(graph: Any, layers: list[KVLayer]) -> bool:
+    """Whether all attention of a decoder's graph over a KV cache in bytes can be ours: see `take_attention`."""
+    small = [_small_step(node) for node in graph.node if node.op_type == "If"]
+    return len(small) == len(layers) and _heads_fit(layers) and all(node and _attends(node) for node in small)
+
+
+def _heads_fit(layers: list[KVLayer]) -> bool:
+    return all(layer.head_dim % LANES == 0 and layer.head_dim <= LARGEST_HEAD for layer in layers)
+
+
 def take_attention(graph: Any, layers: list[KVLayer]) -> None:
     """Let the attention of a graph be ours, where its heads are such that our kernels compute it. Over bytes they need
     no second branch for large steps."""
-    if any(layer.head_dim % LANES or layer.head_dim > LARGEST_HEAD for layer in layers):
+    if not _heads_fit(layers):
         return
+    if takes_bytes(graph, layers):
+        _for_many_sequences(graph)
     for node in graph.node:
         small = _small_step(node)
         if small is not None and _attends(small):
@@ -43,6 +55,15 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
             node.output.extend(outputs)
         if _attends(node):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
+
+
+def _for_many_sequences(graph: Any) -> None:
+    """Let a graph take several sequences, whose branches for large steps of one alone go."""
+    for value in (*graph.input, *graph.output):
+        sizes = value.type.tensor_type.shape.dim
+        if sizes and sizes[0].dim_value == 1:
+            sizes[0].Clear()
+            sizes[0].dim_param = "B"
 
 
 def take_what_comes_before(graph: Any, weights: dict[str, Any]) -> None:

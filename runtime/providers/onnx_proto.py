@@ -58,7 +58,9 @@ MESSAGES = {
     "StringStringEntryProto": {"key": (1, "string"), "value": (2, "string")},
     "ValueInfoProto": {"name": (1, "string"), "type": (2, "TypeProto")},
     "TypeProto": {"tensor_type": (1, "TensorTypeProto")},
-    "TensorTypeProto": {"elem_type": (1, "int64")},
+    "TensorTypeProto": {"elem_type": (1, "int64"), "shape": (2, "TensorShapeProto")},
+    "TensorShapeProto": {"dim": (1, "DimensionProto*")},
+    "DimensionProto": {"dim_value": (1, "int64"), "dim_param": (2, "string")},
 }
 
 
