@@ -15,12 +15,13 @@ from edge.cli.eval_skip import check_plot, figure_of, settings
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
+from edge.manifest import FLOAT32
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
 from edge.runtime.load import load
 from edge.runtime.model import Model
-from edge.runtime.speculate.base import AUTO, chosen
+from edge.runtime.speculate.base import chosen
 from edge.runtime.text2text import Text2Text, Text2TextOptions
 from edge.text_file import lines_of, read_text
 
@@ -139,7 +140,7 @@ def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: st
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
     policies = [segments_policy(bundle, skip, chosen(speculate, bundle)) for skip in skips]
-    return kv_dtypes(bundle, kv or AUTO, whole=all(policy is None for policy in policies))[0]
+    return kv_dtypes(bundle, kv or FLOAT32, whole=all(policy is None for policy in policies))[0]
 
 
 def _answerer(

@@ -58,7 +58,7 @@ def best_provider(bundle: Bundle, threads: int | None = None, strict: bool | Non
         if support.missing is not None:
             _say("auto leaves out %s, which edge profile measured here: %s", name, support.missing)
         elif not support.is_strict(strict) or all(row.provider == found.device.provider for row in found.placement):
-            times[name] = CostCurve(found.curve).ms(1, CONTEXT)
+            times[name] = CostCurve(found.curve or found.curve_int8).ms(1, CONTEXT)
     if len(times) < 2:
         return BEST
     best, *others = sorted(times, key=times.__getitem__)

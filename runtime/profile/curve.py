@@ -104,7 +104,7 @@ def load_both(
 def stored(
     bundle: Bundle, *, provider: str, threads: int, say: Say = lambda sentence: None
 ) -> Profile | None:
-    """What `store` kept of this bundle on this device: its curves, at least over float32, and its placement. None where
+    """What `store` kept of this bundle on this device: its curves, at least one, and its placement. None where
     nothing was measured, or where the file cannot be used: `say` is told why. provider: its name. threads: those of the
     engine."""
     device = machine.describe(provider, threads)
@@ -113,7 +113,7 @@ def stored(
     try:
         found = parse(path.read_text(encoding="utf-8"), FILE, ADVICE)
         curves = _curves(found)
-        if FLOAT32 not in curves or not all(any(point.size == 1 for point in curve) for curve in curves.values()):
+        if not curves or not all(any(point.size == 1 for point in curve) for curve in curves.values()):
             raise InputError(f"{FILE} has no step of one token; {ADVICE}")
     except FileNotFoundError:
         return None

@@ -46,13 +46,14 @@ from edge.runtime.providers.instructions import lacking
 from edge.targets import CUDA, read_target, target_for
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, "curve over int8": 0.08}
+OTHER = "curve over the other KV cache"
+SHARES = {"load": 0.12, "memory": 0.06, "answers": 0.32, "curve": 0.27, "sustained": 0.15, OTHER: 0.08}
 DENSE, DENSE_BELOW = (8, 32, 128, 512), 1024  # lengths that are measured, where the context is short
 SPARSE = (16, 128, 512, 2000, 8000, 32000, 128000)
 PLACEMENT_SHARE = 0.05  # of the time, on top of it, where graphs are on two providers
 LONGEST = 1 / 8  # maximum share of the time for one input
 FEW = 64  # tokens that are run to fill the second engine's cache
-LEAST_COUNT = 3  # measurements of each point over int8, with which `edge run` chooses
+LEAST_COUNT = 3  # measurements of each point of the other curve, with which `edge run` chooses
 LEAST_ROUNDS = 4  # minimum of the cost curve's rounds, warm-up included
 LEAST_CONTEXT = 16
 DECODER_START = 4  # maximum tokens that the decoder of an encoder-decoder begins with
@@ -129,9 +130,10 @@ class _Run:
         self._bundle, self._options, self._progress = bundle, options, progress
         self._start = time.monotonic()
         target = target_for(bundle, options.provider)  # whose graphs have one KV cache and one capacity
-        self._kv = FLOAT32 if target is None else AUTO
-        self._has_int8 = target is None and INT8 in kv_dtypes(bundle)
-        self._waiting = {name: share for name, share in SHARES.items() if self._has_int8 or "int8" not in name}
+        kinds = [AUTO] if target is not None else kv_dtypes(bundle, provider=options.provider)
+        self._kv = kinds[0]  # what answers run over
+        self._other = (kinds[1:] or [FLOAT32])[0] if INT8 in kinds else None
+        self._waiting = {name: share for name, share in SHARES.items() if self._other or name != OTHER}
         self._notes = [sentence] if (sentence := lacking()) else []
         context = options.context
         if target is not None and target != CUDA:
@@ -156,9 +158,9 @@ class _Run:
         context = self._contexts[min(1, len(self._contexts) - 1)]
         tell = self._between("long answers in a row")
         sustained, decoding = sustain(self._subject, context, self._until("sustained"), self._energy, tell)
-        curve = self._curve("curve", SIZES)  # last, next to the one over int8, because both are compared
+        curve = self._curve("curve", SIZES)  # last, next to the other one, because both are compared
         noise = self._drift.noise(None)  # of this engine's steps alone
-        curve_int8 = self._curve_over_int8() if self._has_int8 else []
+        other = self._other_curve() if self._other else []
         foreign = neighbours.share()
         if foreign is not None and foreign > BUSY:
             self._notes.append(f"Other processes took {foreign:.0%} of the machine; repeat when it is idle.")
@@ -173,8 +175,8 @@ class _Run:
             context=self._capacity,
             ttft=ttft,
             decode=decode,
-            curve=curve,
-            curve_int8=curve_int8,
+            curve=other if self._kv == INT8 else curve,
+            curve_int8=curve if self._kv == INT8 else other,
             source_tokens=source_tokens(self._bundle.manifest),
             sustained=sustained,
             load=load,
@@ -300,20 +302,20 @@ class _Run:
             took = time.monotonic() - start
         return sorted(jobs, key=lambda job: job.tokens)
 
-    def _curve_over_int8(self) -> list[CurvePoint]:
-        """The cost curve over a KV cache in int8, up to its largest step; empty where there was no time. Its engine
-        replaces the first one: two would hold the weights twice."""
-        phase = "curve over int8"
+    def _other_curve(self) -> list[CurvePoint]:
+        """The cost curve over the other type of KV cache, up to its largest step; empty where there was no time. Its
+        engine replaces the first one: two would hold the weights twice."""
+        assert self._other is not None
         del self._subject
         gc.collect()  # an engine is part of reference cycles
-        self._say(f"cost {phase}")
-        self._subject = self._open(INT8)
+        self._say(f"cost {OTHER}")
+        self._subject = self._open(self._other)
         self._subject.fill(FEW)
         whole = self._subject.engine.independent  # else larger steps attend in another way, and drafts take none
-        points = self._curve(phase, SIZES if whole else tuple(size for size in SIZES if size <= KV8_STEP))
+        points = self._curve(OTHER, SIZES if whole else tuple(size for size in SIZES if size <= KV8_STEP))
         if all(point.count >= LEAST_COUNT for point in points):
             return points
-        self._notes.append(f"There was no time for the cost {phase}; measure it with more --seconds.")
+        self._notes.append(f"There was no time for the cost {OTHER}; measure it with more --seconds.")
         return []
 
     def _curve(self, phase: str, sizes: tuple[int, ...]) -> list[CurvePoint]:

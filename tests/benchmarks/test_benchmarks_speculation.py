@@ -314,6 +314,7 @@ def test_conversations_run_under_their_budgets(
     assert len(planned) > 1 and planned == sorted(set(planned), reverse=True)
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_budgets_fall_with_what_is_given_up(tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else what does not depend on the steps is more of this small model than what does.
     for name, value in {"TO_LOAD": 0, "BPE_READING": 0, "LEFT": 0, "BRANCHED": memory_model.GRAPH}.items():

@@ -146,5 +146,5 @@ def add_arguments(parser: Parser) -> None:
     add("--prefill-chunk N", "maximum prompt tokens of a step; fewer need less memory (default: 128)", int)
     add_provider(add)
     add_strict(add)
-    add("--kv TYPE", "type of the KV cache: float32, int8, or auto (default): int8 where --memory is short")
+    add("--kv TYPE", "type of the KV cache: float32, int8, or auto (default): int8 if faster or --memory is short")
     add("--memory SIZE", "maximum private memory, such as 300MB; see edge plan")

@@ -32,6 +32,7 @@ from edge.runtime.profile import machine
 from edge.runtime.profile.curve import store
 from edge.runtime.profile.profile import bundle_info
 from edge.runtime.profile.record import CurvePoint
+from edge.runtime.providers.kernel_graph import attends_to_bytes
 
 CONTEXT = 128
 TEXT = np.random.default_rng(5).integers(3, 300, 90)
@@ -185,7 +186,7 @@ def load_decoder(bundle: Bundle, **options: Any) -> Model:
 
 
 def test_drafts_run_in_steps_that_attend_to_bytes(tiny_bundle: Bundle) -> None:
-    model, floats = load_decoder(tiny_bundle, kv=INT8), load_decoder(tiny_bundle)
+    model, floats = load_decoder(tiny_bundle, kv=INT8), load_decoder(tiny_bundle, kv=FLOAT32)
     assert model.speculation is not None and floats.speculation is not None
     width, all_of_it = (each.speculation.planner._width for each in (model, floats))
     assert width == (all_of_it if model.engine.independent else KV8_STEP)
@@ -203,9 +204,31 @@ def test_a_chat_goes_on_where_it_was(tiny_bundle: Bundle) -> None:
 # When it is taken
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_without_a_memory_limit_the_cache_has_floats(tiny_bundle: Bundle) -> None:
     assert load_decoder(tiny_bundle).engine.kv.dtype == FLOAT32
     assert load_decoder(tiny_bundle, kv=INT8).engine.kv.dtype == INT8
+
+
+def test_on_our_kernels_it_has_bytes_unless_told_else(tiny_bundle: Bundle) -> None:
+    if not attends_to_bytes(tiny_bundle):
+        pytest.skip("edge-lm-kernels do not run here")
+    model = load_decoder(tiny_bundle)
+    assert model.engine.kv.dtype == INT8 and model.engine.independent and model.engine.supports_batching
+    assert load_decoder(tiny_bundle, kv=FLOAT32).engine.kv.dtype == FLOAT32
+    assert kv_dtypes(tiny_bundle) == [INT8]
+    assert kv_dtypes(tiny_bundle, trees=True) == kv_dtypes(tiny_bundle, provider="openvino") == [FLOAT32, INT8]
+    assert kv_dtypes(tiny_bundle, whole=False) == [FLOAT32]
+    assert open_engine(tiny_bundle).kv.dtype == FLOAT32
+
+
+def test_on_our_kernels_prompts_are_answered_side_by_side_as_alone(tiny_bundle: Bundle) -> None:
+    if not attends_to_bytes(tiny_bundle):
+        pytest.skip("edge-lm-kernels do not run here")
+    model, options = load_decoder(tiny_bundle), GenerateOptions(max_tokens=12)
+    prompts = ["the harbour", "a lighthouse in the rain", "hi"]
+    alone = [model.generate(prompt, options, raw=True).token_ids for prompt in prompts]
+    assert [each.token_ids for each in model.generate_all(prompts, options, raw=True)] == alone
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import edge
 from edge.bundle import MANIFEST, WEIGHTS, Bundle, open_bundle
 from edge.cli.main import main
 from edge.errors import BundleError, ExportError, InputError
-from edge.manifest import LONGER, Graph, PrefillGraph, sealed
+from edge.manifest import INT8, LONGER, Graph, PrefillGraph, sealed
 from edge.runtime.decode import loop as generate
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import prefill
@@ -30,6 +30,7 @@ from edge.runtime.memory.footprint import MemoryModel
 from edge.runtime.memory.plan import make_plan, needed
 from edge.runtime.profile import ops
 from edge.runtime.providers.base import Buffer
+from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.speculation import Speculation
 from edge.runtime.speculate.successors import FILE as SUCCESSORS
@@ -177,7 +178,7 @@ def test_long_prompts_are_read_in_it_and_only_those(engine: Engine, monkeypatch:
     assert read(63) == [-20, -20, -20, -3]  # that it is open now changes nothing
 
 
-@pytest.mark.usefixtures("from_64")
+@pytest.mark.usefixtures("from_64", "onnxruntimes_kernels")
 def test_an_answer_is_the_same_whatever_was_asked_before(bundle: Bundle) -> None:
     options, questions = edge.GenerateOptions(max_tokens=12), ("the harbour wall, " * n for n in (2, 12, 5, 12))
     first, second = (edge.load(bundle.root, context=256) for _ in range(2))
@@ -189,7 +190,7 @@ def test_an_answer_is_the_same_whatever_was_asked_before(bundle: Bundle) -> None
     assert second.generate(prompt, options, raw=True).token_ids == fresh.token_ids
 
 
-@pytest.mark.usefixtures("from_64")
+@pytest.mark.usefixtures("from_64", "onnxruntimes_kernels")
 def test_drafts_are_verified_in_the_decode_graph(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     model = edge.load(bundle.root, context=256)
 
@@ -206,10 +207,19 @@ def test_drafts_are_verified_in_the_decode_graph(bundle: Bundle, monkeypatch: py
     assert max(ran) > 11
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_a_loaded_bundle_has_not_opened_it(bundle: Bundle) -> None:
     model = edge.load(bundle.root)
     model.generate("hi", edge.GenerateOptions(max_tokens=2))
     assert "session" not in vars(prefill_of(model.engine))
+
+
+def test_it_is_not_opened_where_our_kernels_run(bundle: Bundle) -> None:
+    """They read prompts as fast, and attend to an int8 KV cache, which that graph does not write."""
+    if not attends_to_bytes(bundle):
+        pytest.skip("edge-lm-kernels do not run here")
+    model = edge.load(bundle.root)
+    assert model.engine.kv.dtype == INT8 and model.engine.prefill is None
 
 
 def test_both_forms_share_embedding_and_head(bundle: Bundle, tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -260,6 +270,7 @@ def test_edge_run_says_once_that_a_limit_leaves_it_out(
     assert caplog.text.count("has no room for the int8 prefill graph") == 1
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> None:
     assert bundle.manifest.prefill is not None
     manifest = dataclasses.replace(bundle.manifest, prefill=PrefillGraph("int8", 2, bundle.manifest.prefill.groups))
@@ -270,7 +281,7 @@ def test_what_will_not_be_used_takes_no_memory_from_a_plan(bundle: Bundle) -> No
     assert plan is not None and plan.demand.prefill
 
 
-@pytest.mark.usefixtures("largest_when_it_runs")
+@pytest.mark.usefixtures("largest_when_it_runs", "onnxruntimes_kernels")
 def test_inspect_and_plan_say_what_it_takes(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle.manifest.prefill is not None
     graph = bundle.path("graphs/prefill.onnx").stat().st_size

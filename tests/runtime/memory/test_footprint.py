@@ -213,7 +213,8 @@ def test_a_tiny_bundle_peaks_where_it_is_predicted(name: str, request: pytest.Fi
 
 PEAK = """
 import sys, edge
-model, tokens, sentence = edge.load(sys.argv[1], context=4200), int(sys.argv[2]), "The moon changes its shape. "
+model, tokens = edge.load(sys.argv[1], context=4200, kv="float32"), int(sys.argv[2])
+sentence = "The moon changes its shape. "
 prompt = sentence * (tokens // len(model.prompt_ids(sentence, raw=True)))
 result = model.generate(prompt, edge.GenerateOptions(max_tokens=2), raw=True)
 print(result.prompt_tokens, result.peak_private_mb)

@@ -248,7 +248,7 @@ def test_edge_plan_prints_a_table_and_a_bar(tiny_bundle: Bundle, capsys: pytest.
 
 
 def test_edge_plan_tells_the_speed_that_was_measured(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["plan", str(tiny_bundle.root), "--context", "300"]
+    command = ["plan", str(tiny_bundle.root), "--context", "300", "--kv", "float32"]
     assert main(command) == 0 and "not measured on this device yet" in capsys.readouterr().out
 
     device = machine.describe("cpu", default_threads())

@@ -117,7 +117,8 @@ def test_inspect_refuses_options_of_a_provider_without_one(
 
 
 def test_run_states_it_in_json(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", str(tiny_bundle.root), "hi", "--raw", "--max-tokens", "2", "--json"]) == 0
+    command = ["run", str(tiny_bundle.root), "hi", "--raw", "--max-tokens", "2", "--kv", "float32", "--json"]
+    assert main(command) == 0
     (row,) = json.loads(capsys.readouterr().out)["placement"]
     assert (row["graph"], row["provider"], row["node_share"], row["time_share"]) == ("decoder", CPU, 1, 1)
 

@@ -109,6 +109,9 @@ def test_other_threads_and_other_bundles_have_files_of_their_own(kept: Path, pap
     assert ask(paper_bundle) == (None, "")
 
 
+NO_SINGLE = {"size": 2, "context": 8, "ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "count": 3}
+
+
 @pytest.mark.parametrize(
     ("place", "value", "word"),
     [
@@ -117,7 +120,7 @@ def test_other_threads_and_other_bundles_have_files_of_their_own(kept: Path, pap
         ("device.runtime", "onnxruntime 0.1", "is of runtime onnxruntime 0.1, not onnxruntime "),
         ("bundle.sha256", "00", "is of bundle 00, not "),
         ("format_version", 2, "is ignored (device.json has format version 2, and this edge reads 1"),
-        ("curve", [], "ignored (device.json has no step of one token; edge profile measures it again)."),
+        ("curve", [NO_SINGLE], "ignored (device.json has no step of one token; edge profile measures it again)."),
         ("curve.3.ms", "slow", "ignored (device.json: the field 'curve[3].ms' must be a number, not 'slow'; edge"),
         ("curve.3.ms", -1.0, "ignored (device.json cannot be used: curve[3].ms is -1.0, and must be above 0"),
     ],
