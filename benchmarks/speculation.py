@@ -369,7 +369,7 @@ def models(args: argparse.Namespace, path: Path, forms: Iterable[str]) -> dict[s
     parts = {form: FORM.fullmatch(form) for form in forms}
     # Segments run in the place of the whole graph where a model drafts with some of its layers.
     own = next((found[1] for found in parts.values() if found and found[1].split("=")[0] == "self"), OFF)
-    engine = open_engine(bundle, context=args.context, threads=args.threads, exact=True, speculate=own)
+    engine = open_engine(bundle, context=args.context, threads=args.threads, exact=True, speculate=own, kv="auto")
     text, made = Text(bundle), {}
     for form, found in parts.items():
         assert found is not None

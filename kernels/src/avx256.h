@@ -19,11 +19,12 @@ struct Avx256 {
 
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
-  static Dots Minus(Dots a, int b) { return b ? _mm256_sub_epi32(a, All(b)) : a; }
-  // -zeros * sum, where both are within 16 bits, as the sum of a block of 256 values is.
-  static Dots TimesLess(Dots zeros, int sum) {
-    return _mm256_sub_epi32(All(0), _mm256_madd_epi16(zeros, All(sum & 0xffff)));
+  // `offset` less zeros, in the lower halves alone: TimesLess multiplies those, where the sum is within 16 bits, too, as
+  // that of a block of 256 values is.
+  static Dots Less(Dots zeros, int offset) {
+    return _mm256_and_si256(_mm256_sub_epi32(All(offset), zeros), All(0xffff));
   }
+  static Dots TimesLess(Dots less, int sum) { return _mm256_madd_epi16(less, All(sum)); }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
   }

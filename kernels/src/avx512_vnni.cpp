@@ -16,10 +16,10 @@ struct Avx512Vnni {
 
   static Floats Zero() { return _mm512_setzero_ps(); }
   static Dots All(int value) { return _mm512_set1_epi32(value); }
-  static Dots Minus(Dots a, int) { return a; }
-  static Dots TimesLess(Dots zeros, int sum) {  // see Avx256
-    return _mm512_sub_epi32(All(0), _mm512_madd_epi16(zeros, All(sum & 0xffff)));
+  static Dots Less(Dots zeros, int) {  // see Avx256
+    return _mm512_and_si512(_mm512_sub_epi32(All(0), zeros), All(0xffff));
   }
+  static Dots TimesLess(Dots less, int sum) { return _mm512_madd_epi16(less, All(sum)); }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }

@@ -25,8 +25,8 @@ struct Neon {
 
   static Floats Zero() { return vdupq_n_f32(0); }
   static Dots All(int value) { return vdupq_n_s32(value); }
-  static Dots Minus(Dots a, int b) { return b ? vsubq_s32(a, All(b)) : a; }
-  static Dots TimesLess(Dots zeros, int sum) { return vnegq_s32(vmulq_n_s32(zeros, sum)); }
+  static Dots Less(Dots zeros, int offset) { return vsubq_s32(All(offset), zeros); }
+  static Dots TimesLess(Dots less, int sum) { return vmulq_n_s32(less, sum); }
   static Dots LoadBytes(const uint8_t* from) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(FourBytes(from))))));
   }

@@ -32,8 +32,9 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
     for (int v = 0; v < kVectors; v++) {
       constexpr int offset = V::template kOffset<kBits>;
       if (w.zero_points) {
-        const auto zeros = V::Minus(V::LoadBytes(w.zero_points + first[v] + static_cast<size_t>(b) * kPanel), offset);
-        for (int m = 0; m < kRows; m++) dots[m][v] = V::TimesLess(zeros, rows.sums[(row + m) * blocks + b]);
+        const auto zeros = V::LoadBytes(w.zero_points + first[v] + static_cast<size_t>(b) * kPanel);
+        const auto less = V::Less(zeros, offset);
+        for (int m = 0; m < kRows; m++) dots[m][v] = V::TimesLess(less, rows.sums[(row + m) * blocks + b]);
       } else {
         for (int m = 0; m < kRows; m++)
           dots[m][v] = V::All((offset - (1 << (kBits - 1))) * rows.sums[(row + m) * blocks + b]);

@@ -5,7 +5,7 @@ What is given up, in the order of least loss:
 1. **The int8 prefill graph**: prompts are read in the decode graph, at half the speed.
 2. **Step width** down to `KV8_STEP`: a shorter step verifies fewer drafted tokens; the answer is the same.
 3. **Bits of the KV cache**: int8 takes a quarter. Plain decoding is 3% slower at a short context and 1.3 times as fast
-   at context 2,000, steps of 4 to 8 tokens up to 25% slower.
+   at context 2,000, steps of 4 to 8 tokens up to 25% slower. Where our kernels attend it has int8 from the start.
 4. **Step width and prompt chunk**, in turns, by `WIDTH_LOSS` and `CHUNK_LOSS`. With steps of one token nothing is
    drafted, and there are no draft tables; those of the bundle go before steps of less than `OWN_TABLES` tokens.
 5. **Context**, where none was asked for. All of the above goes first where less than `GOAL` tokens would be left.
