@@ -139,9 +139,7 @@ inline void BytesWeigh(float* scores, const float* bias, int begin, int end, flo
     sums = V::Sum(sums, whole);
     V::StoreShorts(weights + t, whole);
   }
-  float lanes[V::kColumns], sum = 0;
-  V::Store(lanes, sums);
-  for (const float each : lanes) sum += each;
+  const float sum = V::Total(sums);
   const float most = std::max(state[0], largest);
   kept = state[0] == most ? 1.0f : Exp1<V>(state[0] - most);  // exp(0) is 1
   part = (largest == most ? 1.0f : Exp1<V>(largest - most)) * (1 / kWhole);

@@ -19,8 +19,8 @@ struct Avx256 {
 
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
-  // `offset` less zeros, in the lower halves alone: TimesLess multiplies those, where the sum is within 16 bits, too, as
-  // that of a block of 256 values is.
+  // `offset` less zeros, in the lower halves alone: TimesLess multiplies those, where the sum is within 16 bits, too,
+  // as that of a block of 256 values is.
   static Dots Less(Dots zeros, int offset) {
     return _mm256_and_si256(_mm256_sub_epi32(All(offset), zeros), All(0xffff));
   }
@@ -50,6 +50,11 @@ struct Avx256 {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+  }
+  static float Total(Floats x) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
   }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return _mm256_and_ps(_mm256_cmp_ps(x, Every(limit), _CMP_GT_OQ), y);

@@ -42,6 +42,7 @@ struct Avx512Vnni {
   static Floats Fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
   static Floats Round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static float Largest(Floats x) { return _mm512_reduce_max_ps(x); }
+  static float Total(Floats x) { return _mm512_reduce_add_ps(x); }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Every(limit), _CMP_GT_OQ), y);
   }
@@ -54,7 +55,7 @@ struct Avx512Vnni {
 
   using Keys = Dots;
   using Pairs = Dots;
-  static constexpr int kKeyVectors = 2;
+  static constexpr int kKeyVectors = 1;
   static Floats FromInts(Dots a) { return _mm512_cvtepi32_ps(a); }
   static Keys LoadKeys(const int32_t* keys) {  // with 128 more: dpbusd takes them without a sign
     return _mm512_xor_si512(_mm512_loadu_si512(keys), _mm512_set1_epi8(-128));

@@ -45,6 +45,7 @@ struct Neon {
   static Floats Fma(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
   static Floats Round(Floats x) { return vrndnq_f32(x); }
   static float Largest(Floats x) { return vmaxvq_f32(x); }
+  static float Total(Floats x) { return vaddvq_f32(x); }
   static Floats WhereAbove(Floats x, float limit, Floats y) {
     return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(x, Every(limit)), vreinterpretq_u32_f32(y)));
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "attention_loops.h"
 #include "lanes.h"
@@ -111,6 +112,7 @@ struct Vectors {
     return Made([&](int i) { return std::nearbyint(x.lanes[i]); });
   }
   static float Largest(const Floats& x) { return *std::max_element(x.lanes, x.lanes + kColumns); }
+  static float Total(const Floats& x) { return std::accumulate(x.lanes, x.lanes + kColumns, 0.0f); }
   static Floats WhereAbove(const Floats& x, float limit, const Floats& y) {
     return Made([&](int i) { return x.lanes[i] > limit ? y.lanes[i] : 0.0f; });
   }
