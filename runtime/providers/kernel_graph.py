@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
-from edge.manifest import KV8
+from edge.manifest import KV8, KVLayer
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
@@ -91,14 +92,22 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
 
 def attends_to_bytes(bundle: Bundle) -> bool:
     """Whether these kernels run here, and attend to a KV cache in int8 in this bundle's graph over one."""
-    path = next((graph.path for graph in bundle.manifest.graphs if graph.role == KV8), None)
+    path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == KV8), None)
     if path is None or find_kernels() is None:
         return False
     try:
-        graph = ModelProto.FromString(bundle.path(path).read_bytes()).graph
-        return bool(_find(graph)) and takes_bytes(graph, bundle.manifest.kv.layers)
+        return _attends_to_bytes(path, path.stat().st_mtime_ns, tuple(bundle.manifest.kv.layers))
     except (OSError, DecodeError, ValueError, TypeError, KeyError):
         return False  # whoever opens it says why
+
+
+@lru_cache(8)
+def _attends_to_bytes(path: Path, changed: int, layers: tuple[KVLayer, ...]) -> bool:
+    """The same of a graph's file, which is read once while nobody changes it: a start asks several times."""
+    graph = ModelProto.FromString(path.read_bytes()).graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    ours = any(_matrix(node, stored) for node in graph.node)  # else onnxruntime's kernels run the whole graph
+    return ours and takes_bytes(graph, layers)
 
 
 def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:

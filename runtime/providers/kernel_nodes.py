@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from edge.manifest import KVLayer
@@ -29,13 +30,13 @@ BY_ROWS = {
 }  # fmt: skip
 
 
-def takes_bytes(graph: Any, layers: list[KVLayer]) -> bool:
+def takes_bytes(graph: Any, layers: Sequence[KVLayer]) -> bool:
     """Whether all attention of a decoder's graph over a KV cache in bytes can be ours: see `take_attention`."""
     small = [_small_step(node) for node in graph.node if node.op_type == "If"]
     return len(small) == len(layers) and _heads_fit(layers) and all(node and _attends(node) for node in small)
 
 
-def _heads_fit(layers: list[KVLayer]) -> bool:
+def _heads_fit(layers: Sequence[KVLayer]) -> bool:
     return all(layer.head_dim % LANES == 0 and layer.head_dim <= LARGEST_HEAD for layer in layers)
 
 
