@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.errors import InputError
+from edge.manifest import INT8, KV8
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.variant import Variant
+from edge.runtime.engine.variant import DECODER, Variant, kv_dtypes
 from edge.runtime.memory.footprint import Demand, MemoryModel
-from edge.runtime.providers import AUTO, open_provider
+from edge.runtime.providers import AUTO, BEST, open_provider
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.text.tokenizer import Text
 
@@ -57,17 +58,24 @@ def make(setting: Setting) -> DraftModel:
     size, own = (sum(group.bytes for group in b.manifest.groups) for b in (setting.bundle, bundle))
     vocab = min(b.manifest.dims.vocab_size for b in (setting.bundle, bundle))
     provider = open_provider(AUTO, setting.threads) if setting.engine is None else setting.engine.provider
-    engine = Engine(bundle, Variant(context=_context(bundle, setting)), provider)
+    kv = _kv(bundle, setting)
+    variant = Variant(KV8 if kv == INT8 else DECODER, kv, context=_context(bundle, setting))
+    engine = Engine(bundle, variant, provider)
     return DraftModel(engine, vocab, own / size)
 
 
 def _nbytes(bundle: Bundle, setting: Setting) -> int:
     context = _context(bundle, setting)
-    footprint = MemoryModel(bundle).footprint(Demand(context, min(CHUNK, context)))
+    footprint = MemoryModel(bundle).footprint(Demand(context, min(CHUNK, context), kv=_kv(bundle, setting)))
     return max(
         sum(size for kind, size in kinds.items() if kind not in NOT_OURS)
         for kinds in (footprint.loading, footprint.running)
     )
+
+
+def _kv(bundle: Bundle, setting: Setting) -> str:
+    """What the smaller model's KV cache is kept in, as if it answered alone."""
+    return kv_dtypes(bundle, provider=BEST if setting.engine is None else setting.engine.provider)[0]
 
 
 def _context(bundle: Bundle, setting: Setting) -> int:

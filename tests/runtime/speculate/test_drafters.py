@@ -20,7 +20,7 @@ from edge.manifest import sealed
 from edge.runtime.decode.answer import GenerateOptions
 from edge.runtime.decode.draft import NOTHING
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.variant import LoadOptions, Variant
+from edge.runtime.engine.variant import LoadOptions, Variant, kv_dtypes
 from edge.runtime.load import load, open_engine, start
 from edge.runtime.memory.plan import make_plan
 from edge.runtime.model import Model
@@ -278,7 +278,7 @@ def test_a_model_stops_drafting_where_its_own_probability_is_low(tiny_bundle: Bu
 
 def test_the_memory_of_a_drafting_model_is_known_and_limited(tiny_bundle: Bundle) -> None:
     asked = with_bundle(tiny_bundle, tiny_bundle.root)
-    kv = 200 * tiny_bundle.manifest.kv.bytes_per_token
+    kv = 200 * dataclasses.replace(tiny_bundle.manifest.kv, dtype=kv_dtypes(tiny_bundle)[0]).bytes_per_token
     assert model.nbytes(asked) > kv
     assert model.nbytes(with_bundle(tiny_bundle, tiny_bundle.root, 400)) >= model.nbytes(asked) + kv
     with pytest.raises(InputError, match="The model that drafts, .*, takes .* more than the 1000 that are left"):

@@ -574,13 +574,14 @@ def test_a_reproducible_answer_is_the_same_bit_for_bit_with_and_without_drafts(
     plain = load(quantized.root, context=200, threads=2, speculate="off", exact=True)
     drafted = load(quantized.root, context=200, threads=2, speculate="lookup", exact=True)
     drafted_tokens = accepted = 0
-    for prompt in ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)"):
-        options = GenerateOptions(max_tokens=150)
+    options = GenerateOptions(max_tokens=150)
+    starts = ("The moon changes", "la la la la la la la la", "def largest(a, b, c): return max(a, b, c)")
+    for prompt in (*starts, *(f"{n} and {n} and {n}" for n in range(20))):  # of a random model's words few are repeated
         wanted, got = plain.generate(prompt, options), drafted.generate(prompt, options)  # type: ignore[union-attr]
         assert got.token_ids == wanted.token_ids and got.finish_reason == wanted.finish_reason
         drafted_tokens += got.speculation["drafted"]  # type: ignore[index]
         accepted += got.speculation["accepted"]  # type: ignore[index]
-    assert drafted_tokens > 30 and accepted >= 3
+    assert drafted_tokens > 30 and accepted >= 10
 
 
 @pytest.mark.parametrize("exact", [True, False])
