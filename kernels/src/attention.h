@@ -12,7 +12,7 @@
 namespace edge {
 
 constexpr int kKeys = 64;    // of a block
-constexpr int kChunk = 128;  // keys
+constexpr int kChunk = 256;  // keys
 constexpr int kLanes = 16;   // sums that the sum of a block's weights is made of: lane i has the keys i, i + 16 ...
 
 // One sequence's step of one layer.
