@@ -24,12 +24,15 @@ template <class Dots>
 struct TwoDots {
   Dots first, second;
 };
-inline void StoreBytes(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-  for (int d = 0; d < dim; d++) {
-    to[d] = static_cast<int8_t>(firsts[d]);
-    to[dim + d] = static_cast<int8_t>(seconds[d]);
+// What such forms have in common: a query's first bytes, then its second ones.
+struct QueryInBytes {
+  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
+    for (int d = 0; d < dim; d++) {
+      to[d] = static_cast<int8_t>(firsts[d]);
+      to[dim + d] = static_cast<int8_t>(seconds[d]);
+    }
   }
-}
+};
 
 template <class V>
 void Round(const float* x, int dim, int8_t* to, float& scale, int32_t* sums) {

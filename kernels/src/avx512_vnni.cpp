@@ -6,7 +6,7 @@
 namespace edge {
 namespace {
 
-struct Avx512Vnni {
+struct Avx512Vnni : QueryInBytes {
   using Floats = __m512;
   using Dots = __m512i;
   static constexpr int kColumns = 16, kPerPanel = 1, kBytes = 64;
@@ -68,9 +68,6 @@ struct Avx512Vnni {
   using Scores = TwoDots<Dots>;
   static Scores Start(const int32_t* sums) { return {All(-128 * sums[0]), All(-128 * sums[1])}; }
   static Dots Whole(const Scores& made) { return _mm512_add_epi32(_mm512_slli_epi32(made.first, 7), made.second); }
-  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-    StoreBytes(firsts, seconds, dim, to);
-  }
   static Scores LoadQuery(const int8_t* query, int dim, int d) { return {Four(query + d), Four(query + dim + d)}; }
   static void Dot(Scores& made, Keys keys, const Scores& four) {
     made = {_mm512_dpbusd_epi32(made.first, keys, four.first), _mm512_dpbusd_epi32(made.second, keys, four.second)};

@@ -4,7 +4,7 @@
 namespace edge {
 namespace {
 
-struct AvxVnni : Avx256 {
+struct AvxVnni : Avx256, QueryInBytes {
   template <int kBits>
   static constexpr int kOffset = 0;
 
@@ -12,9 +12,6 @@ struct AvxVnni : Avx256 {
   using Scores = TwoDots<Dots>;
   static Scores Start(const int32_t* sums) { return {All(-128 * sums[0]), All(-128 * sums[1])}; }
   static Dots Whole(const Scores& made) { return _mm256_add_epi32(_mm256_slli_epi32(made.first, 7), made.second); }
-  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-    StoreBytes(firsts, seconds, dim, to);
-  }
   static Scores LoadQuery(const int8_t* query, int dim, int d) { return {Four(query + d), Four(query + dim + d)}; }
   static Keys LoadKeys(const int32_t* keys) {  // with 128 more: dpbusd takes them without a sign
     return _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys)), _mm256_set1_epi8(-128));

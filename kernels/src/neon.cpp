@@ -15,7 +15,7 @@ inline uint32_t FourBytes(const void* from) {
   return four;
 }
 
-struct Neon {
+struct Neon : QueryInBytes {
   using Floats = float32x4_t;
   using Dots = int32x4_t;
   static constexpr int kColumns = 4, kPerPanel = 4, kBytes = 16;
@@ -77,9 +77,6 @@ struct Neon {
   using Scores = TwoDots<Dots>;
   static Scores Start(const int32_t*) { return {All(0), All(0)}; }
   static Dots Whole(const Scores& made) { return vaddq_s32(vshlq_n_s32(made.first, 7), made.second); }
-  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-    StoreBytes(firsts, seconds, dim, to);
-  }
   static TwoDots<int8x16_t> LoadQuery(const int8_t* query, int dim, int d) {
     return {Four(query + d), Four(query + dim + d)};
   }

@@ -71,7 +71,7 @@ void Multiply(const Weights& w, const Rows& rows, float* out, int first, int las
   }
 }
 
-struct Vectors {
+struct Vectors : QueryInBytes {
   static constexpr int kColumns = kLanes;
   struct Floats {
     float lanes[kColumns];
@@ -141,9 +141,6 @@ struct Vectors {
   using Scores = Dots;
   static Scores Start(const int32_t*) { return All(0); }
   static Dots Whole(const Scores& made) { return made; }
-  static void StoreQuery(const int16_t* firsts, const int16_t* seconds, int dim, int8_t* to) {
-    StoreBytes(firsts, seconds, dim, to);
-  }
   static TwoDots<const int8_t*> LoadQuery(const int8_t* query, int dim, int d) { return {query + d, query + dim + d}; }
   static Keys LoadKeys(const int32_t* keys) { return reinterpret_cast<Keys>(keys); }
   static void Dot(Scores& made, Keys keys, const TwoDots<const int8_t*>& four) {

@@ -128,8 +128,8 @@ class MemoryModel:
         self._graphs = sum(SESSION + GRAPH * sizes[graph.path] for graph in manifest.graphs if graph.role not in LATER)
         roles = {graph.role: sizes[graph.path] for graph in manifest.graphs}
         self._bytes = attends_to_bytes(bundle)
-        kv8 = GRAPH * roles["decoder"] if self._bytes else BRANCHED * roles.get(KV8, 0)
-        self._kv8 = kv8 - GRAPH * roles["decoder"]  # instead of the decoder's
+        branched = BRANCHED * roles.get(KV8, 0) - GRAPH * roles["decoder"]  # instead of the decoder's
+        self._kv8 = 0 if self._bytes else branched  # our kernels need no branches
         self._tokenizer, self._reading = _tokenizer(bundle, sizes[TOKENIZER])
         groups = {group.name: group for group in manifest.groups}
         looked = [group for name, group in groups.items() if name.endswith("embedding")]
