@@ -149,7 +149,7 @@ class Engine:
     @property
     def supports_batching(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
-        kv8 = self.variant.role == KV8 and self.session.several
+        kv8 = self.variant.role == KV8 and self.session.supports_batching
         return kv8 or self.bundle.manifest.graph(self.variant.role).batch
 
     def choose(

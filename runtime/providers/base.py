@@ -125,7 +125,7 @@ class Session:
         # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
         self.independent = False
         # Whether a step may have a token of each of several sequences.
-        self.several = any(value.name == "input_ids" and value.shape[0] != 1 for value in inputs)
+        self.supports_batching = any(value.name == "input_ids" and value.shape[0] != 1 for value in inputs)
 
     def bind(self) -> Binding:
         """A new binding."""
