@@ -30,56 +30,52 @@ enum Inputs {
 constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
 
-class GroupQuery {
+class GroupQuery : public Kernel {
  public:
-  GroupQuery(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form.attention) {
-    auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, int64_t{0})); };
-    heads_ = number("num_heads");
-    kv_heads_ = number("kv_num_heads");
-    window_ = std::max(0, number("local_window_size"));  // -1 for none
-    rotary_ = number("do_rotary") != 0;
-    scale_ = ort::Attribute(api, info, "scale", 0.0f);
+  GroupQuery(const Node& node, const Form& form) : form_(form.attention) {
+    heads_ = node.number("num_heads");
+    kv_heads_ = node.number("kv_num_heads");
+    window_ = std::max(0, node.number("local_window_size"));  // -1 for none
+    rotary_ = node.number("do_rotary") != 0;
+    scale_ = node.real("scale", 0);
     if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_)
-      ort::Refuse(api_, "numbers of heads that do not go together");
+      ort::Refuse(node.api, "numbers of heads that do not go together");
   }
 
-  void Compute(ort::Context* context) const {
-    auto input = [&](size_t i) { return ort::Input(api_, context, i); };
+  void Compute(Call& call) const override {
+    auto input = [&](size_t i) { return call.input(i); };
     const ort::Tensor query = input(kQuery), key = input(kKey), value = input(kValue), past_key = input(kPastKey),
                       past_value = input(kPastValue), last = input(kLast), total = input(kTotal), cos = input(kCos),
                       sin = input(kSin), positions = input(kPositions), bias = input(kBias),
                       key_scale = input(kKeyScale), value_scale = input(kValueScale);
     if (query.rank != 3 || past_key.rank != 4 || past_value.rank != 4)
-      ort::Refuse(api_, "inputs of other ranks than expected");
+      ort::Refuse(call.api, "inputs of other ranks than expected");
     const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
     const int dim = static_cast<int>(past_key.shape[3]), width = static_cast<int>(query.shape[2]);
     const int rows = static_cast<int>(past_key.shape[2]), capacity = std::max(rows, *total.as<int32_t>());
     const bool packed = !key.data, bytes = past_key.type == ort::kInt8;
     if (width != (packed ? heads_ + 2 * kv_heads_ : heads_) * dim || dim % kLanes || dim > 256)
-      ort::Refuse(api_, "heads of another size than expected");
-    if (bytes && !(key_scale.data && value_scale.data)) ort::Refuse(api_, "a cache in 8 bits without scales");
+      ort::Refuse(call.api, "heads of another size than expected");
+    if (bytes && !(key_scale.data && value_scale.data)) ort::Refuse(call.api, "a cache in 8 bits without scales");
 
     const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
     const int64_t cache[] = {batch, kv_heads_, capacity, dim};
-    auto* out = static_cast<float*>(ort::Output(api_, context, 0, made, 3));
-    void* keys = ort::Output(api_, context, 1, cache, 4);
-    void* values = ort::Output(api_, context, 2, cache, 4);
+    auto* out = static_cast<float*>(call.output(0, made, 3));
+    void* keys = call.output(1, cache, 4);
+    void* values = call.output(2, cache, 4);
     const size_t size = bytes ? 1 : sizeof(float), head_bytes = capacity * dim * size;
     const int group = heads_ / kv_heads_;
     if (!tokens) return;
 
-    thread_local std::vector<float> queries, states, scales;
-    thread_local std::vector<int8_t> bytes_of_queries;
-    thread_local std::vector<int32_t> sums;
     const size_t all_heads = static_cast<size_t>(tokens) * heads_;
-    float* rotated = ort::Reserve(queries, all_heads * dim);
-    int8_t* rounded = bytes ? ort::Reserve(bytes_of_queries, all_heads * dim * 2) : nullptr;
-    float* rounded_scales = bytes ? ort::Reserve(scales, all_heads) : nullptr;
-    int32_t* rounded_sums = bytes ? ort::Reserve(sums, all_heads * 2) : nullptr;
+    float* rotated = ort::Reserve(call.room.floats, all_heads * dim);
+    int8_t* rounded = bytes ? ort::Reserve(call.room.bytes, all_heads * dim * 2) : nullptr;
+    float* rounded_scales = bytes ? ort::Reserve(call.room.scales, all_heads) : nullptr;
+    int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, all_heads * 2) : nullptr;
 
     for (int b = 0; b < batch; b++) {
       const int past = last.as<int32_t>()[b] + 1 - tokens;
-      if (past < 0 || past + tokens > capacity) ort::Refuse(api_, "more rows than the cache has room for");
+      if (past < 0 || past + tokens > capacity) ort::Refuse(call.api, "more rows than the cache has room for");
       auto* of_keys = static_cast<uint8_t*>(keys) + b * kv_heads_ * head_bytes;
       auto* of_values = static_cast<uint8_t*>(values) + b * kv_heads_ * head_bytes;
       Copy(past_key, of_keys, b, past, rows, dim * size, head_bytes);
@@ -123,10 +119,10 @@ class GroupQuery {
         }
       };
       const bool few = tokens <= kFewTokens;
-      if (few)
+      if (few && !call.team.stays())
         for (int t = 0; t < tokens; t++) prepare(t);
       else
-        ort::Parallel(api_, context, tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
+        call.team.Share(tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
 
       Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
                   of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0};
@@ -138,9 +134,9 @@ class GroupQuery {
       const float* of_value = bytes ? value_scale.as<float>() : nullptr;
       float* to = out + static_cast<size_t>(b) * tokens * heads_ * dim;
       if (few)
-        Few(context, a, of_value, states, to);
+        Few(call, a, of_value, to);
       else
-        Many(context, a, of_value, to);
+        Many(call, a, of_value, to);
     }
   }
 
@@ -157,15 +153,14 @@ class GroupQuery {
   }
 
   // Every chunk of every group of heads by itself, then all chunks of a token in order.
-  void Few(ort::Context* context, const Attention& a, const float* of_value, std::vector<float>& states,
-           float* out) const {
+  void Few(Call& call, const Attention& a, const float* of_value, float* out) const {
     const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
-    float* all = ort::Reserve(states, of_chunk * chunks * a.kv_heads);
+    float* all = ort::Reserve(call.room.states, of_chunk * chunks * a.kv_heads);
     const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
-    const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < ort::kAlone;
+    const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < call.team.least();
     const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
-    ort::Parallel(api_, context, alone ? 1 : all_chunks, [&](size_t piece) {
+    call.team.Share(alone ? 1 : all_chunks, [&](size_t piece) {
       for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
         form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens,
                     all + i * of_chunk);
@@ -179,9 +174,9 @@ class GroupQuery {
   }
 
   // Some tokens of a group of heads at a time, chunk after chunk.
-  void Many(ort::Context* context, const Attention& a, const float* of_value, float* out) const {
+  void Many(Call& call, const Attention& a, const float* of_value, float* out) const {
     const int pieces = (a.tokens + kTokens - 1) / kTokens;
-    ort::Parallel(api_, context, static_cast<size_t>(pieces) * a.kv_heads, [&](size_t i) {
+    call.team.Share(static_cast<size_t>(pieces) * a.kv_heads, [&](size_t i) {
       const int kv = static_cast<int>(i) % a.kv_heads, piece = pieces - 1 - static_cast<int>(i) / a.kv_heads;
       const int first = piece * kTokens, last = std::min(a.tokens, first + kTokens);
       const size_t size = StateSize(a.dim), count = static_cast<size_t>(last - first) * a.group();
@@ -204,7 +199,6 @@ class GroupQuery {
                  out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
   }
 
-  const ort::Api api_;
   const AttentionForm form_;
   int heads_, kv_heads_, window_;
   bool rotary_;
@@ -212,8 +206,9 @@ class GroupQuery {
 };
 
 // `cache`: the type of keys and values, which onnxruntime must know.
-Operator<GroupQuery> Over(ort::Type cache) {
+Operator Over(ort::Type cache) {
   return {"GroupQueryAttention",
+          Make<GroupQuery>,
           {{ort::kFloat, ort::kRequired},
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional},
@@ -231,10 +226,10 @@ Operator<GroupQuery> Over(ort::Type cache) {
           {{ort::kFloat, ort::kRequired}, {cache, ort::kRequired}, {cache, ort::kRequired}}};
 }
 
-const Operator<GroupQuery> kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);
+const Operator kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);
 
 }  // namespace
 
-const ort::Operator *const kAttentionOperator = &kOverFloats, *const kBytesAttentionOperator = &kOverBytes;
+const Operator *const kAttentionOperator = &kOverFloats, *const kBytesAttentionOperator = &kOverBytes;
 
 }  // namespace edge

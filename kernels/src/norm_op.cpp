@@ -9,25 +9,21 @@ namespace {
 
 constexpr int kAtATime = 8;  // rows of a thread
 
-class Norm {
+class Norm : public Kernel {
  public:
-  Norm(const ort::Api& api, const ort::Info* info, const Form& form)
-      : api_(api), norm_(form.rows.norm), epsilon_(ort::Attribute(api, info, "epsilon", 1e-12f)) {}  // onnxruntime's
+  Norm(const Node& node, const Form& form)
+      : norm_(form.rows.norm), epsilon_(node.real("epsilon", 1e-12f)) {}  // onnxruntime's
 
-  void Compute(ort::Context* context) const {
-    const ort::Tensor rows = ort::Input(api_, context, 0), more = ort::Input(api_, context, 1),
-                      weight = ort::Input(api_, context, 2);
+  void Compute(Call& call) const override {
+    const ort::Tensor rows = call.input(0), more = call.input(1), weight = call.input(2);
     const int size = static_cast<int>(weight.elements());
     if (!size || size % kLanes || rows.rank < 1 || rows.shape[rows.rank - 1] != size ||
         (more.data && more.elements() != rows.elements()))
-      ort::Refuse(api_, "rows of another length than expected");
-    auto* out = static_cast<float*>(ort::Output(api_, context, 0, rows.shape.data(), rows.rank));
-    size_t outputs = 0;
-    ort::Check(api_.Outputs(context, &outputs));
-    auto* sum =
-        static_cast<float*>(outputs > 3 ? ort::Output(api_, context, 3, rows.shape.data(), rows.rank) : nullptr);
+      ort::Refuse(call.api, "rows of another length than expected");
+    auto* out = static_cast<float*>(call.output(0, rows.shape.data(), rows.rank));
+    auto* sum = static_cast<float*>(call.has_output(3) ? call.output(3, rows.shape.data(), rows.rank) : nullptr);
     const int count = static_cast<int>(rows.elements() / size);
-    ort::ParallelBy(api_, context, count, kAtATime, [&](int first, int last) {
+    call.team.ShareBy(count, kAtATime, [&](int first, int last) {
       thread_local std::vector<float> nothing, unread;
       const float* zeros = ort::Reserve(nothing, size);
       float* dropped = ort::Reserve(unread, size);
@@ -40,13 +36,13 @@ class Norm {
   }
 
  private:
-  const ort::Api api_;
   decltype(RowsForm::norm) norm_;
   float epsilon_;
 };
 
-const Operator<Norm> kNorm{
+const Operator kNorm{
     "SkipSimplifiedLayerNormalization",
+    Make<Norm>,
     {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kRequired}},
     {{ort::kFloat, ort::kRequired},
      {ort::kFloat, ort::kOptional},
@@ -56,6 +52,6 @@ const Operator<Norm> kNorm{
 
 }  // namespace
 
-const ort::Operator* const kNormOperator = &kNorm;
+const Operator* const kNormOperator = &kNorm;
 
 }  // namespace edge

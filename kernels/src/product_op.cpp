@@ -20,60 +20,56 @@ constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
 constexpr int kAtATime = 8;                       // rows that a thread rounds
 
-class Product {
+class Product : public Kernel {
  public:
-  Product(const ort::Api& api, const ort::Info* info, const Form& form) : api_(api), form_(form) {
-    auto number = [&](const char* name) { return static_cast<int>(ort::Attribute(api, info, name, int64_t{0})); };
-    shape_ = {number("bits"), number("K"), number("N"), number("block_size"), number("half"), number("zero_points")};
-    const ort::Tensor bias = ort::Constant(api, info, 5);
-    const uint8_t* packed =
-        shape_.supported() ? Lent(ort::Attribute(api, info, "lent", int64_t{0}), PackedBytes(shape_)) : nullptr;
-    if (!packed) ort::Refuse(api, "no packed weights of this operator's size");
+  Product(const Node& node, const Form& form) : form_(form) {
+    shape_ = {node.number("bits"),       node.number("K"),    node.number("N"),
+              node.number("block_size"), node.number("half"), node.number("zero_points")};
+    const ort::Tensor bias = node.constant(5);
+    const uint8_t* packed = shape_.supported() ? Lent(node.large("lent"), PackedBytes(shape_)) : nullptr;
+    if (!packed) ort::Refuse(node.api, "no packed weights of this operator's size");
     if (bias.data) {
       bias_.resize(shape_.panels() * kPanel);
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
     weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
-    gate_ = number("gate") == 1 ? form_.rows.silu_gate : number("gate") == 2 ? form_.rows.gelu_gate : nullptr;
-    if (number("norm")) {
-      norm_ = ort::Constant(api, info, kNormWeight).as<float>();
-      if (!norm_) ort::Refuse(api, "a norm without weights");
-      epsilon_ = ort::Attribute(api, info, "epsilon", 0.0f);
+    const int gate = node.number("gate");
+    gate_ = gate == 1 ? form_.rows.silu_gate : gate == 2 ? form_.rows.gelu_gate : nullptr;
+    if (node.number("norm")) {
+      norm_ = node.constant(kNormWeight).as<float>();
+      if (!norm_) ort::Refuse(node.api, "a norm without weights");
+      epsilon_ = node.real("epsilon", 0);
     }
-    if ((gate_ || norm_) && shape_.inputs % kLanes) ort::Refuse(api, "rows of another length than expected");
+    if ((gate_ || norm_) && shape_.inputs % kLanes) ort::Refuse(node.api, "rows of another length than expected");
   }
 
-  void Compute(ort::Context* context) const {
-    const ort::Tensor rows = ort::Input(api_, context, 0);
+  void Compute(Call& call) const override {
+    const ort::Tensor rows = call.input(0);
     const int inputs = shape_.inputs, width = gate_ ? 2 * inputs : inputs;
-    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width) ort::Refuse(api_, "rows of another width than the matrix");
+    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width)
+      ort::Refuse(call.api, "rows of another width than the matrix");
     auto made = rows.shape;
     made[rows.rank - 1] = shape_.columns;
-    auto* out = static_cast<float*>(ort::Output(api_, context, 0, made.data(), rows.rank));
+    auto* out = static_cast<float*>(call.output(0, made.data(), rows.rank));
     const int count = static_cast<int>(rows.elements() / width);
     const float *from = rows.as<float>(), *more = nullptr;
     float* sum = nullptr;
     if (norm_) {
-      const ort::Tensor other = ort::Input(api_, context, kNormMore);
-      if (other.elements() != rows.elements()) ort::Refuse(api_, "rows that do not go together");
+      const ort::Tensor other = call.input(kNormMore);
+      if (other.elements() != rows.elements()) ort::Refuse(call.api, "rows that do not go together");
       more = other.as<float>();
-      size_t outputs = 0;
-      ort::Check(api_.Outputs(context, &outputs));
-      if (outputs > 1) sum = static_cast<float*>(ort::Output(api_, context, 1, rows.shape.data(), rows.rank));
+      if (call.has_output(1)) sum = static_cast<float*>(call.output(1, rows.shape.data(), rows.rank));
     }
     if (!count) return;
 
     const int padded = shape_.padded(), blocks = padded / shape_.block;
-    thread_local std::vector<int8_t> values;  // of the thread that runs the graph; others read them
-    thread_local std::vector<float> scales;
-    thread_local std::vector<int32_t> sums;
     const Rounding all{from,
                        inputs,
                        padded,
                        shape_.block,
-                       ort::Reserve(values, static_cast<size_t>(count) * padded),
-                       ort::Reserve(scales, static_cast<size_t>(count) * blocks),
-                       ort::Reserve(sums, static_cast<size_t>(count) * blocks)};
+                       ort::Reserve(call.room.bytes, static_cast<size_t>(count) * padded),
+                       ort::Reserve(call.room.scales, static_cast<size_t>(count) * blocks),
+                       ort::Reserve(call.room.sums, static_cast<size_t>(count) * blocks)};
     auto round = [&](int first, int last) {
       if (!gate_ && !norm_) return form_.quantize(all, first, last);
       thread_local std::vector<float> room, unread;
@@ -89,23 +85,22 @@ class Product {
                        0, 1);
       }
     };
-    if (count < kManyRows) {
+    if (count >= kManyRows)
+      call.team.ShareBy(count, kAtATime, round);
+    else if (call.team.stays())
+      call.team.ShareBy(count, 1, round);
+    else
       round(0, count);
-    } else {
-      ort::ParallelBy(api_, context, count, kAtATime, round);
-    }
     const Rows rounded{all.values, all.scales, all.sums, count};
     const int panels = weights_.panels();
     const size_t bytes = panels * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
-    const bool alone = bytes * ((count + 3) / 4) < ort::kAlone;
+    const bool alone = bytes * ((count + 3) / 4) < call.team.least();
     const size_t pieces = alone ? 1 : (least + kShares - 1) / kShares * kShares;
     const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
-    ort::ParallelBy(api_, context, panels, each,
-                    [&](int first, int last) { form_.multiply(weights_, rounded, out, first, last); });
+    call.team.ShareBy(panels, each, [&](int first, int last) { form_.multiply(weights_, rounded, out, first, last); });
   }
 
  private:
-  const ort::Api api_;
   const Form& form_;
   Shape shape_;
   Weights weights_;
@@ -117,8 +112,9 @@ class Product {
 
 }  // namespace
 
-const Operator<Product> kProduct{
+const Operator kProduct{
     "MatMulNBits",
+    Make<Product>,
     {{ort::kFloat, ort::kRequired},
      {ort::kUint8, ort::kOptional},
      {ort::kFloat, ort::kOptional},
@@ -129,6 +125,6 @@ const Operator<Product> kProduct{
      {ort::kFloat, ort::kOptional}},
     {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}},
 };
-const ort::Operator* const kProductOperator = &kProduct;
+const Operator* const kProductOperator = &kProduct;
 
 }  // namespace edge

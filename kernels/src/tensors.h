@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -59,62 +58,12 @@ inline Tensor Input(const Api& api, const Context* context, size_t index) {
   return Read(api, value);
 }
 
-// An input that is part of the graph; data is null where it is not there, or not constant.
-inline Tensor Constant(const Api& api, const Info* info, size_t index) {
-  int is_constant = 0;
-  const Value* value = nullptr;
-  Check(api.Constant(info, index, &is_constant, &value));
-  return Read(api, is_constant ? value : nullptr);
-}
-
 inline void* Output(const Api& api, Context* context, size_t index, const int64_t* shape, size_t rank) {
   Value* value = nullptr;
   void* data = nullptr;
   Check(api.Output(context, index, shape, rank, &value));
   Check(api.Memory(value, &data));
   return data;
-}
-
-// A node's number; `otherwise` where it has none of that name.
-template <class T>
-T Attribute(const Api& api, const Info* info, const char* name, T otherwise) {
-  T value = otherwise;
-  if (Status* failed = api.Attribute(info, name, &value)) {
-    api.Release(failed);
-    return otherwise;
-  }
-  return value;
-}
-
-constexpr size_t kAlone = 1 << 16;  // bytes that a thread reads sooner than another wakes up
-
-// The pieces of work from 0 to `pieces`, in the threads of the session, each of which takes the next that is left.
-template <class Work>
-void Parallel(const Api& api, const Context* context, size_t pieces, const Work& work) {
-  if (pieces < 2) {
-    if (pieces) work(0);
-    return;
-  }
-  struct Shared {
-    const Work& work;
-    std::atomic<size_t> next;
-    size_t pieces;
-  } shared{work, {0}, pieces};
-  auto take = [](void* with, size_t) {
-    auto& from = *static_cast<Shared*>(with);
-    for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces;) from.work(i);
-  };
-  constexpr size_t threads = 64;  // as many as there are take part
-  Check(api.ParallelFor(context, take, pieces < threads ? pieces : threads, &shared));
-}
-
-// The same of `count` things, so many at a time: work(first, last).
-template <class Work>
-void ParallelBy(const Api& api, const Context* context, int count, int each, const Work& work) {
-  Parallel(api, context, (count + each - 1) / each, [&](size_t i) {
-    const int first = static_cast<int>(i) * each;
-    work(first, std::min(count, first + each));
-  });
 }
 
 // Memory that is kept for the next step, of at least this size.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.manifest import KV8, KVLayer
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
+from edge.runtime.providers.kernel_chains import parts, take_chains
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
     THEIRS,
@@ -41,7 +42,7 @@ LENT = "lent"  # the attribute by which a product finds its matrix
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """An ONNX model, and the packed matrices of its products, mapped into memory, in the order of `_products_of_ours`.
+    """An ONNX model, and the packed matrices of its products, mapped into memory, in order.
 
     independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
     """
@@ -54,8 +55,9 @@ class KernelGraph:
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
         """The model as onnxruntime loads it while this is open; sessions need the matrices for as long as they live."""
         with ExitStack() as stack:
-            for node, matrix in zip(_products_of_ours(self.model.graph), self.matrices, strict=True):
-                node.attribute.add(name=LENT, i=stack.enter_context(kernels.lend(matrix)), type=INT)
+            products = ((node, prefix) for node, prefix, op in parts(self.model.graph) if op == PRODUCT)
+            for (node, prefix), matrix in zip(products, self.matrices, strict=True):
+                node.attribute.add(name=prefix + LENT, i=stack.enter_context(kernels.lend(matrix)), type=INT)
             yield self.model.SerializeToString()
 
 
@@ -80,6 +82,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
             take_attention(graph, bundle.manifest.kv.layers)
             take_what_comes_before(graph, stored)
             take_norms(graph, stored)
+        take_chains(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
@@ -159,12 +162,6 @@ def _start(tensor: Any, kind: int) -> int | None:
     if Path(where.get("location", "")).name != WEIGHTS:
         return None
     return int(where.get("offset", 0))
-
-
-def _products_of_ours(graph: Any) -> list[Any]:
-    """The products of a graph and its branches that our kernels compute, in order."""
-    nodes = (node for each in graphs(graph) for node in each.node)
-    return [node for node in nodes if (node.op_type, node.domain) == (PRODUCT, DOMAIN)]
 
 
 def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> list[NDArray[np.uint8]]:

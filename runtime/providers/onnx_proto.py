@@ -31,6 +31,7 @@ MESSAGES = {
         "initializer": (5, "TensorProto*"),
         "input": (11, "ValueInfoProto*"),
         "output": (12, "ValueInfoProto*"),
+        "value_info": (13, "ValueInfoProto*"),
     },
     "NodeProto": {
         "input": (1, "string*"),

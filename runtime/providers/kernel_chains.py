@@ -1,0 +1,115 @@
+"""Operators of our kernels that follow each other, as one: threads come once for all of them, and onnxruntime is not
+asked for what they hand on to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from edge.runtime.providers.graph_wires import INT, NUMBER, graphs, reads
+from edge.runtime.providers.kernel_nodes import ATTENTION, NORM, PRODUCT
+from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
+
+CHAIN, GATHER = "Chain", "Gather"
+OPS = (PRODUCT, ATTENTION, NORM, GATHER)  # that chains are made of, as the library numbers them
+FLOAT, INT64 = 1, 7  # TensorProto.DataType
+NOTHING = -1  # in place of a value that a node does without
+
+
+def take_chains(graph: Any) -> None:
+    """Let operators of ours be one wherever nothing of onnxruntime's stands between them."""
+    whole_numbers = {value.name for value in graph.input if value.type.tensor_type.elem_type == INT64}
+    groups = list[list[Any]]()
+    chain, made, behind = list[Any](), set[str](), set[str]()  # behind: what others make of what the chain gives
+    for node in graph.node:
+        read = set(reads(node))
+        ours = node.domain in (DOMAIN, INT8_DOMAIN) and node.op_type in OPS
+        if not ours and not (_picks_rows(node, made - behind) and node.input[1] in whole_numbers):
+            groups.append([node])
+            if read & (made | behind):
+                behind.update(node.output)
+            continue
+        if not chain or read & behind:
+            chain, made, behind = [], set(), set()
+            groups.append(chain)
+        chain.append(node)
+        made.update(node.output)
+    typed = {value.name for values in (graph.output, graph.value_info) for value in values}
+    outside = {output.name for output in graph.output}
+    ordered = list[Any]()
+    for group in _in_order(groups):
+        if len(group) < 2:
+            ordered += group
+            continue
+        members = {id(node) for node in group}
+        read = outside.union(*(reads(node) for node in graph.node if id(node) not in members))
+        node = _as_one(group, read)
+        ordered.append(node)
+        for name in node.output:
+            if name not in typed:  # then it is no cache
+                graph.value_info.add(name=name).type.tensor_type.elem_type = FLOAT
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def parts(graph: Any) -> Iterator[tuple[Any, str, str]]:
+    """The operators of ours in a graph and its branches, in order, those of chains too: the node that has their
+    attributes, what these begin with, and which operator it is."""
+    for node in (node for each in graphs(graph) for node in each.node if node.domain in (DOMAIN, INT8_DOMAIN)):
+        if node.op_type != CHAIN:
+            yield node, "", node.op_type
+            continue
+        for attribute in [each for each in node.attribute if each.name.endswith(".op")]:
+            yield node, attribute.name.removesuffix("op"), OPS[attribute.i]
+
+
+def _picks_rows(node: Any, made: set[str]) -> bool:
+    """Whether a node is onnxruntime's Gather of some rows of what was made."""
+    if (node.op_type, node.domain) != (GATHER, "") or node.input[0] not in made:
+        return False
+    return [(attribute.name, attribute.i) for attribute in node.attribute] == [("axis", 1)]
+
+
+def _in_order(groups: list[list[Any]]) -> Iterator[list[Any]]:
+    """The groups, each after those that make what it reads; else as they are."""
+    missing = {name for group in groups for node in group for name in node.output if name}
+    waiting = groups
+    while waiting:
+        later = []
+        for group in waiting:
+            own = {name for node in group for name in node.output}
+            if any((missing - own).intersection(reads(node)) for node in group):
+                later.append(group)
+                continue
+            missing -= own
+            yield group
+        waiting = later
+
+
+def _as_one(nodes: list[Any], read: set[str]) -> Any:
+    """One node that does what these do. read: what others need of them."""
+    made = [name for node in nodes for name in node.output if name]
+    inside = set(made)
+    taken = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in inside))
+    given = [name for name in made if name in read]
+    values = {name: place for place, name in enumerate([*taken, *given, *(name for name in made if name not in read)])}
+    one = type(nodes[0])(name=f"{nodes[0].name}.{CHAIN}", op_type=CHAIN, domain=DOMAIN, input=taken, output=given)
+
+    def note(name: str, number: int) -> None:
+        one.attribute.add(name=name, i=number, type=INT)
+
+    note("taken", len(taken))
+    note("given", len(given))
+    note("nodes", len(nodes))
+    for place, node in enumerate(nodes):
+        note(f"{place}.op", OPS.index(node.op_type))
+        for kind, names in (("input", node.input), ("output", node.output)):
+            note(f"{place}.{kind}s", len(names))
+            for k, name in enumerate(names):
+                note(f"{place}.{kind}.{k}", values[name] if name else NOTHING)
+        for attribute in node.attribute:
+            if attribute.type == NUMBER:
+                one.attribute.add(name=f"{place}.{attribute.name}", f=attribute.f, type=NUMBER)
+            elif attribute.type == INT:
+                note(f"{place}.{attribute.name}", attribute.i)
+    return one
