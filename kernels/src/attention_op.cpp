@@ -29,6 +29,7 @@ enum Inputs {
 
 constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
+constexpr int kAtATime = 8;     // that it rotates
 
 class GroupQuery : public Kernel {
  public:
@@ -119,10 +120,10 @@ class GroupQuery : public Kernel {
         }
       };
       const bool few = tokens <= kFewTokens;
-      if (few && !call.team.stays())
-        for (int t = 0; t < tokens; t++) prepare(t);
-      else
-        call.team.Share(tokens, [&](size_t t) { prepare(static_cast<int>(t)); });
+      const int each = !few ? kAtATime : call.team.stays() ? 1 : tokens;
+      call.team.ShareBy(tokens, each, [&](int from_token, int to_token) {
+        for (int t = from_token; t < to_token; t++) prepare(t);
+      });
 
       Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
                   of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0};

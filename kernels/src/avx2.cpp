@@ -36,7 +36,7 @@ struct Avx2 : Avx256 {
   }
 
   template <int kBits, int kRows, int kVectors>
-  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride, const Dots*,
                        Dots (*dots)[kVectors]) {
     if constexpr (kBits == 8) {
       Bytewise<kRows, kVectors>(packed, at, values, stride, dots);

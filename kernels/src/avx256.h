@@ -24,6 +24,8 @@ struct Avx256 {
   static Dots Less(Dots zeros, int offset) {
     return _mm256_and_si256(_mm256_sub_epi32(All(offset), zeros), All(0xffff));
   }
+  template <int kBits, int kRows>
+  static constexpr int kMore = 0;
   static Dots TimesLess(Dots less, int sum) { return _mm256_madd_epi16(less, All(sum)); }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));

@@ -23,7 +23,7 @@ struct AvxVnni : Avx256, QueryInBytes {
   static Dots DotPairs(Dots dots, Pairs values, Dots two) { return _mm256_dpwssd_avx_epi32(dots, values, two); }
 
   template <int kBits, int kRows, int kVectors>
-  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride, const Dots*,
                        Dots (*dots)[kVectors]) {
     constexpr int inputs = 32 / kBits;  // of a group
 #pragma GCC unroll 4

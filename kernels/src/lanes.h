@@ -39,6 +39,17 @@ struct Weights {
   int panels() const { return (columns + kPanel - 1) / kPanel; }
   int blocks() const { return inputs / block; }
   size_t panel_bytes() const { return static_cast<size_t>(inputs) * kPanel * bits / 8; }
+  // Without the panels before this one.
+  Weights from(int panel) const {
+    Weights part = *this;
+    const size_t scales_before = static_cast<size_t>(panel) * blocks() * kPanel;
+    part.weights += panel * panel_bytes();
+    part.scales = static_cast<const uint8_t*>(scales) + scales_before * (half ? 2 : 4);
+    if (zero_points) part.zero_points += scales_before;
+    if (bias) part.bias += panel * kPanel;
+    part.columns -= panel * kPanel;
+    return part;
+  }
 };
 
 // Rows in 8 bits, each block with a scale of its own.

@@ -39,7 +39,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 1; }
+EDGE_EXPORT int edge_interface() { return 2; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

@@ -26,6 +26,8 @@ struct Neon : QueryInBytes {
   static Floats Zero() { return vdupq_n_f32(0); }
   static Dots All(int value) { return vdupq_n_s32(value); }
   static Dots Less(Dots zeros, int offset) { return vsubq_s32(All(offset), zeros); }
+  template <int kBits, int kRows>
+  static constexpr int kMore = 0;
   static Dots TimesLess(Dots less, int sum) { return vmulq_n_s32(less, sum); }
   static Dots LoadBytes(const uint8_t* from) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(FourBytes(from))))));
@@ -114,7 +116,7 @@ struct Neon : QueryInBytes {
   }
 
   template <int kBits, int kRows, int kVectors>
-  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride,
+  static void Multiply(const uint8_t* const* packed, size_t at, const int8_t* values, int stride, const Dots*,
                        Dots (*dots)[kVectors]) {
     constexpr int inputs = 32 / kBits;  // of a group
     for (int g = 0; g < kStep / inputs; g++)

@@ -1,9 +1,9 @@
 // The operator MatMulNBits over packed weights, which the host has lent (see `Lend`); scales and zero points are in
 // them.
 //
-// It may begin with what comes before a product in a decoder: with the attribute `gate` its rows are [gate, up], of
-// which it takes silu(gate) * up, or gelu(gate) * up where it is 2; with `norm` it takes the norm of its rows and of
-// input 6 together, by the weights that are input 7, and writes their sum to its second output.
+// It takes along what stands next to a product in a decoder: with the attribute `norm` it begins with the norm of its
+// rows and of input 6 together, by the weights that are input 7, and writes their sum to its second output; with `gate`
+// its columns are [gate, up], and it gives silu(gate) * up, or gelu(gate) * up where it is 2.
 #include <cstring>
 #include <vector>
 
@@ -40,18 +40,19 @@ class Product : public Kernel {
       if (!norm_) ort::Refuse(node.api, "a norm without weights");
       epsilon_ = node.real("epsilon", 0);
     }
-    if ((gate_ || norm_) && shape_.inputs % kLanes) ort::Refuse(node.api, "rows of another length than expected");
+    if (norm_ && shape_.inputs % kLanes) ort::Refuse(node.api, "rows of another length than expected");
+    if (gate_ && shape_.columns % (2 * kPanel)) ort::Refuse(node.api, "a gate of another width than expected");
   }
 
   void Compute(Call& call) const override {
     const ort::Tensor rows = call.input(0);
-    const int inputs = shape_.inputs, width = gate_ ? 2 * inputs : inputs;
-    if (rows.rank < 1 || rows.shape[rows.rank - 1] != width)
+    const int inputs = shape_.inputs, columns = gate_ ? shape_.columns / 2 : shape_.columns;
+    if (rows.rank < 1 || rows.shape[rows.rank - 1] != inputs)
       ort::Refuse(call.api, "rows of another width than the matrix");
     auto made = rows.shape;
-    made[rows.rank - 1] = shape_.columns;
+    made[rows.rank - 1] = columns;
     auto* out = static_cast<float*>(call.output(0, made.data(), rows.rank));
-    const int count = static_cast<int>(rows.elements() / width);
+    const int count = static_cast<int>(rows.elements() / inputs);
     const float *from = rows.as<float>(), *more = nullptr;
     float* sum = nullptr;
     if (norm_) {
@@ -71,15 +72,12 @@ class Product : public Kernel {
                        ort::Reserve(call.room.scales, static_cast<size_t>(count) * blocks),
                        ort::Reserve(call.room.sums, static_cast<size_t>(count) * blocks)};
     auto round = [&](int first, int last) {
-      if (!gate_ && !norm_) return form_.quantize(all, first, last);
+      if (!norm_) return form_.quantize(all, first, last);
       thread_local std::vector<float> room, unread;
-      float *row = ort::Reserve(room, inputs), *dropped = norm_ && !sum ? ort::Reserve(unread, inputs) : nullptr;
+      float *row = ort::Reserve(room, inputs), *dropped = sum ? nullptr : ort::Reserve(unread, inputs);
       for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * inputs, block = static_cast<size_t>(m) * blocks;
-        if (gate_)
-          gate_(from + static_cast<size_t>(m) * width, inputs, row);
-        else
-          form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
+        form_.rows.norm(from + at, more + at, norm_, epsilon_, inputs, sum ? sum + at : dropped, row);
         form_.quantize({row, inputs, padded, shape_.block, all.values + static_cast<size_t>(m) * padded,
                         all.scales + block, all.sums + block},
                        0, 1);
@@ -92,15 +90,34 @@ class Product : public Kernel {
     else
       round(0, count);
     const Rows rounded{all.values, all.scales, all.sums, count};
-    const int panels = weights_.panels();
-    const size_t bytes = panels * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
+    const size_t bytes = weights_.panels() * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();
     const size_t pieces = alone ? 1 : (least + kShares - 1) / kShares * kShares;
+    const int panels = (columns + kPanel - 1) / kPanel;
     const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
-    call.team.ShareBy(panels, each, [&](int first, int last) { form_.multiply(weights_, rounded, out, first, last); });
+    call.team.ShareBy(panels, each, [&](int first, int last) {
+      if (gate_)
+        Gated(rounded, first, last, out);
+      else
+        form_.multiply(weights_, rounded, out, first, last);
+    });
   }
 
  private:
+  // The panels from `first` to `last` of the gate, and of what it lets through.
+  void Gated(const Rows& rows, int first, int last, float* out) const {
+    thread_local std::vector<float> room;
+    const int columns = shape_.columns / 2, width = (last - first) * kPanel;
+    float* both = ort::Reserve(room, static_cast<size_t>(rows.count) * 2 * width);
+    for (int up : {0, 1}) {
+      Weights part = weights_.from(first + up * columns / kPanel);
+      part.columns = 2 * width;
+      form_.multiply(part, rows, both + up * width, 0, last - first);
+    }
+    for (int m = 0; m < rows.count; m++)
+      gate_(both + static_cast<size_t>(m) * 2 * width, width, out + static_cast<size_t>(m) * columns + first * kPanel);
+  }
+
   const Form& form_;
   Shape shape_;
   Weights weights_;

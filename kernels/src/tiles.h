@@ -29,19 +29,24 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
   size_t at = 0;
   for (int b = 0; b < blocks; b++) {
     typename V::Dots dots[kRows][kVectors];  // from what zero points take off on
+    typename V::Dots less[kVectors];         // what is taken off weights themselves, where `more` is not 0
     for (int v = 0; v < kVectors; v++) {
-      constexpr int offset = V::template kOffset<kBits>;
-      if (w.zero_points) {
-        const auto zeros = V::LoadBytes(w.zero_points + first[v] + static_cast<size_t>(b) * kPanel);
-        const auto less = V::Less(zeros, offset);
-        for (int m = 0; m < kRows; m++) dots[m][v] = V::TimesLess(less, rows.sums[(row + m) * blocks + b]);
+      constexpr int offset = V::template kOffset<kBits>, more = V::template kMore<kBits, kRows>;
+      const auto zeros = w.zero_points ? V::LoadBytes(w.zero_points + first[v] + static_cast<size_t>(b) * kPanel)
+                                       : V::All(1 << (kBits - 1));
+      if constexpr (more != 0) {
+        less[v] = V::InEveryByte(zeros, more);
+        for (int m = 0; m < kRows; m++) dots[m][v] = V::All(-more * rows.sums[(row + m) * blocks + b]);
+      } else if (w.zero_points) {
+        const auto factor = V::Less(zeros, offset);
+        for (int m = 0; m < kRows; m++) dots[m][v] = V::TimesLess(factor, rows.sums[(row + m) * blocks + b]);
       } else {
         for (int m = 0; m < kRows; m++)
           dots[m][v] = V::All((offset - (1 << (kBits - 1))) * rows.sums[(row + m) * blocks + b]);
       }
     }
     for (int s = 0; s < steps; s++, at += bytes, values += kStep)
-      V::template Multiply<kBits, kRows, kVectors>(packed, at, values, w.inputs, dots);
+      V::template Multiply<kBits, kRows, kVectors>(packed, at, values, w.inputs, less, dots);
     for (int v = 0; v < kVectors; v++) {
       const size_t place = first[v] + static_cast<size_t>(b) * kPanel;
       const auto scales = w.half ? V::LoadHalf(static_cast<const uint16_t*>(w.scales) + place)

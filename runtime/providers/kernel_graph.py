@@ -24,7 +24,7 @@ from edge.runtime.providers.kernel_nodes import (
     is_independent,
     take_attention,
     take_norms,
-    take_what_comes_before,
+    take_neighbours,
     takes_bytes,
 )
 from edge.runtime.providers.kernel_rows import ROWS, take_rows
@@ -80,7 +80,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
         for graph in graphs(model.graph):
             take_attention(graph, bundle.manifest.kv.layers)
-            take_what_comes_before(graph, stored)
+            take_neighbours(graph, stored)
             take_norms(graph, stored)
         take_chains(model.graph)
     except OSError as e:

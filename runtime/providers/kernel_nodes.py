@@ -67,45 +67,45 @@ def _for_many_sequences(graph: Any) -> None:
             sizes[0].dim_param = "B"
 
 
-def take_what_comes_before(graph: Any, weights: dict[str, Any]) -> None:
-    """Let products do what comes before them in a decoder: the gate of a feed-forward layer, and norms of a sum.
+def take_neighbours(graph: Any, weights: dict[str, Any]) -> None:
+    """Let products do what stands next to them in a decoder: the gate of a feed-forward layer, and norms of a sum.
 
     weights: the tensors that are stored, by name.
     """
     wires, gone = Wires(graph), list[int]()
     for place, node in enumerate(wires.nodes):
-        if (node.op_type, node.domain) != (PRODUCT, DOMAIN) or numbers(node)["K"] % LANES:
+        if (node.op_type, node.domain) != (PRODUCT, DOMAIN):
             continue
+        gone += _with_gate(node, wires)
         before = wires.maker(node.input[0])
-        if before is None or wires.only_reader(node.input[0]) != place:
-            continue
-        gone += _with_gate(node, before, wires) or _with_norm(node, place, before, wires, weights)
+        if before is not None and wires.only_reader(node.input[0]) == place and not numbers(node)["K"] % LANES:
+            gone += _with_norm(node, place, before, wires, weights)
     if gone:
         wires.drop(gone)
 
 
-def _with_gate(node: Any, before: int, wires: Wires) -> list[int]:
-    """Let a product take silu(gate) * up along, or gelu(gate) * up, where that is what it reads; what it takes."""
-    product = wires.nodes[before]
-    place = wires.maker(product.input[0]) if product.op_type == "Mul" else None
-    if place is None:
+def _with_gate(node: Any, wires: Wires) -> list[int]:
+    """Let a product give silu(gate) * up, or gelu(gate) * up, where that is made of what it gives; what it takes."""
+    whole = wires.only_reader(node.output[0])
+    if whole is None or wires.nodes[whole].op_type != "Split" or numbers(wires.nodes[whole]).get("axis") != -1:
         return []
-    activation = wires.nodes[place]
+    split = wires.nodes[whole]
+    if len(split.input) != 1 or len(split.output) != 2 or numbers(node)["N"] % (2 * LANES):
+        return []
+    gate, up = split.output
+    place, last = wires.only_reader(gate), wires.only_reader(up)
+    if place is None or last is None:
+        return []
+    activation, product = wires.nodes[place], wires.nodes[last]
     if activation.op_type not in GATES or len(activation.input) != 1:  # or with a bias
         return []
     if activation.op_type == "QuickGelu" and number(activation, "alpha", 1.702) != 1:
         return []
-    whole = wires.maker(activation.input[0])
-    if whole is None or wires.nodes[whole].op_type != "Split" or numbers(wires.nodes[whole]).get("axis") != -1:
+    if product.op_type != "Mul" or wires.only_reader(activation.output[0]) != last:
         return []
-    gate, up = activation.input[0], product.input[1]
-    split = wires.nodes[whole]
-    read_once = (wires.only_reader(gate), wires.only_reader(activation.output[0]), wires.only_reader(up))
-    if [gate, up] != [*split.output] or len(split.input) != 1 or read_once != (place, before, before):
-        return []
-    node.input[0] = split.input[0]
+    node.output[0] = product.output[0]
     node.attribute.add(name="gate", i=GATES[activation.op_type], type=INT)
-    return [whole, place, before]
+    return [whole, place, last]
 
 
 def _with_norm(node: Any, place: int, before: int, wires: Wires, weights: dict[str, Any]) -> list[int]:
