@@ -32,10 +32,11 @@ struct Attention {
   const int32_t* rounded_sums;
   const float* bias;
   size_t bias_head, bias_token;
+  int all = 0;  // keys that every token attends to, where they are not of the text itself
 
   int group() const { return heads / kv_heads; }
   // The rows that a token attends to, from the first to one after the last.
-  int end(int token) const { return past + token + 1; }
+  int end(int token) const { return all ? all : past + token + 1; }
   int begin(int token) const { return window && end(token) > window ? end(token) - window : 0; }
 };
 

@@ -1,4 +1,5 @@
-// The operator GroupQueryAttention: rotates queries and keys, appends keys and values to the cache, and attends.
+// The operators GroupQueryAttention, which rotates queries and keys, appends keys and values to the cache, and attends;
+// and MultiHeadAttention, which attends to all keys that it is given: a decoder's to what its encoder made.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -31,14 +32,81 @@ constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
 constexpr int kAtATime = 8;     // that it rotates
 
-class GroupQuery : public Kernel {
+class Attends : public Kernel {
  public:
-  GroupQuery(const Node& node, const Form& form) : form_(form.attention) {
-    heads_ = node.number("num_heads");
+  Attends(const Node& node, const Form& form)
+      : form_(form.attention), heads_(node.number("num_heads")), scale_(node.real("scale", 0)) {}
+
+ protected:
+  float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
+
+  void Attend(Call& call, const Attention& a, const float* of_value, float* out) const {
+    if (a.tokens <= kFewTokens)
+      Few(call, a, of_value, out);
+    else
+      Many(call, a, of_value, out);
+  }
+
+  const AttentionForm form_;
+  const int heads_;
+
+ private:
+  // Every chunk of every group of heads by itself, then all chunks of a token in order.
+  void Few(Call& call, const Attention& a, const float* of_value, float* out) const {
+    const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
+    const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
+    float* all = ort::Reserve(call.room.states, of_chunk * chunks * a.kv_heads);
+    const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
+    const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < call.team.least();
+    const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
+    call.team.Share(alone ? 1 : all_chunks, [&](size_t piece) {
+      for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
+        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens,
+                    all + i * of_chunk);
+    });
+    for (int kv = 0; kv < a.kv_heads; kv++)
+      for (int row = 0; row < a.tokens * a.group(); row++) {
+        float* state = all + kv * of_chunk + row * size;
+        for (int c = 1; c < chunks; c++) form_.merge(a.dim, state, all + (c * a.kv_heads + kv) * of_chunk + row * size);
+        Put(a, kv, row, state, of_value, out);
+      }
+  }
+
+  // Some tokens of a group of heads at a time, chunk after chunk.
+  void Many(Call& call, const Attention& a, const float* of_value, float* out) const {
+    const int pieces = (a.tokens + kTokens - 1) / kTokens;
+    call.team.Share(static_cast<size_t>(pieces) * a.kv_heads, [&](size_t i) {
+      const int kv = static_cast<int>(i) % a.kv_heads, piece = pieces - 1 - static_cast<int>(i) / a.kv_heads;
+      const int first = piece * kTokens, last = std::min(a.tokens, first + kTokens);
+      const size_t size = StateSize(a.dim), count = static_cast<size_t>(last - first) * a.group();
+      thread_local std::vector<float> room;
+      float *states = ort::Reserve(room, 2 * count * size), *more = states + count * size;
+      const int begin = a.begin(first) / kChunk, end = (a.end(last - 1) + kChunk - 1) / kChunk;
+      form_.chunk(a, kv, begin, first, last, states);
+      for (int c = begin + 1; c < end; c++) {
+        form_.chunk(a, kv, c, first, last, more);
+        for (size_t row = 0; row < count; row++) form_.merge(a.dim, states + row * size, more + row * size);
+      }
+      for (size_t row = 0; row < count; row++)
+        Put(a, kv, first * a.group() + static_cast<int>(row), states + row * size, of_value, out);
+    });
+  }
+
+  void Put(const Attention& a, int kv, int row, const float* state, const float* of_value, float* out) const {
+    const int token = row / a.group(), head = kv * a.group() + row % a.group();
+    form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr,
+                 out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
+  }
+
+  const float scale_;
+};
+
+class GroupQuery : public Attends {
+ public:
+  GroupQuery(const Node& node, const Form& form) : Attends(node, form) {
     kv_heads_ = node.number("kv_num_heads");
     window_ = std::max(0, node.number("local_window_size"));  // -1 for none
     rotary_ = node.number("do_rotary") != 0;
-    scale_ = node.real("scale", 0);
     if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_)
       ort::Refuse(node.api, "numbers of heads that do not go together");
   }
@@ -126,7 +194,7 @@ class GroupQuery : public Kernel {
       });
 
       Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
-                  of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0};
+                  of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0,     0};
       if (bias.data) {
         a.bias_token = bias.shape[3];
         a.bias_head = bias.shape[1] > 1 ? bias.shape[2] * bias.shape[3] : 0;
@@ -134,16 +202,11 @@ class GroupQuery : public Kernel {
       }
       const float* of_value = bytes ? value_scale.as<float>() : nullptr;
       float* to = out + static_cast<size_t>(b) * tokens * heads_ * dim;
-      if (few)
-        Few(call, a, of_value, to);
-      else
-        Many(call, a, of_value, to);
+      Attend(call, a, of_value, to);
     }
   }
 
  private:
-  float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
-
   // The rows before the step's, where the cache is not written in place.
   void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes,
             size_t head_bytes) const {
@@ -153,57 +216,44 @@ class GroupQuery : public Kernel {
       std::memcpy(to + h * head_bytes, from + static_cast<size_t>(h) * rows * row_bytes, count * row_bytes);
   }
 
-  // Every chunk of every group of heads by itself, then all chunks of a token in order.
-  void Few(Call& call, const Attention& a, const float* of_value, float* out) const {
-    const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
-    const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
-    float* all = ort::Reserve(call.room.states, of_chunk * chunks * a.kv_heads);
-    const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
-    const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < call.team.least();
-    const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
-    call.team.Share(alone ? 1 : all_chunks, [&](size_t piece) {
-      for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
-        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens,
-                    all + i * of_chunk);
-    });
-    for (int kv = 0; kv < a.kv_heads; kv++)
-      for (int row = 0; row < a.tokens * a.group(); row++) {
-        float* state = all + kv * of_chunk + row * size;
-        for (int c = 1; c < chunks; c++) form_.merge(a.dim, state, all + (c * a.kv_heads + kv) * of_chunk + row * size);
-        Put(a, kv, row, state, of_value, out);
-      }
-  }
-
-  // Some tokens of a group of heads at a time, chunk after chunk.
-  void Many(Call& call, const Attention& a, const float* of_value, float* out) const {
-    const int pieces = (a.tokens + kTokens - 1) / kTokens;
-    call.team.Share(static_cast<size_t>(pieces) * a.kv_heads, [&](size_t i) {
-      const int kv = static_cast<int>(i) % a.kv_heads, piece = pieces - 1 - static_cast<int>(i) / a.kv_heads;
-      const int first = piece * kTokens, last = std::min(a.tokens, first + kTokens);
-      const size_t size = StateSize(a.dim), count = static_cast<size_t>(last - first) * a.group();
-      thread_local std::vector<float> room;
-      float *states = ort::Reserve(room, 2 * count * size), *more = states + count * size;
-      const int begin = a.begin(first) / kChunk, end = (a.end(last - 1) + kChunk - 1) / kChunk;
-      form_.chunk(a, kv, begin, first, last, states);
-      for (int c = begin + 1; c < end; c++) {
-        form_.chunk(a, kv, c, first, last, more);
-        for (size_t row = 0; row < count; row++) form_.merge(a.dim, states + row * size, more + row * size);
-      }
-      for (size_t row = 0; row < count; row++)
-        Put(a, kv, first * a.group() + static_cast<int>(row), states + row * size, of_value, out);
-    });
-  }
-
-  void Put(const Attention& a, int kv, int row, const float* state, const float* of_value, float* out) const {
-    const int token = row / a.group(), head = kv * a.group() + row % a.group();
-    form_.finish(a.dim, state, of_value ? of_value + kv * a.dim : nullptr,
-                 out + (static_cast<size_t>(token) * a.heads + head) * a.dim);
-  }
-
-  const AttentionForm form_;
-  int heads_, kv_heads_, window_;
+  int kv_heads_, window_;
   bool rotary_;
-  float scale_;
+};
+
+class MultiHead : public Attends {
+ public:
+  using Attends::Attends;
+
+  // Inputs: queries [batch, tokens, heads * dim], keys and values [batch, heads, keys, dim].
+  void Compute(Call& call) const override {
+    const ort::Tensor query = call.input(0), keys = call.input(1), values = call.input(2);
+    if (query.rank != 3 || keys.rank != 4 || keys.shape != values.shape || keys.shape[0] != query.shape[0])
+      ort::Refuse(call.api, "inputs of other shapes than expected");
+    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
+    const int dim = static_cast<int>(keys.shape[3]), count = static_cast<int>(keys.shape[2]);
+    if (keys.shape[1] != heads_ || query.shape[2] != static_cast<int64_t>(heads_) * dim || dim % kLanes || dim > 256)
+      ort::Refuse(call.api, "heads of another size than expected");
+    auto* out = static_cast<float*>(call.output(0, query.shape.data(), 3));
+    if (!tokens) return;
+    const size_t width = static_cast<size_t>(heads_) * dim;
+    if (!count) ort::Refuse(call.api, "no keys to attend to");
+
+    float* scaled = ort::Reserve(call.room.floats, tokens * width);
+    for (int b = 0; b < batch; b++) {
+      form_.rotate(query.as<float>() + b * tokens * width, nullptr, nullptr, 0, static_cast<int>(tokens * width),
+                   Scale(dim), nullptr, scaled);
+      const size_t before = b * width * count;
+      Attention a{};
+      a.heads = a.kv_heads = heads_;
+      a.dim = dim;
+      a.tokens = tokens;
+      a.past = a.capacity = a.all = count;
+      a.queries = scaled;
+      a.keys = keys.as<float>() + before;
+      a.values = values.as<float>() + before;
+      Attend(call, a, nullptr, out + b * tokens * width);
+    }
+  }
 };
 
 // `cache`: the type of keys and values, which onnxruntime must know.
@@ -227,10 +277,15 @@ Operator Over(ort::Type cache) {
           {{ort::kFloat, ort::kRequired}, {cache, ort::kRequired}, {cache, ort::kRequired}}};
 }
 
+const Operator kMultiHead{"MultiHeadAttention",
+                          Make<MultiHead>,
+                          {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kRequired}},
+                          {{ort::kFloat, ort::kRequired}}};
 const Operator kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);
 
 }  // namespace
 
-const Operator *const kAttentionOperator = &kOverFloats, *const kBytesAttentionOperator = &kOverBytes;
+const Operator *const kAttentionOperator = &kOverFloats, *const kBytesAttentionOperator = &kOverBytes,
+                      *const kMultiHeadOperator = &kMultiHead;
 
 }  // namespace edge

@@ -36,7 +36,8 @@ class Gather : public Kernel {
 class Chain : public Kernel {
  public:
   Chain(const Node& node, const Form& form) {
-    const Made kOps[] = {kProductOperator->made, kAttentionOperator->made, kNormOperator->made, Make<Gather>};
+    const Made kOps[] = {kProductOperator->made, kAttentionOperator->made, kNormOperator->made, Make<Gather>,
+                         kMultiHeadOperator->made};
     inputs_ = node.number("taken");
     outputs_ = node.number("given");
     const int nodes = node.number("nodes");

@@ -110,6 +110,7 @@ struct Operator : ort::Operator {
 };
 
 extern const Operator *const kProductOperator,
-    *const kNormOperator, *const kAttentionOperator, *const kBytesAttentionOperator, *const kChainOperator;
+    *const kNormOperator, *const kAttentionOperator, *const kBytesAttentionOperator, *const kMultiHeadOperator,
+                                                                                         *const kChainOperator;
 
 }  // namespace edge

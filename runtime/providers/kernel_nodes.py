@@ -10,7 +10,7 @@ from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, num
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 THEIRS = "com.microsoft"
-PRODUCT, ATTENTION = "MatMulNBits", "GroupQueryAttention"
+PRODUCT, ATTENTION, CROSS = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
@@ -37,7 +37,17 @@ def takes_bytes(graph: Any, layers: Sequence[KVLayer]) -> bool:
 
 
 def _heads_fit(layers: Sequence[KVLayer]) -> bool:
-    return all(layer.head_dim % LANES == 0 and layer.head_dim <= LARGEST_HEAD for layer in layers)
+    return all(_head_fits(layer.head_dim) for layer in layers)
+
+
+def _head_fits(size: int) -> bool:
+    return size % LANES == 0 and 0 < size <= LARGEST_HEAD
+
+
+def _last_size(value: Any) -> int:
+    """The last size of a graph's input; 0 where it is not known."""
+    sizes = value.type.tensor_type.shape.dim
+    return sizes[-1].dim_value if sizes else 0
 
 
 def take_attention(graph: Any, layers: list[KVLayer]) -> None:
@@ -47,6 +57,7 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
         return
     if takes_bytes(graph, layers):
         _for_many_sequences(graph)
+    fitting = {value.name for value in graph.input if _head_fits(_last_size(value))}  # what an encoder made is there
     for node in graph.node:
         small = _small_step(node)
         if small is not None and _attends(small):
@@ -56,6 +67,8 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
             node.output.extend(outputs)
         if _attends(node):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
+        elif (node.op_type, node.domain) == (CROSS, THEIRS) and len(node.input) == 3 and fitting.issuperset(node.input[1:]):
+            node.domain = DOMAIN
 
 
 def _for_many_sequences(graph: Any) -> None:
