@@ -187,8 +187,8 @@ class GroupQuery : public Attends {
           form_.to_bytes(value_from, value_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_values + at));
         }
       };
-      const bool few = tokens <= kFewTokens;
-      const int each = !few ? kAtATime : call.team.stays() ? 1 : tokens;
+      const bool few = all_heads * dim < call.team.least();
+      const int each = few ? tokens : tokens <= kFewTokens ? 1 : kAtATime;
       call.team.ShareBy(tokens, each, [&](int from_token, int to_token) {
         for (int t = from_token; t < to_token; t++) prepare(t);
       });
@@ -224,33 +224,53 @@ class MultiHead : public Attends {
  public:
   using Attends::Attends;
 
-  // Inputs: queries [batch, tokens, heads * dim], keys and values [batch, heads, keys, dim].
+  // Inputs: queries [batch, tokens, heads * dim], and keys and values [batch, heads, keys, dim]; or queries, keys and
+  // values of the same tokens, [batch, tokens, 3 * heads * dim], alone. Input 5 is added to scores: [1, heads or 1,
+  // tokens, keys].
   void Compute(Call& call) const override {
-    const ort::Tensor query = call.input(0), keys = call.input(1), values = call.input(2);
-    if (query.rank != 3 || keys.rank != 4 || keys.shape != values.shape || keys.shape[0] != query.shape[0])
-      ort::Refuse(call.api, "inputs of other shapes than expected");
-    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
-    const int dim = static_cast<int>(keys.shape[3]), count = static_cast<int>(keys.shape[2]);
-    if (keys.shape[1] != heads_ || query.shape[2] != static_cast<int64_t>(heads_) * dim || dim % kLanes || dim > 256)
+    const ort::Tensor query = call.input(0), keys = call.input(1), values = call.input(2), bias = call.input(5);
+    const bool packed = !keys.data;
+    if (query.rank != 3 || query.shape[2] % (packed ? 3 * heads_ : heads_))
       ort::Refuse(call.api, "heads of another size than expected");
-    auto* out = static_cast<float*>(call.output(0, query.shape.data(), 3));
+    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
+    const size_t row = query.shape[2], width = packed ? row / 3 : row;
+    const int dim = static_cast<int>(width) / heads_, count = packed ? tokens : static_cast<int>(keys.shape[2]);
+    const std::array<int64_t, 4> shape{batch, heads_, count, dim};
+    if (!count || dim % kLanes || dim > 256 || (!packed && (keys.shape != shape || values.shape != shape)))
+      ort::Refuse(call.api, "keys or values of another size than expected");
+    if (bias.data && (bias.rank != 4 || bias.shape[0] != 1 || bias.shape[2] != tokens || bias.shape[3] != count))
+      ort::Refuse(call.api, "a bias of another size than expected");
+    const int64_t made[] = {batch, tokens, static_cast<int64_t>(width)};
+    auto* out = static_cast<float*>(call.output(0, made, 3));
     if (!tokens) return;
-    const size_t width = static_cast<size_t>(heads_) * dim;
-    if (!count) ort::Refuse(call.api, "no keys to attend to");
 
     float* scaled = ort::Reserve(call.room.floats, tokens * width);
+    float* by_heads = packed ? ort::Reserve(call.room.heads, 2 * count * width) : nullptr;
+    Attention a{};
+    a.heads = a.kv_heads = heads_;
+    a.dim = dim;
+    a.tokens = tokens;
+    a.past = a.capacity = a.all = count;
+    a.queries = scaled;
+    a.bias = bias.as<float>();
+    if (bias.data) {
+      a.bias_token = count;
+      a.bias_head = bias.shape[1] > 1 ? static_cast<size_t>(tokens) * count : 0;
+    }
+    const int each = tokens * width < call.team.least() ? tokens : kAtATime;
     for (int b = 0; b < batch; b++) {
-      form_.rotate(query.as<float>() + b * tokens * width, nullptr, nullptr, 0, static_cast<int>(tokens * width),
-                   Scale(dim), nullptr, scaled);
-      const size_t before = b * width * count;
-      Attention a{};
-      a.heads = a.kv_heads = heads_;
-      a.dim = dim;
-      a.tokens = tokens;
-      a.past = a.capacity = a.all = count;
-      a.queries = scaled;
-      a.keys = keys.as<float>() + before;
-      a.values = values.as<float>() + before;
+      const float* from = query.as<float>() + b * tokens * row;
+      call.team.ShareBy(tokens, each, [&](int first, int last) {
+        for (int t = first; t < last; t++) {
+          const float* of_token = from + t * row;
+          form_.rotate(of_token, nullptr, nullptr, 0, static_cast<int>(width), Scale(dim), nullptr, scaled + t * width);
+          for (int i = 0; packed && i < 2 * heads_; i++)
+            std::memcpy(by_heads + (static_cast<size_t>(i) * count + t) * dim, of_token + width + i * dim,
+                        dim * sizeof(float));
+        }
+      });
+      a.keys = packed ? by_heads : keys.as<float>() + b * count * width;
+      a.values = packed ? by_heads + count * width : values.as<float>() + b * count * width;
       Attend(call, a, nullptr, out + b * tokens * width);
     }
   }

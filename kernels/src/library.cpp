@@ -22,9 +22,10 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   struct {
     const char* name;
     std::vector<const ort::Operator*> operators;
-  } const domains[] = {
-      {"edge", {kProductOperator, kNormOperator, kAttentionOperator, kMultiHeadOperator, kChainOperator}},
-      {"edge.int8", {kBytesAttentionOperator}}};
+  } const domains[] = {{"edge",
+                        {kProductOperator, kNormOperator, kAttentionOperator, kMultiHeadOperator, kPositionBiasOperator,
+                         kChainOperator}},
+                       {"edge.int8", {kBytesAttentionOperator}}};
   static ort::Domain* made[2] = {};  // for all sessions
   for (int i = 0; i < 2; i++) {
     if (!made[i]) {

@@ -66,7 +66,7 @@ class Node {
 // Memory that a thread keeps from one step to the next, for whatever operator it runs: one at a time.
 struct Room {
   std::vector<int8_t> bytes;
-  std::vector<float> scales, floats, states;
+  std::vector<float> scales, floats, states, heads;
   std::vector<int32_t> sums;
 };
 
@@ -109,8 +109,12 @@ struct Operator : ort::Operator {
   std::vector<Given> takes, gives;
 };
 
-extern const Operator *const kProductOperator,
-    *const kNormOperator, *const kAttentionOperator, *const kBytesAttentionOperator, *const kMultiHeadOperator,
-                                                                                         *const kChainOperator;
+extern const Operator* const kProductOperator;
+extern const Operator* const kNormOperator;
+extern const Operator* const kAttentionOperator;
+extern const Operator* const kBytesAttentionOperator;  // over a cache in int8
+extern const Operator* const kMultiHeadOperator;
+extern const Operator* const kPositionBiasOperator;
+extern const Operator* const kChainOperator;
 
 }  // namespace edge

@@ -83,12 +83,8 @@ class Product : public Kernel {
                        0, 1);
       }
     };
-    if (count >= kManyRows)
-      call.team.ShareBy(count, kAtATime, round);
-    else if (call.team.stays())
-      call.team.ShareBy(count, 1, round);
-    else
-      round(0, count);
+    const bool few = static_cast<size_t>(count) * inputs < call.team.least();
+    call.team.ShareBy(count, few ? count : count < kManyRows ? 1 : kAtATime, round);
     const Rows rounded{all.values, all.scales, all.sums, count};
     const size_t bytes = weights_.panels() * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();

@@ -43,10 +43,8 @@ class Team {
     if (shared.failure) std::rethrow_exception(shared.failure);
   }
 
-  // Bytes that one thread reads sooner than another takes part.
+  // Bytes of weights or keys that one thread reads, and numbers that it rounds, sooner than another takes part.
   size_t least() const { return stays_ ? 1 << 12 : 1 << 16; }
-  // Whether sharing a few rows is worth it.
-  bool stays() const { return stays_; }
 
   // The pieces of work from 0 to `pieces`: each thread takes the next that is left.
   template <class Work>

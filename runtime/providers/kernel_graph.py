@@ -23,8 +23,9 @@ from edge.runtime.providers.kernel_nodes import (
     THEIRS,
     is_independent,
     take_attention,
-    take_norms,
     take_neighbours,
+    take_norms,
+    take_position_bias,
     takes_bytes,
 )
 from edge.runtime.providers.kernel_rows import ROWS, take_rows
@@ -82,6 +83,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
             take_attention(graph, bundle.manifest.kv.layers)
             take_neighbours(graph, stored)
             take_norms(graph, stored)
+            take_position_bias(graph, stored)
         take_chains(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from edge.manifest import KVLayer
 from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 THEIRS = "com.microsoft"
-PRODUCT, ATTENTION, CROSS = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
+PRODUCT, ATTENTION, FULL = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
+POSITION_BIAS = "PositionBias"
+FULL_BIAS = 5  # the input of FULL that is added to scores
+INT64 = 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
@@ -57,7 +62,6 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
         return
     if takes_bytes(graph, layers):
         _for_many_sequences(graph)
-    fitting = {value.name for value in graph.input if _head_fits(_last_size(value))}  # what an encoder made is there
     for node in graph.node:
         small = _small_step(node)
         if small is not None and _attends(small):
@@ -67,8 +71,82 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
             node.output.extend(outputs)
         if _attends(node):
             node.domain = INT8_DOMAIN if any(each.name == "kv_cache_bit_width" for each in node.attribute) else DOMAIN
-        elif (node.op_type, node.domain) == (CROSS, THEIRS) and len(node.input) == 3 and fitting.issuperset(node.input[1:]):
+    wires, gone = Wires(graph), list[int]()
+    fitting = {value.name for value in graph.input if _head_fits(_last_size(value))}  # what an encoder made is there
+    for node in wires.nodes:
+        if (node.op_type, node.domain) != (FULL, THEIRS):
+            continue
+        if len(node.input) == 3 and fitting.issuperset(node.input[1:]):
             node.domain = DOMAIN
+        elif (split := _parted(node, wires)) is not None:
+            whole = wires.nodes[split].input[0]
+            set_inputs(node, [whole, "", "", "", "", *node.input[FULL_BIAS:]])
+            node.domain = DOMAIN
+            gone.append(split)
+    if gone:
+        wires.drop(gone)
+
+
+def _parted(node: Any, wires: Wires) -> int | None:
+    """The node that parts the rows of a product of ours into queries, keys and values, where attention reads those and
+    at most a bias."""
+    query, key, value, *more = node.input
+    split = wires.maker(query)
+    if split is None or any(more[: FULL_BIAS - 3]) or len(more) > FULL_BIAS - 2:
+        return None
+    parts = wires.nodes[split]
+    if parts.op_type != "Split" or [*parts.output] != [query, key, value] or len(parts.input) != 1:
+        return None
+    if any(wires.only_reader(name) is None for name in parts.output) or numbers(parts).get("axis") not in (2, -1):
+        return None
+    product = wires.maker(parts.input[0])
+    if product is None or (wires.nodes[product].op_type, wires.nodes[product].domain) != (PRODUCT, DOMAIN):
+        return None
+    width = numbers(wires.nodes[product])["N"] // 3
+    return split if _head_fits(width // numbers(node)["num_heads"]) else None
+
+
+def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
+    """Let the bias of a T5 decoder's attention be one operator, in place of ten that cost more than a layer."""
+    wires = Wires(graph)
+
+    def made(name: str, op_type: str) -> Any:
+        place = wires.maker(name)
+        return wires.nodes[place] if place is not None and wires.nodes[place].op_type == op_type else None
+
+    def first_columns(node: Any, axis: int) -> tuple[str, str] | None:
+        """What a Slice takes the first columns of, and the number of these, a graph's input in 32 bits."""
+        if node is None or len(node.input) != 4:
+            return None
+        start, last = (_whole_numbers(weights.get(name)) for name in (node.input[1], node.input[3]))
+        size = made(node.input[2], "Reshape")
+        count = None if size is None else made(size.input[0], "Cast")
+        return None if count is None or (start, last) != ([0], [axis]) else (node.input[0], count.input[0])
+
+    for node in wires.nodes:
+        if node.op_type != "Add":
+            continue
+        table, allowed = made(node.input[0], "Gather"), first_columns(made(node.input[1], "Slice"), 3)
+        far = None if table is None or numbers(table) != {"axis": 1} else made(table.input[1], "Sub")
+        if far is None or allowed is None:
+            continue
+        tokens, keys = made(far.input[0], "Reshape"), first_columns(made(far.input[1], "Slice"), 0)
+        stored = weights.get(table.input[0])
+        if tokens is None or _whole_numbers(weights.get(tokens.input[1])) != [-1, 1] or keys is None:
+            continue
+        if allowed[1] != keys[1] or stored is None or len(stored.dims) != 2:
+            continue
+        node.op_type, node.domain = POSITION_BIAS, DOMAIN
+        set_inputs(node, [table.input[0], tokens.input[0], keys[0], *allowed])
+        del node.attribute[:]
+    wires.drop([])  # what nothing reads any more
+
+
+def _whole_numbers(tensor: Any) -> list[int] | None:
+    """What a stored tensor of int64 holds."""
+    if tensor is None or tensor.data_type != INT64 or tensor.data_location:
+        return None
+    return [int(number) for number in np.frombuffer(tensor.raw_data, np.int64)]
 
 
 def _for_many_sequences(graph: Any) -> None:
