@@ -31,6 +31,8 @@ enum Inputs {
 constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
 constexpr int kAtATime = 8;     // that it rotates
+constexpr int kPart = 4;        // that a thread takes at a time, of few
+constexpr int kEnough = 8;      // chunks that threads share evenly
 
 class Attends : public Kernel {
  public:
@@ -51,25 +53,34 @@ class Attends : public Kernel {
   const int heads_;
 
  private:
-  // Every chunk of every group of heads by itself, then all chunks of a token in order.
+  // Every chunk of every group of heads by itself, of a few tokens at a time where there are too few chunks; then all
+  // chunks of a token in order.
   void Few(Call& call, const Attention& a, const float* of_value, float* out) const {
     const int first = a.begin(0) / kChunk, chunks = (a.end(a.tokens - 1) + kChunk - 1) / kChunk - first;
+    const int of_heads = chunks * a.kv_heads, parts = of_heads < kEnough ? (a.tokens + kPart - 1) / kPart : 1;
+    const int part = (a.tokens + parts - 1) / parts;
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
-    float* all = ort::Reserve(call.room.states, of_chunk * chunks * a.kv_heads);
+    float* all = ort::Reserve(call.room.states, of_chunk * of_heads);
     const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
     const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < call.team.least();
-    const size_t all_chunks = static_cast<size_t>(chunks) * a.kv_heads;
-    call.team.Share(alone ? 1 : all_chunks, [&](size_t piece) {
-      for (size_t i = piece; i < (alone ? all_chunks : piece + 1); i++)
-        form_.chunk(a, static_cast<int>(i) % a.kv_heads, first + static_cast<int>(i) / a.kv_heads, 0, a.tokens,
-                    all + i * of_chunk);
+    const int pieces = of_heads * parts;
+    call.team.ShareBy(pieces, alone ? pieces : 1, [&](int begin, int end) {
+      for (int i = begin; i < end; i++) {
+        const int at = i / parts, token = i % parts * part;
+        form_.chunk(a, at % a.kv_heads, first + at / a.kv_heads, token, std::min(token + part, a.tokens),
+                    all + at * of_chunk + token * a.group() * size);
+      }
     });
-    for (int kv = 0; kv < a.kv_heads; kv++)
-      for (int row = 0; row < a.tokens * a.group(); row++) {
+    const int rows = a.tokens * a.group();
+    auto finish = [&](int from, int to) {
+      for (int i = from; i < to; i++) {
+        const int kv = i / rows, row = i % rows;
         float* state = all + kv * of_chunk + row * size;
         for (int c = 1; c < chunks; c++) form_.merge(a.dim, state, all + (c * a.kv_heads + kv) * of_chunk + row * size);
         Put(a, kv, row, state, of_value, out);
       }
+    };
+    finish(0, rows * a.kv_heads);
   }
 
   // Some tokens of a group of heads at a time, chunk after chunk.

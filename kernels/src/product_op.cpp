@@ -14,10 +14,10 @@
 namespace edge {
 namespace {
 
-constexpr size_t kPiece = 1 << 17;                // bytes of weights that a thread takes at a time, at most
-constexpr size_t kShares = 4;                     // of which the pieces are a multiple: threads share them evenly
+constexpr size_t kPiece = 1 << 16;                // bytes of weights that a thread takes at a time, at most
 constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
+constexpr int kFewRows = 8;                       // up to which a gate's pieces are larger: each reads two streams
 constexpr int kAtATime = 8;                       // rows that a thread rounds
 
 class Product : public Kernel {
@@ -86,9 +86,10 @@ class Product : public Kernel {
     const bool few = static_cast<size_t>(count) * inputs < call.team.least();
     call.team.ShareBy(count, few ? count : count < kManyRows ? 1 : kAtATime, round);
     const Rows rounded{all.values, all.scales, all.sums, count};
-    const size_t bytes = weights_.panels() * weights_.panel_bytes(), least = (bytes + kPiece - 1) / kPiece;
+    const size_t bytes = weights_.panels() * weights_.panel_bytes(),
+                 most = gate_ && count <= kFewRows ? 4 * kPiece : kPiece, least = (bytes + most - 1) / most;
     const bool alone = bytes * ((count + 3) / 4) < call.team.least();
-    const size_t pieces = alone ? 1 : (least + kShares - 1) / kShares * kShares;
+    const size_t shares = call.team.threads(), pieces = alone ? 1 : (least + shares - 1) / shares * shares;
     const int panels = (columns + kPanel - 1) / kPanel;
     const int each = std::max(1, static_cast<int>((panels + pieces - 1) / pieces));
     call.team.ShareBy(panels, each, [&](int first, int last) {

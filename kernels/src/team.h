@@ -12,9 +12,12 @@
 namespace edge {
 
 // A thread leads: it hands out work, takes part in it, and goes on when all of it is done. Of one operator, the others
-// come for every work anew (see `Team`); of a chain of operators they stay until its end (see `Lead`), and have the
-// next work within a fraction of a microsecond. Who leads waits only for what another has begun: where no other thread
-// comes, it does everything by itself.
+// come for every work anew; of a chain of operators they stay until its end (see `Lead`), and have the next work within
+// a fraction of a microsecond. Who leads waits only for what another has begun: where no other thread comes, it does
+// everything by itself.
+//
+// Of a team that stays each thread has a share of every work, which it takes piece after piece from the front, so that
+// it reads one stream of weights; who has none left takes from the back of another's.
 class Team {
  public:
   Team(const ort::Api& api, const ort::Context* context) : api_(api), context_(context) {}
@@ -25,19 +28,19 @@ class Team {
     struct Shared {
       Team team;
       const Work& lead;
-      std::atomic<bool> led;
       std::exception_ptr failure;
-    } shared{{api_, context_}, lead, {false}, nullptr};
+    } shared{{api_, context_}, lead, nullptr};
     shared.team.stays_ = true;
     auto come = [](void* with, size_t) {
       auto& with_all = *static_cast<Shared*>(with);
-      if (with_all.led.exchange(true)) return with_all.team.Help();
+      const int place = with_all.team.here_.fetch_add(1, std::memory_order_relaxed);
+      if (place > 0) return with_all.team.Help(place);
       try {
         with_all.lead(with_all.team);
       } catch (...) {
         with_all.failure = std::current_exception();
       }
-      with_all.team.left_.store(kOver, std::memory_order_release);
+      with_all.team.round_.store(kOver, std::memory_order_release);
     };
     ort::Check(api_.ParallelFor(context_, come, kThreads, &shared));
     if (shared.failure) std::rethrow_exception(shared.failure);
@@ -45,8 +48,10 @@ class Team {
 
   // Bytes of weights or keys that one thread reads, and numbers that it rounds, sooner than another takes part.
   size_t least() const { return stays_ ? 1 << 12 : 1 << 16; }
+  // Of which the pieces of a work are best a multiple: threads that are there, or may come.
+  int threads() const { return stays_ ? std::min(kThreads, here_.load(std::memory_order_relaxed)) : 4; }
 
-  // The pieces of work from 0 to `pieces`: each thread takes the next that is left.
+  // The pieces of work from 0 to `pieces`.
   template <class Work>
   void Share(size_t pieces, const Work& work) {
     if (pieces < 2) {
@@ -56,11 +61,14 @@ class Team {
     if (!stays_) return Call(pieces, work);
     work_ = [](const void* with, size_t piece) { (*static_cast<const Work*>(with))(piece); };
     with_ = &work;
-    pieces_ = static_cast<int64_t>(pieces);
     done_.store(0, std::memory_order_relaxed);
-    left_.store(pieces_, std::memory_order_release);
-    Take();
-    for (int waited = 0; done_.load(std::memory_order_acquire) < pieces_;) Wait(waited);
+    const size_t shares = std::min(static_cast<size_t>(threads()), pieces);
+    shares_.store(static_cast<int>(shares), std::memory_order_relaxed);
+    for (size_t i = 0; i < shares; i++)
+      left_[i].pieces.store(Pieces(pieces * i / shares, pieces * (i + 1) / shares), std::memory_order_release);
+    round_.store(round_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    Take(0);
+    for (int waited = 0; done_.load(std::memory_order_acquire) < pieces;) Wait(waited);
   }
 
   // The same of `count` things, so many at a time: work(first, last).
@@ -73,8 +81,13 @@ class Team {
   }
 
  private:
+  static constexpr int kThreads = 64;  // as many as there are, up to these, take part
   static constexpr int64_t kOver = -1;
-  static constexpr size_t kThreads = 64;  // as many as there are take part
+
+  struct alignas(64) Left {
+    std::atomic<uint64_t> pieces{0};  // that nobody has taken: the first, and one after the last
+  };
+  static uint64_t Pieces(uint64_t first, uint64_t last) { return first << 32 | last; }
 
   // Let the session's threads come for this work alone.
   template <class Work>
@@ -88,24 +101,41 @@ class Team {
       auto& from = *static_cast<Shared*>(with);
       for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces;) from.work(i);
     };
-    ort::Check(api_.ParallelFor(context_, take, std::min(pieces, kThreads), &shared));
+    ort::Check(api_.ParallelFor(context_, take, std::min<size_t>(pieces, kThreads), &shared));
   }
 
-  // Returns what is left: 0, or kOver.
-  int64_t Take() {
-    int64_t left = left_.load(std::memory_order_acquire);
-    while (left > 0) {
-      // Whoever takes a piece holds up the next work, so `work_` and what it needs are those of this piece.
-      if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-      work_(with_, static_cast<size_t>(pieces_ - left));
-      done_.fetch_add(1, std::memory_order_release);
-      left = left_.load(std::memory_order_acquire);
+  // What is left of a thread's own share, and then of the others'.
+  void Take(int place) {
+    const int shares = shares_.load(std::memory_order_relaxed);  // an older work's: then others do without this thread
+    for (int i = 0; i < shares; i++) {
+      const bool own = i == 0 && place < shares;
+      auto& pieces = left_[(place + i) % shares].pieces;
+      uint64_t left = pieces.load(std::memory_order_acquire);
+      for (uint64_t first; (first = left >> 32) < (left & 0xffffffff);) {
+        const uint64_t last = left & 0xffffffff;
+        // Whoever takes a piece holds up the next work: `work_` is of the work that it is a piece of.
+        if (!pieces.compare_exchange_weak(left, own ? Pieces(first + 1, last) : Pieces(first, last - 1),
+                                          std::memory_order_acq_rel))
+          continue;
+        work_(with_, own ? first : last - 1);
+        done_.fetch_add(1, std::memory_order_release);
+        left = pieces.load(std::memory_order_acquire);
+      }
     }
-    return left;
   }
 
-  void Help() {
-    for (int waited = 0; Take() != kOver;) Wait(waited);
+  void Help(int place) {
+    int64_t seen = 0;
+    for (int waited = 0;;) {
+      const int64_t round = round_.load(std::memory_order_acquire);
+      if (round == kOver) return;
+      if (round == seen) {
+        Wait(waited);
+        continue;
+      }
+      seen = round;
+      Take(place);
+    }
   }
 
   static void Wait(int& waited) {
@@ -122,9 +152,10 @@ class Team {
   bool stays_ = false;
   void (*work_)(const void* with, size_t piece) = nullptr;
   const void* with_ = nullptr;
-  int64_t pieces_ = 0;
-  alignas(64) std::atomic<int64_t> left_{0};  // pieces that nobody has taken
-  alignas(64) std::atomic<int64_t> done_{0};
+  std::atomic<int> here_{0}, shares_{0};  // threads that came; of a work
+  alignas(64) std::atomic<int64_t> round_{0};
+  alignas(64) std::atomic<size_t> done_{0};
+  Left left_[kThreads];
 };
 
 }  // namespace edge
