@@ -310,7 +310,12 @@ Operator Over(ort::Type cache) {
 
 const Operator kMultiHead{"MultiHeadAttention",
                           Make<MultiHead>,
-                          {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kRequired}},
+                          {{ort::kFloat, ort::kRequired},
+                           {ort::kFloat, ort::kOptional},
+                           {ort::kFloat, ort::kOptional},
+                           {ort::kFloat, ort::kOptional},
+                           {ort::kInt32, ort::kOptional},
+                           {ort::kFloat, ort::kOptional}},
                           {{ort::kFloat, ort::kRequired}}};
 const Operator kOverFloats = Over(ort::kFloat), kOverBytes = Over(ort::kInt8);
 

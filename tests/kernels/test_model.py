@@ -43,7 +43,7 @@ def test_logits_are_the_same_whatever_computes_them(kernels: Kernels, tiny_bundl
     found = {
         (form, threads): logits_elsewhere(tiny_bundle, threads, form)
         for form in ("avx2", "avx512_vnni")
-        for threads in (1, 2)
+        for threads in (1, 2, 5)  # more than this machine may have cores, too
     }
     whole = found["avx2", 1]
     assert whole is not None and len(whole) == len(SIZES)
