@@ -11,6 +11,27 @@
 
 namespace edge {
 
+// What failed first in whichever thread: nothing may be thrown through onnxruntime, nor past what others still work on.
+class Thrown {
+ public:
+  template <class Work>
+  void Try(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      if (!taken_.exchange(true)) what_ = std::current_exception();
+    }
+  }
+  // In one thread, when the others are done.
+  void Raise() {
+    if (taken_.load()) std::rethrow_exception(what_);
+  }
+
+ private:
+  std::atomic<bool> taken_{false};
+  std::exception_ptr what_;
+};
+
 // A thread leads: it hands out work, takes part in it, and goes on when all of it is done. Of one operator, the others
 // come for every work anew; of a chain of operators they stay until its end (see `Lead`), and have the next work within
 // a fraction of a microsecond. Who leads waits only for what another has begun: where no other thread comes, it does
@@ -28,22 +49,18 @@ class Team {
     struct Shared {
       Team team;
       const Work& lead;
-      std::exception_ptr failure;
-    } shared{{api_, context_}, lead, nullptr};
+      Thrown failure;
+    } shared{{api_, context_}, lead};
     shared.team.stays_ = true;
     auto come = [](void* with, size_t) {
       auto& with_all = *static_cast<Shared*>(with);
       const int place = with_all.team.here_.fetch_add(1, std::memory_order_relaxed);
       if (place > 0) return with_all.team.Help(place);
-      try {
-        with_all.lead(with_all.team);
-      } catch (...) {
-        with_all.failure = std::current_exception();
-      }
+      with_all.failure.Try([&] { with_all.lead(with_all.team); });
       with_all.team.round_.store(kOver, std::memory_order_release);
     };
     ort::Check(api_.ParallelFor(context_, come, kThreads, &shared));
-    if (shared.failure) std::rethrow_exception(shared.failure);
+    shared.failure.Raise();
   }
 
   // Bytes of weights or keys that one thread reads, and numbers that it rounds, sooner than another takes part.
@@ -69,6 +86,7 @@ class Team {
     round_.store(round_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Take(0);
     for (int waited = 0; done_.load(std::memory_order_acquire) < pieces;) Wait(waited);
+    failure_.Raise();
   }
 
   // The same of `count` things, so many at a time: work(first, last).
@@ -94,14 +112,17 @@ class Team {
   void Call(size_t pieces, const Work& work) const {
     struct Shared {
       const Work& work;
-      std::atomic<size_t> next;
       size_t pieces;
-    } shared{work, {0}, pieces};
+      std::atomic<size_t> next{0};
+      Thrown failure;
+    } shared{work, pieces};
     auto take = [](void* with, size_t) {
       auto& from = *static_cast<Shared*>(with);
-      for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces;) from.work(i);
+      for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces;)
+        from.failure.Try([&] { from.work(i); });
     };
     ort::Check(api_.ParallelFor(context_, take, std::min<size_t>(pieces, kThreads), &shared));
+    shared.failure.Raise();
   }
 
   // What is left of a thread's own share, and then of the others'.
@@ -117,7 +138,7 @@ class Team {
         if (!pieces.compare_exchange_weak(left, own ? Pieces(first + 1, last) : Pieces(first, last - 1),
                                           std::memory_order_acq_rel))
           continue;
-        work_(with_, own ? first : last - 1);
+        failure_.Try([&] { work_(with_, own ? first : last - 1); });
         done_.fetch_add(1, std::memory_order_release);
         left = pieces.load(std::memory_order_acquire);
       }
@@ -156,6 +177,7 @@ class Team {
   alignas(64) std::atomic<int64_t> round_{0};
   alignas(64) std::atomic<size_t> done_{0};
   Left left_[kThreads];
+  Thrown failure_;
 };
 
 }  // namespace edge

@@ -1,9 +1,10 @@
-"""Operators of ours as one: the same bits as apart, in an order that a graph may have, and errors that name themselves."""
+"""Operators of ours as one: the same bits as apart, in an order that a graph may have, and errors that are said."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,18 @@ def test_what_fails_in_a_chain_is_said_and_the_next_run_goes_on(t5: Bundle, kern
     with pytest.raises(Exception, match="a distance that the table has not"):
         engine.step(cache, TARGET[:1], tree=Tree(np.array([0]), np.zeros((1, 2), np.float32)))
     np.testing.assert_array_equal(decoded(engine, always(3)), before)
+
+
+def test_programs_threads_run_chains_side_by_side(tiny_bundle: Bundle, t5: Bundle, kernels: Kernels) -> None:
+    """Each has caches of its own, and all of them one pool of threads."""
+    wanted = [decoded(open_engine(bundle), always(2)) for bundle in (tiny_bundle, t5)]
+
+    def again(which: int) -> bool:
+        engine = open_engine((tiny_bundle, t5)[which])
+        return all((decoded(engine, always(2)) == wanted[which]).all() for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(again, [0, 1, 0, 1]))
 
 
 def node(op_type: str, inputs: str, outputs: str, domain: str = DOMAIN) -> dict[str, Any]:
