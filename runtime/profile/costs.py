@@ -101,20 +101,21 @@ def _product(op_type: str, inputs: list[Shape], outputs: list[Shape], node: Node
     a, out = inputs[0], outputs[0]
     rows = out.dims[-2] if len(out.dims) > 1 else 1
     inner = a.dims[-1] if len(a.dims) < 2 or a.dims[-2] == rows else a.dims[-2]  # the first operand may be transposed
+    columns = out.dims[-1]
     if op_type in {"MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat"}:
         inner = a.dims[-1]
-        # Kernels of our own may read rows with a gate, which are twice as long.
+        # Kernels of our own may give what a gate lets through, which is half of the product's columns.
         if node is not None and node.weights and op_type.startswith("MatMulInteger"):
-            inner = max(node.weights.values()) // out.dims[-1]  # a byte each
+            columns = max(node.weights.values()) // inner  # a byte each
         elif node is not None:
-            inner = node.attributes.get("K", inner)
+            columns = node.attributes.get("N", columns)
     if node is not None and node.weights:
         second = sum(node.weights.values())
     elif len(inputs) > 1 and len(inputs[1].dims) > 1:
         second = inputs[1].nbytes
     else:  # packed, and no file says how: onnxruntime made this node of others
-        second = inner * out.dims[-1] * BYTES.get(a.kind, 4)
-    flops = 2 * out.count * inner
+        second = inner * columns * BYTES.get(a.kind, 4)
+    flops = 2 * out.count // out.dims[-1] * columns * inner
     return Cost(a.nbytes + second + out.nbytes, flops, _arithmetic(op_type, a, node))
 
 
@@ -141,9 +142,12 @@ def _cached_attention(inputs: list[Shape], outputs: list[Shape], rows: int, wind
 
 
 def _attention(inputs: list[Shape], outputs: list[Shape]) -> Cost:
-    if len(inputs) < 3:
+    if inputs[0].dims[-1] == 3 * outputs[0].dims[-1]:  # queries, keys and values of the same rows
+        rows = inputs[0].dims[1]
+    elif len(inputs) > 2:
+        key = inputs[1].dims
+        rows = key[1] if len(key) == 3 else key[2]  # [1, T, H * D] or [1, H, T, D]
+    else:
         return Cost(None, None, None)
-    key = inputs[1].dims
-    rows = key[1] if len(key) == 3 else key[2]  # [1, T, H * D] or [1, H, T, D]
     moved = sum(shape.nbytes for shape in inputs) + sum(shape.nbytes for shape in outputs)
     return Cost(moved, 4 * outputs[0].count * rows, "float32")

@@ -124,6 +124,8 @@ class Session:
         self.outputs = frozenset(value.name for value in inference.get_outputs())
         # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
         self.independent = False
+        # The names of the bundle's nodes in each node that is several of them.
+        self.inside: dict[str, list[str]] = {}
         # Whether a step may have a token of each of several sequences.
         self.supports_batching = any(value.name == "input_ids" and value.shape[0] != 1 for value in inputs)
 
@@ -230,5 +232,7 @@ def nodes_by_provider(session: Session) -> dict[str, list[str]]:
     """The names of a session's nodes by the execution provider that runs them, as onnxruntime recorded it."""
     nodes: defaultdict[str, list[str]] = defaultdict(list)
     for part in session.inference.get_provider_graph_assignment_info():
-        nodes[part.ep_name] += [node.name for node in part.get_nodes()]
+        nodes[part.ep_name] += [
+            name for node in part.get_nodes() for name in session.inside.get(node.name, [node.name])
+        ]
     return dict(nodes)

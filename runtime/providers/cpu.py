@@ -71,7 +71,7 @@ class Cpu:
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
         kernels = find_kernels() if self.own_kernels else None
-        own = None if kernels is None else kernel_graph(bundle, path, kernels)
+        own = None if kernels is None else kernel_graph(bundle, path, kernels, apart=profile is not None)
         if kernels is not None and own is not None:
             try:
                 return self._own(kernels, own, str(path), bundle.root, profile)
@@ -89,7 +89,7 @@ class Cpu:
             raise BundleError(f"onnxruntime {ort.__version__} does not take edge_kernels ({e})") from e
         with graph.lent(kernels) as model:
             session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
-        session.independent = graph.independent
+        session.independent, session.inside = graph.independent, graph.inside
         session.inference.edge_matrices = graph.matrices  # bindings and runs keep it alive, and not ours
         return session
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edge.runtime.providers.graph_wires import INT, NUMBER, graphs, reads
+from edge.runtime.providers.graph_wires import INT, NUMBER, reads
 from edge.runtime.providers.kernel_nodes import ATTENTION, FULL, INT64, NORM, POSITION_BIAS, PRODUCT
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
@@ -16,8 +16,9 @@ FLOAT = 1  # TensorProto.DataType
 NOTHING = -1  # in place of a value that a node does without
 
 
-def take_chains(graph: Any) -> None:
-    """Let operators of ours be one wherever nothing of onnxruntime's stands between them."""
+def take_chains(graph: Any) -> dict[str, list[str]]:
+    """Let operators of ours be one wherever nothing of onnxruntime's stands between them. Returns the names of the
+    nodes in each, by its own."""
     whole_numbers = {value.name for value in graph.input if value.type.tensor_type.elem_type == INT64}
     groups = list[list[Any]]()
     chain, made, behind = list[Any](), set[str](), set[str]()  # behind: what others make of what the chain gives
@@ -36,7 +37,7 @@ def take_chains(graph: Any) -> None:
         made.update(node.output)
     typed = {value.name for values in (graph.output, graph.value_info) for value in values}
     outside = {output.name for output in graph.output}
-    ordered = list[Any]()
+    ordered, inside = list[Any](), dict[str, list[str]]()
     for group in _in_order(groups):
         if len(group) < 2:
             ordered += group
@@ -45,22 +46,13 @@ def take_chains(graph: Any) -> None:
         read = outside.union(*(reads(node) for node in graph.node if id(node) not in members))
         node = _as_one(group, read)
         ordered.append(node)
+        inside[node.name] = [each.name for each in group]
         for name in node.output:
             if name not in typed:  # then it is no cache
                 graph.value_info.add(name=name).type.tensor_type.elem_type = FLOAT
     del graph.node[:]
     graph.node.extend(ordered)
-
-
-def parts(graph: Any) -> Iterator[tuple[Any, str, str]]:
-    """The operators of ours in a graph and its branches, in order, those of chains too: the node that has their
-    attributes, what these begin with, and which operator it is."""
-    for node in (node for each in graphs(graph) for node in each.node if node.domain in (DOMAIN, INT8_DOMAIN)):
-        if node.op_type != CHAIN:
-            yield node, "", node.op_type
-            continue
-        for attribute in [each for each in node.attribute if each.name.endswith(".op")]:
-            yield node, attribute.name.removesuffix("op"), OPS[attribute.i]
+    return inside
 
 
 def _picks_rows(node: Any, made: set[str]) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.manifest import KV8, KVLayer
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
-from edge.runtime.providers.kernel_chains import parts, take_chains
+from edge.runtime.providers.kernel_chains import take_chains
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
     THEIRS,
@@ -38,33 +38,37 @@ EXTERNAL = 1  # TensorProto.DataLocation
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 BLOCKS = (32, 64, 128, 256)
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
-LENT = "lent"  # the attribute by which a product finds its matrix
+MATRIX, LENT = "matrix", "lent"  # attributes of a product: the number of its matrix, and what it finds it by
 
 
 @dataclass(frozen=True)
 class KernelGraph:
-    """An ONNX model, and the packed matrices of its products, mapped into memory, in order.
+    """An ONNX model, and the packed matrices of its products, mapped into memory, which the products number.
 
-    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
+    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step. inside: the
+    names of the bundle's nodes in a node that is several of them, by its own name.
     """
 
     model: Any
     matrices: list[NDArray[np.uint8]]
     independent: bool
+    inside: dict[str, list[str]]
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
         """The model as onnxruntime loads it while this is open; sessions need the matrices for as long as they live."""
         with ExitStack() as stack:
-            products = ((node, prefix) for node, prefix, op in parts(self.model.graph) if op == PRODUCT)
-            for (node, prefix), matrix in zip(products, self.matrices, strict=True):
-                node.attribute.add(name=prefix + LENT, i=stack.enter_context(kernels.lend(matrix)), type=INT)
+            for node in (node for graph in graphs(self.model.graph) for node in graph.node if node.domain == DOMAIN):
+                for attribute in [each for each in node.attribute if each.name.endswith(MATRIX)]:  # of all in a chain
+                    lent = stack.enter_context(kernels.lend(self.matrices[attribute.i]))
+                    node.attribute.add(name=attribute.name.removesuffix(MATRIX) + LENT, i=lent, type=INT)
             yield self.model.SerializeToString()
 
 
-def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | None:
+def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = False) -> KernelGraph | None:
     """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
-    their weights cannot be kept, which a warning says."""
+    their weights cannot be kept, which a warning says. apart: leave operators nodes of their own, which onnxruntime's
+    profiler can tell apart."""
     if all(file.path != WEIGHTS for file in bundle.manifest.files):
         return None  # it is being written, and nothing says yet which weights these are
     try:
@@ -84,7 +88,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
             take_neighbours(graph, stored)
             take_norms(graph, stored)
             take_position_bias(graph, stored)
-        take_chains(model.graph)
+        inside = {} if apart else take_chains(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
@@ -92,7 +96,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels) -> KernelGraph | 
         return None  # onnxruntime will say what is wrong with it
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node))
+    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside)
 
 
 def attends_to_bytes(bundle: Bundle) -> bool:
@@ -174,6 +178,7 @@ def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> lis
         if matrix is None:
             continue
         array, layout = packed.matrix(matrix)
+        node.attribute.add(name=MATRIX, i=len(made), type=INT)
         made.append(array)
         node.domain = DOMAIN
         set_inputs(node, [node.input[0], "", "", "", "", *node.input[G_IDX + 1 :]])
