@@ -17,13 +17,12 @@ namespace edge {
 class Node {
  public:
   Node(const ort::Api& api, const ort::Info* info) : api(api), info_(info) {}
-  // One of a chain's: its attributes begin with `prefix`; inputs: which of the chain's each of its own is, or -1.
-  Node(const ort::Api& api, const ort::Info* info, std::string prefix, const std::vector<int>& inputs)
-      : api(api), info_(info), prefix_(std::move(prefix)), inputs_(&inputs) {}
-
-  // One of a chain's.
+  // One of this chain's: its attributes begin with `prefix`; inputs: which of the chain's each of its own is, or -1.
   Node of(std::string prefix, const std::vector<int>& inputs) const {
-    return Node(api, info_, std::move(prefix), inputs);
+    Node part(api, info_);
+    part.prefix_ = std::move(prefix);
+    part.inputs_ = &inputs;
+    return part;
   }
 
   // An attribute; `otherwise` where the node has none of that name.

@@ -45,8 +45,8 @@ MATRIX, LENT = "matrix", "lent"  # attributes of a product: the number of its ma
 class KernelGraph:
     """An ONNX model, and the packed matrices of its products, mapped into memory, which the products number.
 
-    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step. inside: the
-    names of the bundle's nodes in a node that is several of them, by its own name.
+    independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step. inside:
+    the names of the bundle's nodes in a node that is several of them, by its own name.
     """
 
     model: Any
