@@ -72,15 +72,12 @@ class Attends : public Kernel {
       }
     });
     const int rows = a.tokens * a.group();
-    auto finish = [&](int from, int to) {
-      for (int i = from; i < to; i++) {
-        const int kv = i / rows, row = i % rows;
+    for (int kv = 0; kv < a.kv_heads; kv++)
+      for (int row = 0; row < rows; row++) {
         float* state = all + kv * of_chunk + row * size;
         for (int c = 1; c < chunks; c++) form_.merge(a.dim, state, all + (c * a.kv_heads + kv) * of_chunk + row * size);
         Put(a, kv, row, state, of_value, out);
       }
-    };
-    finish(0, rows * a.kv_heads);
   }
 
   // Some tokens of a group of heads at a time, chunk after chunk.

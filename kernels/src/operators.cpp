@@ -31,18 +31,10 @@ class Direct : public Call {
     ort::Check(api.Outputs(context, &outputs_));
   }
 
-  ort::Tensor input(size_t index) override {
-    const ort::Value* value = nullptr;
-    ort::Check(api.Input(context_, index, &value));
-    return ort::Read(api, value);
-  }
+  ort::Tensor input(size_t index) override { return ort::Input(api, context_, index); }
   bool has_output(size_t index) override { return index < outputs_; }
   void* output(size_t index, const int64_t* shape, size_t rank) override {
-    ort::Value* value = nullptr;
-    void* data = nullptr;
-    ort::Check(api.Output(context_, index, shape, rank, &value));
-    ort::Check(api.Memory(value, &data));
-    return data;
+    return ort::Output(api, context_, index, shape, rank);
   }
 
  private:

@@ -25,7 +25,7 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
     for node in graph.node:
         read = set(reads(node))
         ours = node.domain in (DOMAIN, INT8_DOMAIN) and node.op_type in OPS
-        if not ours and not (_picks_rows(node, made - behind) and node.input[1] in whole_numbers):
+        if not ours and not (_picks_rows(node, made) and node.input[1] in whole_numbers):
             groups.append([node])
             if read & (made | behind):
                 behind.update(node.output)

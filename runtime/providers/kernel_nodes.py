@@ -108,7 +108,7 @@ def _parted(node: Any, wires: Wires) -> int | None:
 
 def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
     """Let the bias of a T5 decoder's attention be one operator, in place of ten that cost more than a layer."""
-    wires = Wires(graph)
+    wires, found = Wires(graph), False
 
     def made(name: str, op_type: str) -> Any:
         place = wires.maker(name)
@@ -139,7 +139,9 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
         node.op_type, node.domain = POSITION_BIAS, DOMAIN
         set_inputs(node, [table.input[0], tokens.input[0], keys[0], *allowed])
         del node.attribute[:]
-    wires.drop([])  # what nothing reads any more
+        found = True
+    if found:
+        wires.drop([])  # what nothing reads any more
 
 
 def _whole_numbers(tensor: Any) -> list[int] | None:

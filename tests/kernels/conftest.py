@@ -1,11 +1,16 @@
-"""The library of kernels, where it is installed and this processor can run it."""
+"""The library of kernels, where it is installed and this processor can run it, and a bundle of an encoder-decoder."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from encoder_decoder_harness import tiny_model
+from transformers import T5Config
+from unigram_tokenizers import save_tokenizer
 
+import edge
+from edge.bundle import Bundle
 from edge.runtime.providers.kernels import Kernels, find_kernels
 
 
@@ -16,3 +21,14 @@ def kernels() -> Kernels:
         assert "EDGE_TEST_KERNELS_REQUIRED" not in os.environ, "they must be built, and run here"
         pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
     return found
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A gated T5 of two layers in int8."""
+    folder = tmp_path_factory.mktemp("t5")
+    tokenizer = save_tokenizer(folder / "tiny-t5", ["<pad>", "</s>", "<unk>"], "$A </s>")
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    model = tiny_model(T5Config(vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", **sizes))
+    model.save_pretrained(folder / "tiny-t5")
+    return edge.export(folder / "tiny-t5", folder / "t5.edge", weights="int8", check=False)

@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoder_decoder_harness import tiny_model
 from numpy.typing import NDArray
-from transformers import T5Config
-from unigram_tokenizers import save_tokenizer
 
-import edge
 from edge.bundle import Bundle
 from edge.runtime.engine.engine import BLOCKED, Engine, Tree
 from edge.runtime.load import open_engine
@@ -24,16 +20,6 @@ from edge.runtime.providers.kernels import DOMAIN, Kernels
 from edge.runtime.providers.onnx_proto import ModelProto
 
 SOURCE, TARGET = np.arange(3, 20), np.arange(4, 13)
-
-
-@pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("t5")
-    tokenizer = save_tokenizer(folder / "tiny-t5", ["<pad>", "</s>", "<unk>"], "$A </s>")
-    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-    model = tiny_model(T5Config(vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", **sizes))
-    model.save_pretrained(folder / "tiny-t5")
-    return edge.export(folder / "tiny-t5", folder / "t5.edge", weights="int8", check=False)
 
 
 def graph_of(bundle: Bundle, role: str, kernels: Kernels) -> Any:
