@@ -21,17 +21,17 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
     nodes in each, by its own."""
     whole_numbers = {value.name for value in graph.input if value.type.tensor_type.elem_type == INT64}
     groups = list[list[Any]]()
-    chain, made, behind = list[Any](), set[str](), set[str]()  # behind: what others make of what the chain gives
+    chain, made, downstream = list[Any](), set[str](), set[str]()  # downstream: made of what it gives
     for node in graph.node:
         read = set(reads(node))
         ours = node.domain in (DOMAIN, INT8_DOMAIN) and node.op_type in OPS
         if not ours and not (_picks_rows(node, made) and node.input[1] in whole_numbers):
             groups.append([node])
-            if read & (made | behind):
-                behind.update(node.output)
+            if read & (made | downstream):
+                downstream.update(node.output)
             continue
-        if not chain or read & behind:
-            chain, made, behind = [], set(), set()
+        if not chain or read & downstream:
+            chain, made, downstream = [], set(), set()
             groups.append(chain)
         chain.append(node)
         made.update(node.output)

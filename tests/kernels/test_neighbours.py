@@ -1,4 +1,4 @@
-"""What products of our kernels take along: the norm of a sum before them, and the gate behind them."""
+"""What products of our kernels take along: the norm of a sum before them, and the gate after them."""
 
 from __future__ import annotations
 
