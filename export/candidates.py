@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edge.bundle import BundleWriter
 from edge.export.quantize.base import Options
 from edge.runtime.engine.engine import Engine
-from edge.runtime.speculate.recycle import CANDIDATES, SEED, likeliest, write_seed
+from edge.runtime.speculate.recycle import CANDIDATES, SEED, matrix_rows, write_seed
 
 ROWS = 64  # of logits at a time: 13 MB at a 49k vocabulary
 
@@ -27,7 +27,7 @@ def write_candidates(writer: BundleWriter, engine: Engine, windows: NDArray[np.i
         for start in range(0, size, ROWS):
             tokens = window[start : start + ROWS]
             logits = engine.step(cache, tokens, np.arange(tokens.shape[0]))
-            candidates[tokens], sure[tokens] = likeliest(logits, count)
+            candidates[tokens], sure[tokens] = matrix_rows(logits, count)
             seen[tokens] = True
     tokens = np.flatnonzero(seen)
     writer.write_file(SEED, write_seed(tokens, candidates[tokens], sure[tokens]))

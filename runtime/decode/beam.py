@@ -22,11 +22,11 @@ from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
+from edge.runtime.providers.largest import largest
 
 EarlyStopping = Literal["never"] | bool
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
-STRIDE = 64  # scores of which one maximum is taken first when the best few of many are looked for
-LOWEST = np.finfo(np.float32).min
+LOWEST = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class _Group:
     def extend(self, scores: NDArray[np.float32]) -> None:
         """Choose what follows each text by the scores of all tokens [n, V], which are overwritten."""
         scores += np.array(self.scores, np.float32)[:, None]
-        found = _largest(scores, self._candidates)
+        found = _best(scores, self._candidates)
         if not found:  # every token is forbidden
             self.cut("length")
             return
@@ -321,22 +321,9 @@ def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> Non
     logits -= np.log(weights.sum(axis=1, keepdims=True))
 
 
-def _largest(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
-    """The `count` largest of the scores [n, V] above -inf, in order: value, row and column.
-
-    Only scores that reach the `count`-th largest of the maxima of columns of STRIDE are sorted: 10% of the time of
-    partitioning a vocabulary.
-    """
-    flat = scores.reshape(-1)
-    columns = len(flat) // STRIDE
-    least = LOWEST
-    if columns >= count:
-        maxima = flat[: columns * STRIDE].reshape(STRIDE, columns).max(axis=0)
-        maxima.partition(columns - count)
-        least = max(least, maxima[columns - count])
-    places = (flat >= least).nonzero()[0]
-    values = flat[places]
-    order = (-values).argsort(kind="stable")[:count]
+def _best(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
+    """The `count` largest of the scores [n, V] that are not forbidden (-inf), in order: value, row and column."""
     vocab = scores.shape[1]
-    found = zip(values[order].tolist(), places[order].tolist(), strict=True)
-    return [(value, place // vocab, place % vocab) for value, place in found]
+    values, places = largest(scores.reshape(-1), min(count, scores.size))
+    found = zip(values.tolist(), places.tolist(), strict=True)
+    return [(value, place // vocab, place % vocab) for value, place in found if value >= LOWEST]

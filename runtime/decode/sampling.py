@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
+from edge.runtime.providers.largest import largest
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
@@ -113,7 +114,7 @@ class Categorical:
         options = self._options
         tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
         if 0 < options.top_k < logits.shape[0]:
-            tokens = _at_least(logits, _largest(logits, options.top_k))
+            tokens = _most_likely(logits, options.top_k)
             logits = logits[tokens]
         return self._drawn(logits, tokens)
 
@@ -140,9 +141,12 @@ def _weights(logits: NDArray[np.float32], temperature: float) -> NDArray[np.floa
     return weights
 
 
-def _largest(values: NDArray[np.float32], k: int) -> float:
-    """The k-th largest of the values; a selection, not a sort."""
-    return float(np.partition(values, values.shape[0] - k)[-k])
+def _most_likely(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The `count` likeliest tokens, and all that are as likely as the last of them, in order of their ids."""
+    values, places = largest(logits, count + 1)
+    if values[count] == values[count - 1]:
+        return _at_least(logits, float(values[count - 1]))
+    return np.sort(places[:count])
 
 
 def _at_least(values: NDArray[np.float32], threshold: float) -> NDArray[np.intp]:
@@ -155,8 +159,7 @@ def _nucleus_threshold(weights: NDArray[np.float32], top_p: float) -> float:
     wanted = top_p * float(weights.sum(dtype=np.float64))
     count = min(NUCLEUS, size)
     while True:  # sorts the `count` largest only; a vocabulary's nucleus is rarely more than that
-        head = np.partition(weights, size - count)[size - count :]
-        head[::-1].sort()
+        head = largest(weights, count)[0]
         reached = np.cumsum(head, dtype=np.float64)
         if reached[-1] >= wanted or count == size:
             return float(head[min(int(np.searchsorted(reached, wanted)), count - 1)])

@@ -22,6 +22,7 @@ from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
 from edge.runtime.providers.kernels import Kernels, find_kernels, without_kernels
+from edge.runtime.providers.largest import largest_of_each
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"
@@ -131,9 +132,7 @@ class Cpu:
         return buffer.array
 
     def largest(self, logits: Buffer, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        rows = logits.array.reshape(-1, logits.shape[-1])
-        order = np.argsort(-rows, axis=-1, kind="stable")[:, :count]
-        return np.take_along_axis(rows, order, axis=-1), order
+        return largest_of_each(logits.array.reshape(-1, logits.shape[-1]), count)
 
     def placement(self, session: Session) -> dict[str, list[str]]:
         return nodes_by_provider(session)

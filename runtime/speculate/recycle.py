@@ -25,6 +25,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.binding import KEPT_STEP
+from edge.runtime.providers.largest import largest_of_each
 from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
 
 NAME = "recycle"
@@ -34,7 +35,6 @@ TRAITS = {"serves": ("decoder",), "trees": True}
 SEED = "recycle.bin"
 CANDIDATES = 8  # of each token; the paper's number
 LEVELS = 8  # of how sure a row is of its first candidate
-COLUMN = 64  # logits of a column that the search for the largest looks at together
 HEAD = 8  # bytes
 CHUNK = 128  # prompt tokens of a step
 
@@ -109,7 +109,8 @@ class Recycle(Drafter):
 
     def verified(self, tokens: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
         following, sure = self._next, self._sure
-        for token, first in zip(tokens.tolist(), logits.argmax(axis=1).tolist(), strict=True):
+        likeliest = largest_of_each(logits, self._candidates)[1] if self._trees else logits.argmax(axis=1)[:, None]
+        for token, first in zip(tokens.tolist(), likeliest[:, 0].tolist(), strict=True):
             level = int(sure[token])
             if not level or following[token, 0] != first:
                 following[token, 0] = first
@@ -117,7 +118,7 @@ class Recycle(Drafter):
             else:
                 sure[token] = min(level + 1, LEVELS) if level <= LEVELS else 2
         if self._trees:
-            following[tokens] = likeliest(logits, self._candidates)[0]
+            following[tokens] = likeliest
 
     def propose(self, context: Sequence[int], budget: Budget) -> Draft:
         self._trees = budget.trees and self._candidates > 1
@@ -160,30 +161,10 @@ class Recycle(Drafter):
         return Draft(tokens, grades, parents) if tokens else NOTHING
 
 
-def likeliest(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+def matrix_rows(logits: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Of logits [S, V], V >= count, the `count` largest of each row [S, count], the largest first, and the level of
-    the first one's share in them [S].
-
-    A row's largest are in the columns with the largest maxima, of COLUMN logits each: most are read once, in order.
-    """
-    size, vocab = logits.shape
-    columns = vocab // COLUMN
-    if columns > count:
-        height = columns * COLUMN
-        tops = logits[:, :height].reshape(size, COLUMN, columns).max(axis=1)
-        best = np.argpartition(tops, columns - count, axis=1)[:, columns - count :]
-        places = (best[:, None] + columns * np.arange(COLUMN)[:, None]).reshape(size, -1)
-        rest = np.broadcast_to(np.arange(height, vocab), (size, vocab - height))
-        places = np.concatenate([places, rest], axis=1)
-        values = np.take_along_axis(logits, places, axis=1)
-    else:
-        places, values = np.broadcast_to(np.arange(vocab), logits.shape), logits
-    among = values.shape[1]
-    best = np.argpartition(values, among - count, axis=1)[:, among - count :]
-    values = np.take_along_axis(values, best, axis=1)
-    order = np.argsort(-values, axis=1)
-    values = np.take_along_axis(values, order, axis=1)
-    places = np.take_along_axis(np.take_along_axis(places, best, axis=1), order, axis=1)
+    the first one's share in them [S]."""
+    values, places = largest_of_each(logits, count)
     share = 1 / np.exp(values - values[:, :1]).sum(axis=1)
     return places, np.searchsorted(BOUNDS, share, side="right").astype(np.uint8)
 

@@ -305,7 +305,7 @@ def test_the_largest_scores_are_found(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     scores = rng.permutation(math.prod(shape)).reshape(shape).astype(np.float32)
     scores[rng.random(shape) < 0.3] = -np.inf
-    found = beam._largest(scores, 8)
+    found = beam._best(scores, 8)
     assert [value for value, _, _ in found] == sorted(scores[scores > -np.inf], reverse=True)[:8]
     assert all(scores[row, token] == value for value, row, token in found)
 

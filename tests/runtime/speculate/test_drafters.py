@@ -51,7 +51,7 @@ def setting(folder: Path, context: int = 1000, limit: int | None = None, vocab: 
 @pytest.mark.parametrize("vocab", [9, 100, 512, 1000, 49157, 70000])
 def test_the_likeliest_tokens_are_found_as_sorting_finds_them(vocab: int) -> None:
     logits = np.random.default_rng(vocab).standard_normal((5, vocab)).astype(np.float32) * 4
-    best, sure = recycle.likeliest(logits, 8)
+    best, sure = recycle.matrix_rows(logits, 8)
     order = np.argsort(-logits, axis=1)[:, :8]
     np.testing.assert_array_equal(best, order)
     chances = np.exp(np.take_along_axis(logits, order, 1).astype(np.float64))
