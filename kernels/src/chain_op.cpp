@@ -36,8 +36,8 @@ class Gather : public Kernel {
 class Chain : public Kernel {
  public:
   Chain(const Node& node, const Form& form) {
-    const Made kOps[] = {kProductOperator->made, kAttentionOperator->made, kNormOperator->made,
-                         Make<Gather>,           kMultiHeadOperator->made, kPositionBiasOperator->made};
+    const Made kOps[] = {kProductOperator->made,   kAttentionOperator->made,    kNormOperator->made,     Make<Gather>,
+                         kMultiHeadOperator->made, kPositionBiasOperator->made, kLikeliestOperator->made};
     inputs_ = node.number("taken");
     outputs_ = node.number("given");
     const int nodes = node.number("nodes");

@@ -71,13 +71,19 @@ struct Rounding {
   int32_t* sums;
 };
 
-// What is done to a row before it is rounded.
+constexpr int kGroup = 64;  // numbers of a row of which the largest is looked for first
+
+// What is done to a row before it is rounded, and to a row of scores.
 struct RowsForm {
   // silu(gate) * up of [gate, up], each of `size`; and the same with gelu, by tanh.
   void (*silu_gate)(const float* gate_up, int size, float* out);
   void (*gelu_gate)(const float* gate_up, int size, float* out);
   // The root mean square norm of x + more, which is written to `sum`.
   void (*norm)(const float* x, const float* more, const float* weight, float epsilon, int size, float* sum, float* out);
+  // The largest of every kGroup numbers [groups]; what is no number counts as -infinity.
+  void (*maxima)(const float* x, int groups, float* out);
+  // The sum of exp(x - largest).
+  float (*exp_sum)(const float* x, int size, float largest);
 };
 
 // What computes: each form does the same in another set of instructions.

@@ -24,7 +24,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
     std::vector<const ort::Operator*> operators;
   } const domains[] = {{"edge",
                         {kProductOperator, kNormOperator, kAttentionOperator, kMultiHeadOperator, kPositionBiasOperator,
-                         kChainOperator}},
+                         kLikeliestOperator, kChainOperator}},
                        {"edge.int8", {kBytesAttentionOperator}}};
   static ort::Domain* made[2] = {};  // for all sessions
   for (int i = 0; i < 2; i++) {
@@ -41,7 +41,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 2; }
+EDGE_EXPORT int edge_interface() { return 3; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

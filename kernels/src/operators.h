@@ -114,6 +114,7 @@ extern const Operator* const kAttentionOperator;
 extern const Operator* const kBytesAttentionOperator;  // over a cache in int8
 extern const Operator* const kMultiHeadOperator;
 extern const Operator* const kPositionBiasOperator;
+extern const Operator* const kLikeliestOperator;
 extern const Operator* const kChainOperator;
 
 }  // namespace edge

@@ -1,6 +1,7 @@
 // What is done to a row before it is rounded, whatever the vectors are. Rows are multiples of kLanes long.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -72,8 +73,37 @@ void Norm(const float* x, const float* more, const float* weight, float epsilon,
 }
 
 template <class V>
+void Maxima(const float* x, int groups, float* out) {
+  for (int g = 0; g < groups; g++, x += kGroup) {
+    auto most = V::Every(kNone);
+    for (int i = 0; i < kGroup; i += V::kColumns) most = V::Max(V::Load(x + i), most);  // of no number: the second
+    out[g] = V::Largest(most);
+  }
+}
+
+template <class V>
+float ExpSum(const float* x, int size, float largest) {
+  typename V::Floats sums[kLanes / V::kColumns];
+  for (auto& each : sums) each = V::Zero();
+  auto add = [&](const float* from) {
+    for (int i = 0; i < kLanes / V::kColumns; i++)
+      sums[i] = V::Sum(sums[i], Exp<V>(V::Sub(V::Load(from + i * V::kColumns), V::Every(largest))));
+  };
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) add(x + i);
+  float lanes[kLanes];
+  if (i < size) {
+    std::fill(lanes, lanes + kLanes, kNone);
+    std::memcpy(lanes, x + i, (size - i) * sizeof(float));
+    add(lanes);
+  }
+  for (int j = 0; j < kLanes / V::kColumns; j++) V::Store(lanes + j * V::kColumns, sums[j]);
+  return SumOfLanes(lanes);
+}
+
+template <class V>
 constexpr RowsForm RowsOf() {
-  return {Gate<V, false>, Gate<V, true>, Norm<V>};
+  return {Gate<V, false>, Gate<V, true>, Norm<V>, Maxima<V>, ExpSum<V>};
 }
 
 }  // namespace

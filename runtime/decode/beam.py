@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -16,16 +18,18 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.decode.answer import FinishReason, never
-from edge.runtime.decode.branches import Branches
+from edge.runtime.decode.branches import Branches, Made
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.engine import Engine, Likeliest
 from edge.runtime.providers.largest import largest
 
 EarlyStopping = Literal["never"] | bool
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
+Found = tuple[float, int, int]
+"""The score of a text that goes on, which text that is, and its next token."""
 LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -150,19 +154,24 @@ def search(
     prompt = np.asarray(prompt, np.int64)
     cache.prompt = cache.length + len(prompt)
     cache.ends = min(cache.capacity, cache.prompt + options.max_tokens)
-    for start in range(0, len(prompt), PREFILL_CHUNK):
-        logits = engine.step(cache, prompt[start : start + PREFILL_CHUNK])
-    branches = Branches(engine, cache, options.beams)
     groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
-    spare = np.empty((options.beams, logits.shape[1]), np.float32)
+    run: Callable[..., Made] = engine.step
+    if engine.ranks and len(groups) == 1 and not processors:  # else others are needed than the likeliest
+        vocab = engine.bundle.manifest.dims.vocab_size
+        run = partial(engine.likeliest, count=min(groups[0].candidates, vocab))
+    for start in range(0, len(prompt), PREFILL_CHUNK):
+        made = run(cache, prompt[start : start + PREFILL_CHUNK])
+    branches = Branches(run, cache, options.beams)
     certain = 0
     reason: FinishReason = "length"
     while True:
         if options.interrupted():
             reason = "interrupted"
             break
-        _log_softmax(logits, spare)
-        _extend(groups, logits, processors, options.diversity)
+        if isinstance(made, Likeliest):
+            groups[0].extend(groups[0].among(made))
+        else:
+            _extend(groups, made, processors, options.diversity)
         growing = [group for group in groups if not group.done]
         if not growing:
             break
@@ -173,7 +182,7 @@ def search(
         if stepped is None:
             reason = "context"
             break
-        logits = stepped
+        made = stepped
     for group in groups:
         if not group.done:
             group.cut(reason)
@@ -183,9 +192,11 @@ def search(
 
 
 def _extend(
-    groups: Sequence[_Group], scores: NDArray[np.float32], processors: Sequence[Processor], diversity: float
+    groups: Sequence[_Group], logits: NDArray[np.float32], processors: Sequence[Processor], diversity: float
 ) -> None:
-    """Let every group choose by the log probabilities [S, V], as processors and earlier groups change them."""
+    """Let every group choose by the log probabilities of logits [S, V], which are overwritten, as processors and
+    earlier groups change them."""
+    scores = _log_softmax(logits)
     taken: list[int] = []  # by earlier groups, at this place
     for group in groups:
         if group.done:
@@ -197,7 +208,7 @@ def _extend(
                 process(texts, own)
         for token in taken:
             own[:, token] -= np.float32(diversity)
-        group.extend(own)
+        group.extend(group.best(own))
         taken += group.tokens
 
 
@@ -216,7 +227,7 @@ class _Group:
         self._options = options
         self._grouped = options.groups > 1
         self._width = options.beams // options.groups
-        self._candidates = max(2, 1 + len(eos)) * self._width  # so that enough of them do not end
+        self.candidates = max(2, 1 + len(eos)) * self._width  # so that enough of them do not end
         self._eos = eos
         self.start = self.length = len(prompt)
         self._uncounted = len(prompt) - forced
@@ -229,10 +240,24 @@ class _Group:
         self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
         self.done = False
 
-    def extend(self, scores: NDArray[np.float32]) -> None:
-        """Choose what follows each text by the scores of all tokens [n, V], which are overwritten."""
+    def best(self, scores: NDArray[np.float32]) -> list[Found]:
+        """The best of what may follow the texts, by the scores of all tokens [n, V], which are overwritten."""
         scores += np.array(self.scores, np.float32)[:, None]
-        found = _best(scores, self._candidates)
+        return _best(scores, self.candidates)
+
+    def among(self, likeliest: Likeliest) -> list[Found]:
+        """The same, by the likeliest tokens after each text."""
+        logarithms, tokens = (each.tolist() for each in likeliest)
+        found = [
+            (score + value, beam, token)
+            for beam, score in enumerate(self.scores)
+            for value, token in zip(logarithms[beam], tokens[beam], strict=True)
+        ]
+        found.sort(key=itemgetter(0), reverse=True)  # of equals the first one stays first
+        return found[: self.candidates]
+
+    def extend(self, found: Sequence[Found]) -> None:
+        """Choose what follows each text from the best that may."""
         if not found:  # every token is forbidden
             self.cut("length")
             return
@@ -314,14 +339,14 @@ def _same(texts: Sequence[list[int]]) -> int:
     return count
 
 
-def _log_softmax(logits: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn logits [S, V] into log probabilities in place."""
     logits -= logits.max(axis=1, keepdims=True)
-    weights = np.exp(logits, out=spare[: len(logits)])
-    logits -= np.log(weights.sum(axis=1, keepdims=True))
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return logits
 
 
-def _best(scores: NDArray[np.float32], count: int) -> list[tuple[float, int, int]]:
+def _best(scores: NDArray[np.float32], count: int) -> list[Found]:
     """The `count` largest of the scores [n, V] that are not forbidden (-inf), in order: value, row and column."""
     vocab = scores.shape[1]
     values, places = largest(scores.reshape(-1), min(count, scores.size))

@@ -55,18 +55,17 @@ class StepBuffers:
     A step pushes what Python and numpy need out of the processor's caches, so that every call between two steps takes
     four times what it takes in a loop of its own: few are made.
 
-    result: what the step writes of each row that is wanted: logits [1, R, V], or the likeliest token [1, R] int64.
+    outputs: what the step writes of the R rows that are wanted, by the graph's names; `result` is the first of them.
     """
 
-    def __init__(self, provider: Provider, size: int, made: Buffer) -> None:
+    def __init__(self, provider: Provider, size: int, rows: int, outputs: dict[str, Buffer]) -> None:
         self.inputs = {
             "input_ids": provider.allocate((1, size), np.int64),
             "position_ids": provider.allocate((1, size), np.int64),
-            "logit_rows": provider.allocate((made.shape[1],), np.int64),
+            "logit_rows": provider.allocate((rows,), np.int64),
         }
-        # What is not bound stays in the arena, among the step's activations.
-        self.outputs = {"logits" if made.dtype == np.float32 else "tokens": made}
-        self.result = made
+        self.outputs = outputs  # what is not bound stays in the arena, among the step's activations
+        self.result = next(iter(outputs.values()))
         self.size = size
         self._offsets = all_rows(size)
         self._tokens, self.positions = self.inputs["input_ids"].array[0], self.inputs["position_ids"].array[0]
@@ -99,7 +98,7 @@ class CacheBinding:
     takes its turn."""
 
     def __init__(self, session: Session) -> None:
-        self.names = session.inputs
+        self.names = session.inputs | session.optional
         self._bound = session.bind()
         self._inputs: dict[str, Buffer] | None = None  # those of the step whose turn it is
         self._cross: Cross | None = None
@@ -185,8 +184,8 @@ class WholeBinding(CacheBinding):
 class Step(StepBuffers):
     """A step of one graph over all layers: one of those that share what is `bound`, all with the same output."""
 
-    def __init__(self, bound: WholeBinding, cache: KVCache, size: int, made: Buffer) -> None:
-        super().__init__(cache.provider, size, made)
+    def __init__(self, bound: WholeBinding, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> None:
+        super().__init__(cache.provider, size, rows, outputs)
         self._shared = bound
         if bound.bias is not None:
             self.inputs["attention_bias"] = cache.provider.part(bound.bias, (1, 1, size, cache.rows))

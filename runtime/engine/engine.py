@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,14 @@ from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.base import (
+    LIKELIEST_COUNT,
+    LIKELIEST_LOGARITHMS,
+    LIKELIEST_TOKENS,
+    Buffer,
+    Provider,
+    Session,
+)
 
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
-Wanted = str
+Wanted = str | int  # how many of the likeliest tokens
 BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
 
 
@@ -44,6 +51,13 @@ class Tree:
 
     positions: NDArray[np.int64]
     bias: NDArray[np.float32]
+
+
+class Likeliest(NamedTuple):
+    """The likeliest tokens of each row, the best first, and the logarithms of their probabilities, both [R, count]."""
+
+    logarithms: NDArray[np.float32]
+    tokens: NDArray[np.int64]
 
 
 class Engine:
@@ -61,6 +75,7 @@ class Engine:
     """
 
     chooses: bool  # whether the graph can be asked for the likeliest tokens alone: `choose`
+    ranks = False  # whether the graph can be asked for the likeliest tokens and their probabilities: `likeliest`
     takes_trees: bool  # whether `step` can be given a `Tree`
     chunk = PREFILL_CHUNK  # prompt tokens of one step, where nobody says how many
     # Prompts that are answered at a time: 16 were as fast in 8 bits and 10% faster in 4, with twice the memory.
@@ -84,7 +99,7 @@ class Engine:
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self._look_at(self.session)
         self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Wanted], StepBuffers]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[Seat, dict[str, Any]] = WeakKeyDictionary()  # by the type of the output
+        self._bound: WeakKeyDictionary[Seat, dict[tuple[str, ...], Any]] = WeakKeyDictionary()  # by outputs
         self._logits: WeakKeyDictionary[Seat, Buffer] = WeakKeyDictionary()
 
     def _open_encoder(self, source: int | None) -> Encoder:
@@ -98,6 +113,7 @@ class Engine:
     def _look_at(self, session: Session) -> None:
         """See what its graph can do."""
         self.chooses = "tokens" in session.outputs
+        self.ranks = LIKELIEST_TOKENS in session.outputs
         self.takes_trees = any(name.startswith("attention_bias") for name in session.inputs)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
@@ -163,6 +179,22 @@ class Engine:
         """As `step`, with the token that has the largest logit [R], the first of equals, in the place of logits, which
         stay inside the graph. Older bundles have no such output (`chooses`)."""
         return self._step(cache, tokens, rows, tree, TOKENS)
+
+    def likeliest(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        rows: NDArray[np.int64] | None = None,
+        *,
+        tree: Tree | None = None,
+        count: int,
+    ) -> Likeliest:
+        """As `step`, with the `count` likeliest tokens of each row [R] in the place of its logits. Engines whose graph
+        cannot say them have none (`ranks`)."""
+        if not 1 <= tokens.shape[0] <= cache.room:
+            raise ValueError(f"a step of {tokens.shape[0]} tokens on a cache with room for {cache.room}")
+        made = self._ran(cache, tokens, LAST_ROW if rows is None else rows, tree, count).outputs
+        return Likeliest(made[LIKELIEST_LOGARITHMS].array, made[LIKELIEST_TOKENS].array)
 
     def candidates(
         self,
@@ -238,34 +270,45 @@ class Engine:
         asked: Wanted,
     ) -> StepBuffers:
         """A step that was run, on the memory that is kept for all of its shape."""
-        size, shape = tokens.shape[0], (tokens.shape[0], wanted.shape[0], asked)
+        size, rows = tokens.shape[0], wanted.shape[0]
+        shape = size, rows, asked
         steps = self._steps.get(cache.seat)
         if steps is None:
             steps = self._steps[cache.seat] = {}
         step = steps.get(shape)
         if step is None:
-            tokens_made = asked == TOKENS
-            made = self.provider.allocate((1, shape[1]), np.int64) if tokens_made else self._logits_for(cache, shape[1])
-            step = self._make_step(cache, size, made)
+            step = self._make_step(cache, size, rows, self._outputs_for(cache, rows, asked))
+            if isinstance(asked, int):
+                step.inputs[LIKELIEST_COUNT] = self.provider.adopt(np.array([asked], np.int64))
             if size <= KEPT_STEP:
                 steps[shape] = step
         step.fill(tokens, cache.length, wanted, tree)
         self._compute(cache, step, tree)
         return step
 
-    def _make_step(self, cache: KVCache, size: int, made: Buffer) -> StepBuffers:
+    def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> StepBuffers:
         if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
-            return Step(WholeBinding(self.session, cache, size), cache, size, made)
-        outputs = self._bound.setdefault(cache.seat, {})
-        bound: WholeBinding | None = outputs.get(made.dtype.char)
-        if bound is None:
-            bound = outputs[made.dtype.char] = WholeBinding(self.session, cache, KEPT_STEP)
-        return Step(bound, cache, size, made)
+            return Step(WholeBinding(self.session, cache, size), cache, size, rows, outputs)
+        kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
+        if written not in kept:
+            kept[written] = WholeBinding(self.session, cache, KEPT_STEP)
+        return Step(kept[written], cache, size, rows, outputs)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         """Run a step that was filled, and take its tokens into the cache."""
         assert isinstance(step, Step)
         step.run(cache, tree)
+
+    def _outputs_for(self, cache: KVCache, rows: int, asked: Wanted) -> dict[str, Buffer]:
+        allocate = self.provider.allocate
+        if isinstance(asked, int):
+            return {
+                LIKELIEST_TOKENS: allocate((rows, asked), np.int64),
+                LIKELIEST_LOGARITHMS: allocate((rows, asked), np.float32),
+            }
+        if asked == TOKENS:
+            return {"tokens": allocate((1, rows), np.int64)}
+        return {"logits": self._logits_for(cache, rows)}
 
     def _logits_for(self, cache: KVCache, rows: int) -> Buffer:
         """A buffer [1, R, V] for logits. That of several rows is shared by all such steps on the cache, so that drafts
@@ -307,9 +350,10 @@ class PrefillEngine:
             raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
         tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
         made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
-        step = Step(WholeBinding(self.session, cache, tokens.shape[0]), cache, tokens.shape[0], made)
+        ran = tokens.shape[0]
+        step = Step(WholeBinding(self.session, cache, ran), cache, ran, rows.shape[0], {"logits": made})
         step.fill(tokens, cache.length, rows, None)
         step.run(cache, None)
-        cache.length -= tokens.shape[0] - size
+        cache.length -= ran - size
         found: NDArray[np.float32] = step.made[0, :wanted]
         return found

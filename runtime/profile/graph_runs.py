@@ -126,7 +126,7 @@ def decoder_step(manifest: Manifest, cache: KVCache, session: Session, size: int
     vocab = manifest.dims.vocab_size
     tokens = np.random.default_rng(size).integers(0, vocab, size, np.int64)
     logits = cache.provider.allocate((1, 1, vocab), np.float32)
-    step = Step(WholeBinding(session, cache, size), cache, size, logits)
+    step = Step(WholeBinding(session, cache, size), cache, size, 1, {"logits": logits})
 
     def run(context: int) -> None:
         cache.length = context

@@ -26,6 +26,9 @@ from edge.manifest import Manifest
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
 
+# What a graph of our kernels can be asked for: how many tokens of each row, int64 [1], 0 where nobody says; which
+# ones are the likeliest, the best first, and the logarithms of their probabilities, both [rows, count].
+LIKELIEST_COUNT, LIKELIEST_TOKENS, LIKELIEST_LOGARITHMS = "likeliest.count", "likeliest.tokens", "likeliest.logarithms"
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # what numpy, which has no such type, takes its memory for
 
@@ -114,12 +117,14 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 
 class Session:
-    """A graph that a provider has opened. inputs, outputs: their names. types: those of inputs that are floats."""
+    """A graph that a provider has opened. inputs, outputs: their names. optional: those of inputs that nobody need
+    give. types: those of inputs that are floats."""
 
     def __init__(self, inference: ort.InferenceSession) -> None:
         self.inference = inference
         inputs = inference.get_inputs()
         self.inputs = frozenset(value.name for value in inputs)
+        self.optional = frozenset(value.name for value in inference.get_overridable_initializers())
         self.types = {value.name: NUMPY_TYPES[value.type] for value in inputs if value.type in NUMPY_TYPES}
         self.outputs = frozenset(value.name for value in inference.get_outputs())
         # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.

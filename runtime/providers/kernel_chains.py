@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge.runtime.providers.graph_wires import INT, NUMBER, reads
-from edge.runtime.providers.kernel_nodes import ATTENTION, FULL, INT64, NORM, POSITION_BIAS, PRODUCT
+from edge.runtime.providers.kernel_nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 CHAIN, GATHER = "Chain", "Gather"
-OPS = (PRODUCT, ATTENTION, NORM, GATHER, FULL, POSITION_BIAS)  # that chains are made of, as the library numbers them
-FLOAT = 1  # TensorProto.DataType
+# That chains are made of, as the library numbers them.
+OPS = (PRODUCT, ATTENTION, NORM, GATHER, FULL, POSITION_BIAS, LIKELIEST)
 NOTHING = -1  # in place of a value that a node does without
 
 

@@ -21,6 +21,7 @@ from edge.runtime.providers.kernel_chains import take_chains
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
     THEIRS,
+    add_likeliest,
     is_independent,
     take_attention,
     take_neighbours,
@@ -88,6 +89,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
             take_neighbours(graph, stored)
             take_norms(graph, stored)
             take_position_bias(graph, stored)
+        add_likeliest(model.graph)
         inside = {} if apart else take_chains(model.graph)
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from edge.manifest import KVLayer
+from edge.runtime.providers.base import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 THEIRS = "com.microsoft"
 PRODUCT, ATTENTION, FULL = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
-POSITION_BIAS = "PositionBias"
+POSITION_BIAS, LIKELIEST = "PositionBias", "Likeliest"
+LOGITS, BRANCHES = "logits", "attention_bias"  # an output of a decoder's graph; an input of one over branches
 FULL_BIAS = 5  # the input of FULL that is added to scores
-INT64 = 7  # TensorProto.DataType
+FLOAT, INT64 = 1, 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
@@ -104,6 +106,18 @@ def _parted(node: Any, wires: Wires) -> int | None:
         return None
     width = numbers(wires.nodes[product])["N"] // 3
     return split if _head_fits(width // numbers(node)["num_heads"]) else None
+
+
+def add_likeliest(graph: Any) -> None:
+    """Let a graph over branches of a text be asked for the likeliest tokens of each row: beams need no others."""
+    if all(value.name != LOGITS for value in graph.output) or all(value.name != BRANCHES for value in graph.input):
+        return
+    graph.input.add(name=LIKELIEST_COUNT).type.tensor_type.elem_type = INT64
+    graph.initializer.add(name=LIKELIEST_COUNT, data_type=INT64, dims=[1], raw_data=np.int64(0).tobytes())
+    graph.output.add(name=LIKELIEST_LOGARITHMS).type.tensor_type.elem_type = FLOAT
+    graph.output.add(name=LIKELIEST_TOKENS).type.tensor_type.elem_type = INT64
+    inputs, outputs = [LOGITS, LIKELIEST_COUNT], [LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS]
+    graph.node.add(name=LIKELIEST, op_type=LIKELIEST, domain=DOMAIN, input=inputs, output=outputs)
 
 
 def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:

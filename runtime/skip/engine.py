@@ -77,15 +77,15 @@ class SegmentedEngine(Engine):
         finally:
             cache.forced = None
 
-    def _make_step(self, cache: KVCache, size: int, made: Buffer) -> SegmentStep:
+    def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
         if size > KEPT_STEP:
-            return SegmentStep(self._bind(cache, size, watched=self._observing(cache)), cache, size, made)
-        kept = self._bound.setdefault(cache.seat, {})
-        bound: SegmentsBinding | None = kept.get(made.dtype.char)
-        if bound is None:
-            bound = kept[made.dtype.char] = self._bind(cache, KEPT_STEP)
-        return SegmentStep(bound, cache, size, made)
+            bound = self._bind(cache, size, watched=self._observing(cache))
+            return SegmentStep(bound, cache, size, rows, outputs)
+        kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
+        if written not in kept:
+            kept[written] = self._bind(cache, KEPT_STEP)
+        return SegmentStep(kept[written], cache, size, rows, outputs)
 
     def _bind(self, cache: SegmentedCache, maximum: int, watched: bool = False) -> SegmentsBinding:
         hidden = self.bundle.manifest.dims.hidden_size

@@ -91,11 +91,12 @@ class SegmentsBinding(CacheBinding):
 
 
 class SegmentStep(StepBuffers):
-    """A step of S tokens, and what it has `made` of R of them (see `StepBuffers`): one of those that share what is
-    `bound`."""
+    """A step of S tokens, R of which are wanted (see `StepBuffers`): one of those that share what is `bound`."""
 
-    def __init__(self, bound: SegmentsBinding, cache: SegmentedCache, size: int, made: Buffer) -> None:
-        super().__init__(cache.provider, size, made)
+    def __init__(
+        self, bound: SegmentsBinding, cache: SegmentedCache, size: int, rows: int, outputs: dict[str, Buffer]
+    ) -> None:
+        super().__init__(cache.provider, size, rows, outputs)
         self.bound = bound
         self.inputs = {name: buffer for name, buffer in self.inputs.items() if name in bound.names}
         for name, bias in bound.bias.items():

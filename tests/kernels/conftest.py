@@ -32,3 +32,10 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     model = tiny_model(T5Config(vocab_size=len(tokenizer), feed_forward_proj="gated-gelu", **sizes))
     model.save_pretrained(folder / "tiny-t5")
     return edge.export(folder / "tiny-t5", folder / "t5.edge", weights="int8", check=False)
+
+
+@pytest.fixture(params=["tiny_bundle", "t5"])
+def either(request: pytest.FixtureRequest) -> Bundle:
+    """A decoder, and an encoder-decoder."""
+    found: Bundle = request.getfixturevalue(request.param)
+    return found

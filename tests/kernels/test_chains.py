@@ -57,7 +57,7 @@ def branched(engine: Engine) -> NDArray[np.float32]:
 
 def test_a_step_is_one_node_beside_the_embedding(tiny_bundle: Bundle, t5: Bundle, kernels: Kernels) -> None:
     kinds = Counter(node.op_type for node in graph_of(t5, "decoder", kernels).node)
-    assert kinds[CHAIN] == 1 and kinds.keys() <= {CHAIN, "GatherBlockQuantized", "Mul", "MatMulNBits"}
+    assert kinds == {CHAIN: 2, "GatherBlockQuantized": 1, "Mul": 1}, "what its head reads is scaled, by onnxruntime"
     assert sum(node.op_type == CHAIN for node in graph_of(t5, "encoder", kernels).node) == 1
     graph = graph_of(tiny_bundle, "decoder", kernels)
     (chain,) = (node for node in graph.node if node.op_type == CHAIN)

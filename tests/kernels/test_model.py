@@ -19,15 +19,22 @@ SIZES = (1, 2, 3, 5, 8, 13, 16, 64, 128, 256)  # of steps
 
 
 def logits_of(bundle: Bundle, size: int, threads: int) -> str:
-    """A hash of the logits of a text in steps of `size` tokens, over both kinds of KV cache."""
+    """A hash of the logits of a text in steps of `size` tokens, over both kinds of KV cache, or of its likeliest tokens
+    where beams ask for those."""
     found = hashlib.sha256()
-    tokens = np.random.default_rng(0).integers(0, bundle.manifest.dims.vocab_size, min(300, bundle.manifest.context))
-    for kv in KV_DTYPES:
+    vocab, encoded = bundle.manifest.dims.vocab_size, bundle.manifest.encoder is not None
+    tokens = np.random.default_rng(0).integers(0, vocab, min(300, bundle.manifest.context))
+    for kv in ("float32",) if encoded else KV_DTYPES:
         engine = open_engine(bundle, threads=threads, kv=kv)
-        cache = engine.new_cache()
+        cache = engine.new_cache(cross=engine.encoder.encode_text(tokens[:33]) if engine.encoder else None)
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
-            found.update(np.ascontiguousarray(engine.step(cache, piece, np.arange(len(piece)))).tobytes())
+            rows = np.arange(len(piece))
+            if engine.ranks:
+                logarithms, likeliest = engine.likeliest(cache, piece, rows, count=8)
+                found.update(np.concatenate([logarithms.view(np.uint32), likeliest], axis=1).tobytes())
+            else:
+                found.update(np.ascontiguousarray(engine.step(cache, piece, rows)).tobytes())
     return found.hexdigest()
 
 
@@ -39,9 +46,9 @@ def logits_elsewhere(bundle: Bundle, threads: int, form: str) -> list[str] | Non
     return None if "cannot run" in done.stderr else done.stdout.split()
 
 
-def test_logits_are_the_same_whatever_computes_them(kernels: Kernels, tiny_bundle: Bundle) -> None:
+def test_logits_are_the_same_whatever_computes_them(kernels: Kernels, either: Bundle) -> None:
     found = {
-        (form, threads): logits_elsewhere(tiny_bundle, threads, form)
+        (form, threads): logits_elsewhere(either, threads, form)
         for form in ("avx2", "avx512_vnni")
         for threads in (1, 2, 5)  # more than this machine may have cores, too
     }

@@ -129,9 +129,11 @@ def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
     prefill, text, shapes = prefill_of(engine), tokens(256), []
 
     class Seen(Step):
-        def __init__(self, bound: WholeBinding, cache: KVCache, size: int, made: Buffer) -> None:
-            shapes.append((size, made.array.shape[1]))
-            super().__init__(bound, cache, size, made)
+        def __init__(
+            self, bound: WholeBinding, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]
+        ) -> None:
+            shapes.append((size, rows))
+            super().__init__(bound, cache, size, rows, outputs)
 
     monkeypatch.setattr("edge.runtime.engine.engine.Step", Seen)
     ends = np.array([126, 127, 254, 255])
