@@ -17,6 +17,8 @@ struct Avx256 {
   using Dots = __m256i;
   static constexpr int kColumns = 8, kPerPanel = 2, kBytes = 32, kAhead = 1024;
 
+  template <int kRows, int kVectors>
+  static void ByTwos(Dots (*)[kVectors]) {}  // see I8mm
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
   // `offset` less zeros, in the lower halves alone: TimesLess multiplies those, where the sum is within 16 bits, too,

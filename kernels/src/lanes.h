@@ -96,7 +96,8 @@ struct Form {
   AttentionForm attention;
 };
 
-extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod;  // those of this family of processors
+extern const Form kPortable, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod,
+    kNeonI8mm;  // those of this family of processors
 
 // All forms, the portable one first and the fastest last; null ends them.
 extern const Form* const kForms[];

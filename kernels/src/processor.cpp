@@ -2,7 +2,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__linux__)
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
 #include <sys/auxv.h>
 #endif
 
@@ -31,16 +33,31 @@ const Form* const kForms[] = {&kPortable, &kAvx2, &kAvxVnni, &kAvx512Vnni, nullp
 
 #else
 
-bool HasNeonDotprod() {
-#if defined(__linux__)
-  constexpr unsigned long kDotprod = 1 << 20;  // HWCAP_ASIMDDP
-  return getauxval(AT_HWCAP) & kDotprod;
-#else
-  return true;  // Apple's processors have it
-#endif
+#if defined(__APPLE__)
+
+bool HasNeonDotprod() { return true; }  // all of Apple's that run macOS
+
+bool HasNeonI8mm() {
+  int has = 0;
+  size_t size = sizeof(has);
+  return !sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) && has;
 }
 
-const Form* const kForms[] = {&kPortable, &kNeonDotprod, nullptr};
+#else
+
+bool HasNeonDotprod() {
+  constexpr unsigned long kDotprod = 1 << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & kDotprod;
+}
+
+bool HasNeonI8mm() {
+  constexpr unsigned long kI8mm = 1 << 13;  // HWCAP2_I8MM
+  return HasNeonDotprod() && getauxval(AT_HWCAP2) & kI8mm;
+}
+
+#endif
+
+const Form* const kForms[] = {&kPortable, &kNeonDotprod, &kNeonI8mm, nullptr};
 
 #endif
 

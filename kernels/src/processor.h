@@ -13,6 +13,9 @@ bool HasAvx512Vnni();
 void QuantizeAvx2(const Rounding& rounding, int first, int last);  // which all forms for x86 have
 #else
 bool HasNeonDotprod();
+bool HasNeonI8mm();
+
+void QuantizeNeon(const Rounding& rounding, int first, int last);  // which both forms have
 #endif
 
 }  // namespace edge

@@ -45,8 +45,10 @@ inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int
           dots[m][v] = V::All((offset - (1 << (kBits - 1))) * rows.sums[(row + m) * blocks + b]);
       }
     }
+    V::template ByTwos<kRows, kVectors>(dots);
     for (int s = 0; s < steps; s++, at += bytes, values += kStep)
       V::template Multiply<kBits, kRows, kVectors>(packed, at, values, w.inputs, less, dots);
+    V::template ByTwos<kRows, kVectors>(dots);
     for (int v = 0; v < kVectors; v++) {
       const size_t place = first[v] + static_cast<size_t>(b) * kPanel;
       const auto scales = w.half ? V::LoadHalf(static_cast<const uint16_t*>(w.scales) + place)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from emulators import Emulator, emulators, or_skip
 from places import ROOT
 
 from edge.bundle import Bundle
-from edge.runtime.providers.kernels import Kernels
+from edge.runtime.providers.kernels import VARIABLE, Kernels
 
 SCRIPT = ROOT / "tests" / "kernels" / "test_model.py"  # prints hashes of logits
 X86 = ("avx2.cpp", "avx_vnni.cpp", "avx512_vnni.cpp")
-FLAGS = ["-O2", "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno", "-march=armv8.2-a+dotprod"]
+FLAGS = ["-O2", "-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
+ARM = {"neon_i8mm.cpp": "-march=armv8.2-a+dotprod+i8mm"}  # and of the others:
+DOTPROD = "-march=armv8.2-a+dotprod"
+CORES = {"neon_dotprod": "neoverse-n1", "neon_i8mm": "max"}
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +39,17 @@ def of_arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = shutil.copytree(
         ROOT / "kernels" / "edge_kernels", folder / "edge_kernels", ignore=shutil.ignore_patterns("*.so")
     )
-    sources = [str(path) for path in (ROOT / "kernels" / "src").glob("*.cpp") if path.name not in X86]
-    command = [compiler, *FLAGS, *sources, "-o", str(package / "libedge_kernels.so")]
+    sources = [path for path in (ROOT / "kernels" / "src").glob("*.cpp") if path.name not in X86]
+    objects = [folder / f"{path.stem}.o" for path in sources]
+    for path, made in zip(sources, objects, strict=True):
+        run(compiler, *FLAGS, ARM.get(path.name, DOTPROD), "-c", str(path), "-o", str(made))
+    run(compiler, "-shared", *map(str, objects), "-o", str(package / "libedge_kernels.so"))
+    return folder
+
+
+def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": ""})
     assert done.returncode == 0, done.stderr[-2000:]
-    return folder
 
 
 def hashes(python: Emulator, bundle: Bundle) -> set[str]:
@@ -58,12 +68,15 @@ def test_a_processor_with_avx2_alone_gives_the_same_bits(
     assert hashes(emulated, either) == hashes(here, either)
 
 
+@pytest.mark.parametrize("form", CORES)
 def test_arm_gives_the_same_bits(
-    kernels: Kernels, of_arm: Path, others: dict[str, Emulator], either: Bundle
+    kernels: Kernels, of_arm: Path, others: dict[str, Emulator], either: Bundle, form: str
 ) -> None:
     there, here = (os.pathsep.join([str(ROOT), str(each)]) for each in (of_arm, kernels.path.parents[1]))
     emulated = others["aarch64"]
-    on_arm = replace(emulated, environment={**emulated.environment, "PYTHONPATH": there})
+    command = [CORES[form] if before == "-cpu" else each for before, each in pairwise(["", *emulated.command])]
+    environment = {**emulated.environment, "PYTHONPATH": there, VARIABLE: form}
+    on_arm = replace(emulated, command=command, environment=environment)
     on_this = replace(
         emulated,
         command=others["haswell"].command[-1:],
