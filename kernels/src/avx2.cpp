@@ -86,8 +86,8 @@ struct Avx2 : Avx256 {
 
   template <int kBits>
   static void Walk(const Weights& w, const Rows& rows, float* out, int vector, int end) {
-    if (rows.count <= 2) Columns<Avx2, kBits, 2, 2>(w, rows, out, vector, end);
-    Columns<Avx2, kBits, 4, 1>(w, rows, out, vector, end);
+    if (rows.count <= 2 || rows.count == 4) Columns<Avx2, kBits, 2, 2>(w, rows, out, vector, end);
+    Columns<Avx2, kBits, 3, 2>(w, rows, out, vector, end);
   }
 };
 
