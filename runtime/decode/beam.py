@@ -24,7 +24,7 @@ from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Likeliest
-from edge.runtime.providers.largest import largest
+from edge.runtime.largest import largest
 
 EarlyStopping = Literal["never"] | bool
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
-from edge.runtime.providers.largest import largest
+from edge.runtime.largest import largest
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""

@@ -22,14 +22,8 @@ from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
-from edge.runtime.providers.base import (
-    LIKELIEST_COUNT,
-    LIKELIEST_LOGARITHMS,
-    LIKELIEST_TOKENS,
-    Buffer,
-    Provider,
-    Session,
-)
+from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 
 if TYPE_CHECKING:
     from edge.runtime.profile.curve import CostCurve

@@ -26,9 +26,6 @@ from edge.manifest import Manifest
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
 
-# What a graph of our kernels can be asked for: how many tokens of each row, int64 [1], 0 where nobody says; which
-# ones are the likeliest, the best first, and the logarithms of their probabilities, both [rows, count].
-LIKELIEST_COUNT, LIKELIEST_TOKENS, LIKELIEST_LOGARITHMS = "likeliest.count", "likeliest.tokens", "likeliest.logarithms"
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # what numpy, which has no such type, takes its memory for
 

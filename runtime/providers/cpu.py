@@ -17,12 +17,12 @@ from numpy.typing import DTypeLike, NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import Manifest
+from edge.runtime.largest import largest_of_each
 from edge.runtime.providers.base import CPU, Buffer, Device, Session, Support, nodes_by_provider, open_session
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
 from edge.runtime.providers.kernels import Kernels, find_kernels, without_kernels
-from edge.runtime.providers.largest import largest_of_each
 from edge.runtime.providers.threads import share_thread_pool
 
 NAME = "cpu"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from edge.manifest import KVLayer
-from edge.runtime.providers.base import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
 from edge.runtime.providers.graph_wires import INT, NUMBER, Wires, branches, number, numbers, set_inputs
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
@@ -16,6 +15,9 @@ THEIRS = "com.microsoft"
 PRODUCT, ATTENTION, FULL = "MatMulNBits", "GroupQueryAttention", "MultiHeadAttention"
 POSITION_BIAS, LIKELIEST = "PositionBias", "Likeliest"
 LOGITS, BRANCHES = "logits", "attention_bias"  # an output of a decoder's graph; an input of one over branches
+# What such a graph can be asked for: how many tokens of each row, int64 [1], 0 where nobody says; which
+# ones are the likeliest, the best first, and the logarithms of their probabilities, both [rows, count].
+LIKELIEST_COUNT, LIKELIEST_TOKENS, LIKELIEST_LOGARITHMS = "likeliest.count", "likeliest.tokens", "likeliest.logarithms"
 FULL_BIAS = 5  # the input of FULL that is added to scores
 FLOAT, INT64 = 1, 7  # TensorProto.DataType
 NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"  # of a sum; of a row

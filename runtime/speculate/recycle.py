@@ -25,7 +25,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.binding import KEPT_STEP
-from edge.runtime.providers.largest import largest_of_each
+from edge.runtime.largest import largest_of_each
 from edge.runtime.speculate.base import Budget, Drafter, Setting, branches
 
 NAME = "recycle"

@@ -16,10 +16,10 @@ import edge
 from edge.bundle import Bundle
 from edge.runtime.decode import beam
 from edge.runtime.engine.engine import Likeliest
+from edge.runtime.largest import largest_of_each
 from edge.runtime.providers.cpu import session_options
 from edge.runtime.providers.kernel_nodes import LIKELIEST, LOGITS
 from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, find_kernels
-from edge.runtime.providers.largest import largest_of_each
 from edge.runtime.providers.onnx_proto import ModelProto
 from edge.runtime.providers.threads import share_thread_pool
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.runtime.providers.largest import STRIDE, largest, largest_of_each
+from edge.runtime.largest import STRIDE, largest, largest_of_each
 
 
 @pytest.mark.parametrize("width", [1, 8, 63, 8 * STRIDE - 1, 8 * STRIDE, 7001, 49157])
