@@ -12,13 +12,11 @@ namespace {
 
 constexpr int kKeysAhead = 16;  // that are fetched ahead
 
-struct Avx256 {
+struct Avx256 : Plain {
   using Floats = __m256;
   using Dots = __m256i;
   static constexpr int kColumns = 8, kPerPanel = 2, kBytes = 32, kAhead = 1024;
 
-  template <int kRows, int kVectors>
-  static void ByTwos(Dots (*)[kVectors]) {}  // see I8mm
   static Floats Zero() { return _mm256_setzero_ps(); }
   static Dots All(int value) { return _mm256_set1_epi32(value); }
   // `offset` less zeros, in the lower halves alone: TimesLess multiplies those, where the sum is within 16 bits, too,
@@ -26,8 +24,6 @@ struct Avx256 {
   static Dots Less(Dots zeros, int offset) {
     return _mm256_and_si256(_mm256_sub_epi32(All(offset), zeros), All(0xffff));
   }
-  template <int kBits, int kRows>
-  static constexpr int kMore = 0;
   static Dots TimesLess(Dots less, int sum) { return _mm256_madd_epi16(less, All(sum)); }
   static Dots LoadBytes(const uint8_t* from) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));

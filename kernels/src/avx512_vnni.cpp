@@ -6,7 +6,7 @@
 namespace edge {
 namespace {
 
-struct Avx512Vnni : QueryInBytes {
+struct Avx512Vnni : Plain, QueryInBytes {
   using Floats = __m512;
   using Dots = __m512i;
   static constexpr int kColumns = 16, kPerPanel = 1, kBytes = 64;
@@ -21,8 +21,6 @@ struct Avx512Vnni : QueryInBytes {
                                _mm512_add_epi32(of_four, _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0)));
   }
 
-  template <int kRows, int kVectors>
-  static void ByTwos(Dots (*)[kVectors]) {}  // see I8mm
   static Floats Zero() { return _mm512_setzero_ps(); }
   static Dots All(int value) { return _mm512_set1_epi32(value); }
   static Dots Less(Dots zeros, int) {  // see Avx256

@@ -17,7 +17,7 @@ inline uint32_t FourBytes(const void* from) {
 }
 
 // Products of 8 bits are those of dotprod, which phones have since 2018.
-struct Neon : QueryInBytes {
+struct Neon : Plain, QueryInBytes {
   using Floats = float32x4_t;
   using Dots = int32x4_t;
   static constexpr int kColumns = 4, kPerPanel = 4, kBytes = 16;
@@ -25,13 +25,9 @@ struct Neon : QueryInBytes {
   template <int kBits>
   static constexpr int kOffset = kBits == 8 ? 128 : 0;
 
-  template <int kRows, int kVectors>
-  static void ByTwos(Dots (*)[kVectors]) {}  // see I8mm
   static Floats Zero() { return vdupq_n_f32(0); }
   static Dots All(int value) { return vdupq_n_s32(value); }
   static Dots Less(Dots zeros, int offset) { return vsubq_s32(All(offset), zeros); }
-  template <int kBits, int kRows>
-  static constexpr int kMore = 0;
   static Dots TimesLess(Dots less, int sum) { return vmulq_n_s32(less, sum); }
   static Dots LoadBytes(const uint8_t* from) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(FourBytes(from))))));

@@ -10,6 +10,15 @@
 namespace edge {
 namespace {  // each file compiles its own, for its own processors
 
+// What most forms do without in a tile. kMore: what is taken off weights themselves, see Avx512Vnni. ByTwos: turns sums
+// around, see I8mm.
+struct Plain {
+  template <int kBits, int kRows>
+  static constexpr int kMore = 0;
+  template <int kRows, int kVectors, class Dots>
+  static void ByTwos(Dots (*)[kVectors]) {}
+};
+
 // kRows rows of kVectors vectors of columns, from a vector on.
 template <class V, int kBits, int kRows, int kVectors>
 inline void Tile(const Weights& w, const Rows& rows, float* out, int vector, int row) {

@@ -105,8 +105,7 @@ class DeviceEngine(Engine):
         tree: Tree | None = None,
     ) -> list[Candidates]:
         wanted = LAST_ROW if rows is None else rows
-        if not 1 <= len(tokens) <= cache.room:
-            raise ValueError(f"a step of {len(tokens)} tokens on a cache with room for {cache.room}")
+        cache.check_room(len(tokens))
         return self.candidates_of(self._ran(cache, tokens, wanted, tree, CANDIDATES).result)
 
     def candidates_of(self, logits: Buffer) -> list[Candidates]:

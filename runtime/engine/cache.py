@@ -90,6 +90,11 @@ class KVCache:
         """How many more tokens fit."""
         return self.capacity - self.length
 
+    def check_room(self, size: int) -> None:
+        """Raise ValueError where a step of `size` tokens does not fit."""
+        if not 1 <= size <= self.room:
+            raise ValueError(f"a step of {size} tokens on a cache with room for {self.room}")
+
     def truncate(self, length: int) -> None:
         """Drop every row from `length` on; rows are overwritten by the next step."""
         if not 0 <= length <= self.length:

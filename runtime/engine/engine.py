@@ -185,8 +185,7 @@ class Engine:
     ) -> Likeliest:
         """As `step`, with the `count` likeliest tokens of each row [R] in the place of its logits. Engines whose graph
         cannot say them have none (`ranks`)."""
-        if not 1 <= tokens.shape[0] <= cache.room:
-            raise ValueError(f"a step of {tokens.shape[0]} tokens on a cache with room for {cache.room}")
+        cache.check_room(tokens.shape[0])
         made = self._ran(cache, tokens, LAST_ROW if rows is None else rows, tree, count).outputs
         return Likeliest(made[LIKELIEST_LOGARITHMS].array, made[LIKELIEST_TOKENS].array)
 
@@ -232,8 +231,7 @@ class Engine:
         asked: Wanted,
     ) -> NDArray[Any]:
         size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
-        if not 1 <= size <= cache.room:
-            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        cache.check_room(size)
         if not cache.exact:
             return self._run(cache, tokens, wanted, tree, asked)
         assert tree is None, "steps over trees are not exact"
@@ -281,12 +279,20 @@ class Engine:
         return step
 
     def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> StepBuffers:
-        if size > KEPT_STEP:  # a prompt's chunk, whose buffers go when it ran
-            return Step(WholeBinding(self.session, cache, size), cache, size, rows, outputs)
+        return Step(self._binding_for(cache, size, outputs), cache, size, rows, outputs)
+
+    def _binding_for(self, cache: KVCache, size: int, outputs: dict[str, Buffer]) -> Any:
+        """What a step of this size shares with all kept ones that write the same outputs; larger ones, a prompt's
+        chunks, have one of their own, which goes when they ran."""
+        if size > KEPT_STEP:
+            return self._bind(cache, size)
         kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
         if written not in kept:
-            kept[written] = WholeBinding(self.session, cache, KEPT_STEP)
-        return Step(kept[written], cache, size, rows, outputs)
+            kept[written] = self._bind(cache, KEPT_STEP)
+        return kept[written]
+
+    def _bind(self, cache: KVCache, maximum: int) -> Any:
+        return WholeBinding(self.session, cache, maximum)
 
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         """Run a step that was filled, and take its tokens into the cache."""
@@ -340,8 +346,7 @@ class PrefillEngine:
         bundle's context ends; see `pad_to_even`."""
         rows = LAST_ROW if rows is None else rows
         size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
-        if not 1 <= size <= cache.room:
-            raise ValueError(f"a step of {size} tokens on a cache with room for {cache.room}")
+        cache.check_room(size)
         tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
         made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
         ran = tokens.shape[0]

@@ -79,15 +79,11 @@ class SegmentedEngine(Engine):
 
     def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> SegmentStep:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
-        if size > KEPT_STEP:
-            bound = self._bind(cache, size, watched=self._observing(cache))
-            return SegmentStep(bound, cache, size, rows, outputs)
-        kept, written = self._bound.setdefault(cache.seat, {}), tuple(outputs)
-        if written not in kept:
-            kept[written] = self._bind(cache, KEPT_STEP)
-        return SegmentStep(kept[written], cache, size, rows, outputs)
+        return SegmentStep(self._binding_for(cache, size, outputs), cache, size, rows, outputs)
 
-    def _bind(self, cache: SegmentedCache, maximum: int, watched: bool = False) -> SegmentsBinding:
+    def _bind(self, cache: KVCache, maximum: int, watched: bool = False) -> SegmentsBinding:
+        assert isinstance(cache, SegmentedCache), "another engine's cache"
+        watched = watched or (maximum > KEPT_STEP and self._observing(cache))
         hidden = self.bundle.manifest.dims.hidden_size
         return SegmentsBinding(self.session, cache, maximum, self.policy.watched if watched else (), hidden)
 
