@@ -183,7 +183,7 @@ class Engine:
         tree: Tree | None = None,
         count: int,
     ) -> Likeliest:
-        """As `step`, with the `count` likeliest tokens of each row [R] in the place of its logits. Engines whose graph
+        """As `step`, with the `count` likeliest tokens of each row [R] instead of its logits. Engines whose graph
         cannot say them have none (`ranks`)."""
         cache.check_room(tokens.shape[0])
         made = self._ran(cache, tokens, LAST_ROW if rows is None else rows, tree, count).outputs
