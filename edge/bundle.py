@@ -12,8 +12,6 @@ import json
 import os
 import re
 import shutil
-import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,7 +24,7 @@ from numpy.typing import NDArray
 
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
-from edge.home import cache_dir, drop_oldest, mark_used
+from edge.home import cache_dir, drop_oldest, is_running, mark_used, read_own_json, replace_text
 from edge.manifest import File, Manifest
 
 MANIFEST = "edge.json"
@@ -67,16 +65,15 @@ class Bundle:
         before = self._stamp()
         key = zlib.crc32(os.fsencode(self.root.resolve()))  # two bundles with one key would only be read again
         store = cache_dir() / "checked" / f"{key:08x}.json"
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(store.read_text(encoding="utf-8")) == before:
-                mark_used(store)
-                return
+        if read_own_json(store) == before:
+            mark_used(store)
+            return
         self.check_files()
         newest = max(max(mtime, ctime) for _, _, mtime, ctime, _ in before.values())
         if self._stamp() == before and time.time_ns() - newest > SETTLED_NS:
             with contextlib.suppress(OSError):
                 replace_text(store, json.dumps(before))
-            drop_oldest(store.parent)
+            drop_oldest(store.parent, made=store)
 
     def _stamp(self) -> dict[str, list[Any]]:
         """What identifies each file's content without reading it: wanted sha256, size, mtime, ctime, inode."""
@@ -150,25 +147,6 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
     return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
-    threads and processes may do so at the same time. OSError where it cannot be written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: see `replacing`."""
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -308,20 +286,10 @@ def _sweep(target: Path) -> None:
     """Remove what exports to this target left that were killed."""
     for part in target.parent.iterdir():
         owner = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
-        if part.name == f".{target.name}.{owner}.part" and owner.isdecimal() and not _alive(int(owner)):
+        if part.name != f".{target.name}.{owner}.part" or not owner.isdecimal():
+            continue
+        if int(owner) == os.getpid() or not is_running(int(owner)):  # this process starts only now
             shutil.rmtree(part, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # an earlier process of the same number, for this one starts only now
-    if sys.platform == "win32":  # os.kill would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except OSError as e:
-        return not isinstance(e, ProcessLookupError)
-    return True
 
 
 @contextlib.contextmanager

@@ -1,34 +1,172 @@
-"""Where `edge` keeps what it can make or fetch again: downloaded models, stamps of checked bundles, measured costs."""
+"""Where `edge` keeps what it can make or fetch again: downloaded models, stamps of checked bundles, measured costs.
+
+What is there is for its owner alone: folders and files are made so, and a file that belongs to somebody else is not
+used, for whoever made it can change it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
+import re
 import shutil
+import stat
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from edge.errors import InputError
 
 KEPT = 200  # bundles whose stamps and costs are kept: a few kB each, made again where they are missing
+SMALL = 16 << 20  # bytes of the largest file that is read as a whole
+_PART = re.compile(r".+\.([0-9]{1,9})-[0-9]+\.part")  # see `replacing`
+_STALE_NS = 24 * 3600 * 10**9  # since which nobody has written to a part that somebody may still write
+
+_log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here."""
+    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here.
+
+    Raises:
+        InputError: it lies in a home that does not exist.
+    """
     named = os.environ.get("EDGE_HOME")
-    if named:
-        return Path(named).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "edge"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "edge" / "cache"
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
-    return base / "edge"
+    try:
+        if named:
+            return Path(named).expanduser()
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "edge"
+        if sys.platform == "win32":
+            local = os.environ.get("LOCALAPPDATA")
+            return (Path(local) if local else Path.home() / "AppData" / "Local") / "edge" / "cache"
+        xdg = os.environ.get("XDG_CACHE_HOME")
+        base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
+        return base / "edge"
+    except RuntimeError:
+        where = f"EDGE_HOME is {named!r}, in a home that does not exist" if named else "This user has no home folder"
+        raise InputError(f"{where}; set EDGE_HOME to a folder that edge may write.") from None
 
 
 def curves_dir() -> Path:
     """Where the cost curves that `edge profile` measures are kept; it is there once one was."""
     return cache_dir() / "curves"
+
+
+# Making and reading
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those it is in, where there are none; those of the cache for their owner alone. OSError where
+    it cannot be made."""
+    missing = [folder]
+    while not (above := missing[-1].parent).exists():
+        missing.append(above)
+    for each in reversed(missing):
+        each.mkdir(0o700 if _in_cache(each) else 0o777, exist_ok=True)
+
+
+def for_owner(path: str | Path, flags: int) -> int:
+    """An opener for `open`: a file that it makes is for its owner alone. A link is not followed, a pipe not waited
+    for."""
+    plain = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    return os.open(path, flags | plain, 0o600)
+
+
+def open_own(path: Path) -> BinaryIO:
+    """A file of the cache, opened to be read. OSError where it cannot be, is no plain file, or belongs to somebody
+    else, which a warning says."""
+    descriptor = for_owner(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or not _is_own(found, path):
+            raise FileNotFoundError(f"{path} is no file of this user's")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder is there and belongs to this user; a warning says where it is somebody else's."""
+    try:
+        return _is_own(path.stat(), path)
+    except OSError:
+        return False
+
+
+def read_own(path: Path) -> str:
+    """The text of a small file of the cache. OSError as `open_own`; ValueError where it is no text, or not small."""
+    with open_own(path) as file:
+        content = file.read(SMALL + 1)
+    if len(content) > SMALL:
+        raise ValueError(f"{path} is too large")
+    return content.decode()
+
+
+def read_own_json(path: Path) -> Any:
+    """What a small file of the cache holds as JSON; None where there is none that can be read."""
+    try:
+        return json.loads(read_own(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _is_own(found: os.stat_result, path: Path) -> bool:
+    own = sys.platform == "win32" or found.st_uid == os.geteuid()
+    if not own:
+        _warn_of(path)
+    return own
+
+
+@cache
+def _warn_of(path: Path) -> None:
+    _log.warning("%s belongs to another user and is not used.", path)
+
+
+def _in_cache(path: Path) -> bool:
+    try:
+        return path.is_relative_to(cache_dir())
+    except InputError:
+        return False
+
+
+# Writing
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
+    threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
+    OSError where it cannot be written."""
+    part, cached = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part"), _in_cache(path)
+    make_folder(path.parent)
+    try:
+        if cached:
+            part.unlink(missing_ok=True)  # of an earlier process of the same number
+            os.close(for_owner(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        yield part
+        if cached and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # why it could not be written says more
+            part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole: see `replacing`."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+# Keeping what is used
 
 
 def mark_used(entry: Path) -> None:
@@ -37,19 +175,55 @@ def mark_used(entry: Path) -> None:
         os.utime(entry)
 
 
-def drop_oldest(folder: Path, kept: int = KEPT) -> None:
-    """Keep `kept` entries of a folder of the cache, files or folders: those that were used last.
+def drop_oldest(
+    folder: Path,
+    kept: int = KEPT,
+    *,
+    made: Path | None = None,
+    ours: Callable[[str], object] = bool,
+    used: Callable[[Path], Path] = Path,
+) -> None:
+    """Keep `kept` entries of a folder of the cache, files or folders: those that were used last. What processes that
+    are no more did not finish writing goes too.
 
     Another process may do the same at a time: what one has removed is no fault to the other.
+
+    made: an entry that was just made, and stays. ours: whether an entry of this name counts. used: the file whose time
+    says when an entry was used last, where there is one.
     """
-    used = []
+    found, now = list[tuple[bool, int, bool, Path]](), time.time_ns()
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):
-                used.append((entry.stat().st_mtime_ns, entry))
-    for _, entry in sorted(used, reverse=True)[kept:]:
-        if entry.is_dir():
+                at = entry.lstat().st_mtime_ns
+                if part := _PART.fullmatch(entry.name):
+                    if abs(now - at) > _STALE_NS or not is_running(int(part[1])):
+                        _remove(entry)
+                elif ours(entry.name):
+                    mark = used(entry) if used(entry).exists() else entry
+                    at = mark.lstat().st_mtime_ns
+                    future = at > now  # a clock was wrong: from now on it counts as used now, and never as newest
+                    if future:
+                        mark_used(mark)
+                    found.append((entry == made, min(at, now), not future, entry))
+    for *_, entry in sorted(found, reverse=True)[kept:]:
+        _remove(entry)
+
+
+def _remove(entry: Path) -> None:
+    with contextlib.suppress(OSError):
+        if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):
-                entry.unlink()
+            entry.unlink()
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    if sys.platform == "win32":  # os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except OSError as e:
+        return not isinstance(e, ProcessLookupError)
+    return True

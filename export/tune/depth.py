@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from edge.bundle import replace_text
+from edge.home import replace_text
 from edge.export.quantize.base import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence

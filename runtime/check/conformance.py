@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.bundle import Bundle, replace_text
+from edge.bundle import Bundle
 from edge.errors import InputError
+from edge.home import replace_text
 from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.check import conformance_drafts, conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result

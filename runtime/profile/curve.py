@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.bundle import MANIFEST, Bundle, replace_text, sha256_of
+from edge.bundle import MANIFEST, Bundle, sha256_of
 from edge.errors import InputError
-from edge.home import curves_dir, drop_oldest, mark_used
+from edge.home import curves_dir, drop_oldest, mark_used, read_own, replace_text
 from edge.manifest import FLOAT32, INT8
 from edge.runtime.profile import machine
 from edge.runtime.profile.record import CurvePoint, Device, Profile, parse
@@ -82,7 +82,7 @@ def store(profile: Profile) -> Path:
     path = path_for(profile.device, profile.bundle.sha256)
     nothing: dict[str, Any] = {name: [] for name in EMPTY} | dict.fromkeys(MISSING)
     replace_text(path, dataclasses.replace(profile, **nothing).to_json())
-    drop_oldest(curves_dir())
+    drop_oldest(curves_dir(), made=path.parent)
     return path
 
 
@@ -111,7 +111,7 @@ def stored(
     sha256 = sha256_of(bundle.path(MANIFEST))
     path = path_for(device, sha256)
     try:
-        found = parse(path.read_text(encoding="utf-8"), FILE, ADVICE)
+        found = parse(read_own(path), FILE, ADVICE)
         curves = _curves(found)
         if not curves or not all(any(point.size == 1 for point in curve) for curve in curves.values()):
             raise InputError(f"{FILE} has no step of one token; {ADVICE}")

@@ -19,6 +19,7 @@ from edge.errors import BundleError
 from edge.manifest import Manifest
 from edge.runtime.largest import largest_of_each
 from edge.runtime.providers.base import CPU, Buffer, Device, Session, Support, nodes_by_provider, open_session
+from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
@@ -72,7 +73,11 @@ class Cpu:
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
         kernels = find_kernels() if self.own_kernels else None
-        own = None if kernels is None else kernel_graph(bundle, path, kernels, apart=profile is not None)
+        own = None
+        if kernels is None:
+            read_graph(path, bundle.root)
+        else:
+            own = kernel_graph(bundle, path, kernels, apart=profile is not None)
         if kernels is not None and own is not None:
             try:
                 return self._own(kernels, own, str(path), bundle.root, profile)

@@ -49,11 +49,12 @@ class Wires:
         self._graph.node.extend(reversed(kept))
 
 
-def reads(node: Any) -> Iterator[str]:
+def reads(node: Any) -> list[str]:
     """What a node reads, its branches too."""
-    yield from node.input
+    found = [*node.input]
     for branch in branches(node):
-        yield from read_by(branch)
+        found += read_by(branch)
+    return found
 
 
 def read_by(graph: Any) -> Iterator[str]:
@@ -65,7 +66,9 @@ def read_by(graph: Any) -> Iterator[str]:
 
 
 def branches(node: Any) -> list[Any]:
-    """The graphs inside of a node."""
+    """The graphs inside of a node, which `If` alone has: see `graph_check`."""
+    if node.op_type != "If":
+        return []
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 

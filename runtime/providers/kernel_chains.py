@@ -3,7 +3,9 @@ asked for what they hand on to each other."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import Any
 
 from edge.runtime.providers.graph_wires import INT, NUMBER, reads
@@ -37,14 +39,15 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
         made.update(node.output)
     typed = {value.name for values in (graph.output, graph.value_info) for value in values}
     outside = {output.name for output in graph.output}
+    readers = Counter(name for node in graph.node for name in {*reads(node)})
     ordered, inside = list[Any](), dict[str, list[str]]()
     for group in _in_order(groups):
         if len(group) < 2:
             ordered += group
             continue
-        members = {id(node) for node in group}
-        read = outside.union(*(reads(node) for node in graph.node if id(node) not in members))
-        node = _as_one(group, read)
+        here = Counter(name for node in group for name in {*reads(node)})
+        made_here = {name for node in group for name in node.output}
+        node = _as_one(group, {name for name in made_here if name in outside or readers[name] > here[name]})
         ordered.append(node)
         inside[node.name] = [each.name for each in group]
         for name in node.output:
@@ -63,19 +66,25 @@ def _picks_rows(node: Any, made: set[str]) -> bool:
 
 
 def _in_order(groups: list[list[Any]]) -> Iterator[list[Any]]:
-    """The groups, each after those that make what it reads; else as they are."""
-    missing = {name for group in groups for node in group for name in node.output if name}
-    waiting = groups
-    while waiting:
-        later = []
-        for group in waiting:
-            own = {name for node in group for name in node.output}
-            if any((missing - own).intersection(reads(node)) for node in group):
-                later.append(group)
-                continue
-            missing -= own
-            yield group
-        waiting = later
+    """The groups, each after those that make what it reads; else as they are: as a walk through those that are left, in
+    which each goes as soon as nothing it reads is missing, walk after walk. ValueError where they are in a circle."""
+    makers = {name: place for place, group in enumerate(groups) for node in group for name in node.output if name}
+    missing, needed_by = list[int](), defaultdict[int, list[int]](list)
+    for place, group in enumerate(groups):
+        makes = {makers[name] for node in group for name in reads(node) if name in makers} - {place}
+        missing.append(len(makes))
+        for maker in makes:
+            needed_by[maker].append(place)
+    ready = [(0, place) for place, count in enumerate(missing) if not count]  # in which walk, and where in it
+    for _ in groups:
+        if not ready:
+            raise ValueError("operators read what is made of what they give")
+        walk, place = heappop(ready)
+        yield groups[place]
+        for reader in needed_by[place]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, (walk + (reader < place), reader))
 
 
 def _as_one(nodes: list[Any], read: set[str]) -> Any:

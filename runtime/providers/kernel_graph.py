@@ -3,10 +3,12 @@ weights that lie in another layout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,16 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
+from edge.errors import BundleError
 from edge.manifest import KV8, KVLayer
+from edge.runtime.providers.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
 from edge.runtime.providers.kernel_chains import take_chains
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
     THEIRS,
     add_likeliest,
+    has_known_attributes,
     is_independent,
     take_attention,
     take_neighbours,
@@ -31,15 +36,16 @@ from edge.runtime.providers.kernel_nodes import (
 )
 from edge.runtime.providers.kernel_rows import ROWS, take_rows
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
-from edge.runtime.providers.packed import Matrix, PackedWeights, packed_weights
+from edge.runtime.providers.packed import Matrix, PackedWeights, layout_of, packed_weights
 
 FLOAT, UINT8, INT8 = 1, 2, 3  # TensorProto.DataType
-EXTERNAL = 1  # TensorProto.DataLocation
+FLOAT_BYTES = 4
 INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 BLOCKS = (32, 64, 128, 256)
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
-MATRIX, LENT = "matrix", "lent"  # attributes of a product: the number of its matrix, and what it finds it by
+LONGEST = 2**30  # inputs or columns of a product: the library counts in 32 bits
+# What rewriting raises of a graph that is not as exporters write it: onnxruntime says what is wrong with it, or runs it.
+STRANGE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -69,20 +75,21 @@ class KernelGraph:
 def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = False) -> KernelGraph | None:
     """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
     their weights cannot be kept, which a warning says. apart: leave operators nodes of their own, which onnxruntime's
-    profiler can tell apart."""
+    profiler can tell apart.
+
+    Raises:
+        BundleError: it is no graph that a bundle may have; see `read_graph`.
+    """
     if all(file.path != WEIGHTS for file in bundle.manifest.files):
         return None  # it is being written, and nothing says yet which weights these are
+    model = read_graph(path, bundle.root)
     try:
-        model = ModelProto.FromString(path.read_bytes())
-        if any(node.domain in (DOMAIN, INT8_DOMAIN) for graph in graphs(model.graph) for node in graph.node):
-            return None  # nodes of ours are made here alone: these would read what was lent to others
-        matrices = _find(model.graph)
-        if not matrices:
+        products = _find(model.graph, kernels)
+        if not products:
             return None
-        packed = packed_weights(
-            bundle, kernels, matrices.values(), lambda: (_of_all_graphs(bundle) | matrices).values()
-        )
-        read = _take(model.graph, matrices, packed)
+        wanted = [matrix for _, matrix in products]
+        packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
+        read = _take(model.graph, products, packed)
         stored = {tensor.name: tensor for tensor in model.graph.initializer}
         for graph in graphs(model.graph):
             take_attention(graph, bundle.manifest.kv.layers)
@@ -94,8 +101,8 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
-    except (DecodeError, ValueError, TypeError, KeyError):  # TypeError: of a text that is no UTF-8
-        return None  # onnxruntime will say what is wrong with it
+    except STRANGE:
+        return None
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
     return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside)
@@ -104,47 +111,46 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
 def attends_to_bytes(bundle: Bundle) -> bool:
     """Whether these kernels run here, and attend to a KV cache in int8 in this bundle's graph over one."""
     path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == KV8), None)
-    if path is None or find_kernels() is None:
+    kernels = find_kernels()
+    if path is None or kernels is None:
         return False
     try:
-        return _attends_to_bytes(path, path.stat().st_mtime_ns, tuple(bundle.manifest.kv.layers))
-    except (OSError, DecodeError, ValueError, TypeError, KeyError):
+        found = path.stat()
+        changed = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        return _attends_to_bytes(path, changed, tuple(bundle.manifest.kv.layers), kernels)
+    except (OSError, DecodeError, *STRANGE):
         return False  # whoever opens it says why
 
 
 @lru_cache(8)
-def _attends_to_bytes(path: Path, changed: int, layers: tuple[KVLayer, ...]) -> bool:
+def _attends_to_bytes(path: Path, changed: tuple[int, ...], layers: tuple[KVLayer, ...], kernels: Kernels) -> bool:
     """The same of a graph's file, which is read once while nobody changes it: a start asks several times."""
-    graph = ModelProto.FromString(path.read_bytes()).graph
+    graph = parse_graph(path).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    ours = any(_matrix(node, stored) for node in graph.node)  # else onnxruntime's kernels run the whole graph
+    ours = any(_matrix(node, stored, kernels) for node in graph.node)  # else onnxruntime's kernels run the whole graph
     return ours and takes_bytes(graph, layers)
 
 
-def _of_all_graphs(bundle: Bundle) -> dict[str, Matrix]:
-    found: dict[str, Matrix] = {}
+def _of_all_graphs(bundle: Bundle, kernels: Kernels) -> Iterator[Matrix]:
     for graph in bundle.manifest.graphs:
-        found |= _find(ModelProto.FromString(bundle.path(graph.path).read_bytes()).graph)
-    return found
+        try:
+            model = read_graph(bundle.path(graph.path), bundle.root)
+            yield from [matrix for _, matrix in _find(model.graph, kernels)]
+        except (BundleError, *STRANGE):
+            continue  # whoever opens it says why
 
 
-def _find(graph: Any) -> dict[str, Matrix]:
-    """The matrices of products that our kernels compute, by the names of their weights. int8 products are changed to
-    products of ours."""
+def _find(graph: Any, kernels: Kernels) -> list[tuple[Any, Matrix]]:
+    """The products that our kernels compute, and their matrices. int8 products are changed to products of ours."""
     take_rows(graph)
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    found = {}
-    for each in graphs(graph):
-        for node in each.node:
-            matrix = _matrix(node, stored)
-            if matrix is not None:
-                found[node.input[B]] = matrix
-    return found
+    nodes = (node for each in graphs(graph) for node in each.node)
+    return [(node, matrix) for node in nodes if (matrix := _matrix(node, stored, kernels)) is not None]
 
 
-def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
-    """The matrix of a product, where it is one that our kernels compute."""
-    if (node.op_type, node.domain) != (PRODUCT, THEIRS):
+def _matrix(node: Any, stored: dict[str, Any], kernels: Kernels) -> Matrix | None:
+    """The matrix of a product, where it is one that our kernels compute, and all that is stored of it fits its sizes."""
+    if (node.op_type, node.domain) != (PRODUCT, THEIRS) or not has_known_attributes(node):
         return None
     given, inputs = numbers(node), [*node.input, "", "", ""]
     bits, block, by_rows = given.get("bits", 4), given.get("block_size", 0), ROWS in given
@@ -152,33 +158,39 @@ def _matrix(node: Any, stored: dict[str, Any]) -> Matrix | None:
         return None
     if not by_rows and block not in BLOCKS:
         return None
-    starts = [_start(stored.get(inputs[B]), INT8 if by_rows else UINT8), _start(stored.get(inputs[SCALES]), FLOAT)]
-    if inputs[ZERO_POINTS]:
-        starts.append(_start(stored.get(inputs[ZERO_POINTS]), UINT8))
-    if None in starts:
+    rows, columns = given.get("K", 0), given.get("N", 0)
+    if not (0 < rows <= LONGEST and 0 < columns <= LONGEST):
         return None
-    weights, scales, points = (*starts, None)[:3]
-    assert weights is not None and scales is not None
-    return Matrix(bits, given["K"], given["N"], block, weights, scales, points, by_rows)
+    blocks = -(-rows // block)
+    if by_rows:
+        weights = _start(stored.get(inputs[B]), INT8, [rows, columns])
+    else:
+        weights = _start(stored.get(inputs[B]), UINT8, [columns, blocks, block * bits // 8])
+    scales = _start(stored.get(inputs[SCALES]), FLOAT, [columns, blocks])
+    points = None
+    if inputs[ZERO_POINTS]:
+        points = _start(stored.get(inputs[ZERO_POINTS]), UINT8, [columns, -(-blocks * bits // 8)])
+    if weights is None or scales is None or scales % FLOAT_BYTES or (inputs[ZERO_POINTS] and points is None):
+        return None
+    matrix = Matrix(bits, rows, columns, block, weights, scales, points, by_rows)
+    return matrix if kernels.packed_bytes(layout_of(matrix)) else None
 
 
-def _start(tensor: Any, kind: int) -> int | None:
-    """Where a tensor of this type begins in `weights.bin`, where it is there."""
+def _start(tensor: Any, kind: int, sizes: list[int]) -> int | None:
+    """Where a tensor of this type and these sizes, or as many numbers, begins in `weights.bin`, where it is there. That
+    it is there as a whole was looked at: see `read_graph`."""
     if tensor is None or tensor.data_type != kind or tensor.data_location != EXTERNAL:
         return None
-    where = {entry.key: entry.value for entry in tensor.external_data}
-    if Path(where.get("location", "")).name != WEIGHTS:
+    if [*tensor.dims] != sizes and [*tensor.dims] != [math.prod(sizes)]:
         return None
-    return int(where.get("offset", 0))
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    return int(where["offset"]) if where["location"] == WEIGHTS else None
 
 
-def _take(graph: Any, matrices: dict[str, Matrix], packed: PackedWeights) -> list[NDArray[np.uint8]]:
-    """Let the products of a graph be ours, and drop the weights that they read; the packed ones are returned."""
+def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights) -> list[NDArray[np.uint8]]:
+    """Let products of a graph be ours, and drop the weights that they read; the packed ones are returned."""
     made: list[NDArray[np.uint8]] = []
-    for node in (node for each in graphs(graph) for node in each.node):
-        matrix = matrices.get(node.input[B]) if len(node.input) > B and node.op_type == PRODUCT else None
-        if matrix is None:
-            continue
+    for node, matrix in products:
         array, layout = packed.matrix(matrix)
         node.attribute.add(name=MATRIX, i=len(made), type=INT)
         made.append(array)

@@ -24,6 +24,16 @@ NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormaliza
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
 UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
+# What our kernels read of an operator, or what makes no difference to them: with other attributes, which onnxruntime may
+# know, an operator stays onnxruntime's.
+KNOWN = {
+    PRODUCT: {"K", "N", "bits", "block_size", "accuracy_level", "by_rows"},  # see `kernel_rows`
+    ATTENTION: {"num_heads", "kv_num_heads", "scale", "local_window_size", "do_rotary", "kv_cache_bit_width",
+                "k_quant_type", "v_quant_type", *UNKNOWN},
+    FULL: {"num_heads", "scale"},
+    NORM: {"epsilon"},
+    NORM_ALONE: {"epsilon", "axis", "stash_type"},
+}  # fmt: skip
 LANES = 16  # that the sizes of heads, and of rows with a gate or a norm, must be multiples of
 LARGEST_HEAD = 256
 SMALL_STEP = "else_branch"  # of the two that attention over bytes has for onnxruntime
@@ -37,6 +47,12 @@ BY_ROWS = {
     "Sigmoid", "SimplifiedLayerNormalization", "Size", "SkipSimplifiedLayerNormalization", "Slice", "Split", "Squeeze",
     "Sub", "Transpose", "Unsqueeze",
 }  # fmt: skip
+
+
+def has_known_attributes(node: Any) -> bool:
+    """Whether our kernels know all attributes of one of their operators, each of which is there once."""
+    names = [attribute.name for attribute in node.attribute]
+    return KNOWN[node.op_type].issuperset(names) and len({*names}) == len(names)
 
 
 def takes_bytes(graph: Any, layers: Sequence[KVLayer]) -> bool:
@@ -78,7 +94,7 @@ def take_attention(graph: Any, layers: list[KVLayer]) -> None:
     wires, gone = Wires(graph), list[int]()
     fitting = {value.name for value in graph.input if _head_fits(_last_size(value))}  # what an encoder made is there
     for node in wires.nodes:
-        if (node.op_type, node.domain) != (FULL, THEIRS):
+        if (node.op_type, node.domain) != (FULL, THEIRS) or not has_known_attributes(node):
             continue
         if len(node.input) == 3 and fitting.issuperset(node.input[1:]):
             node.domain = DOMAIN
@@ -248,6 +264,8 @@ def take_norms(graph: Any, weights: dict[str, Any]) -> None:
 
 def _is_norm(node: Any, weights: dict[str, Any]) -> bool:
     """Whether a node is a norm of onnxruntime's that our kernels compute."""
+    if node.op_type in (NORM, NORM_ALONE) and not has_known_attributes(node):
+        return False
     if node.op_type == NORM_ALONE:
         if node.domain or len(node.output) != 1 or numbers(node).get("axis", -1) != -1:
             return False
@@ -275,5 +293,7 @@ def _small_step(node: Any) -> Any:
 def _attends(node: Any) -> bool:
     """Whether a node is attention that our kernels compute."""
     if (node.op_type, node.domain) != (ATTENTION, THEIRS) or (len(node.input) > SINK and node.input[SINK]):
+        return False
+    if not has_known_attributes(node):
         return False
     return not any(attribute.name in UNKNOWN and (attribute.i or attribute.f) for attribute in node.attribute)

@@ -23,7 +23,13 @@ SCALARS = {
 }
 REPEATED = "*"
 MESSAGES = {
-    "ModelProto": {"ir_version": (1, "int64"), "graph": (7, "GraphProto"), "opset_import": (8, "OperatorSetIdProto*")},
+    "ModelProto": {
+        "ir_version": (1, "int64"),
+        "graph": (7, "GraphProto"),
+        "opset_import": (8, "OperatorSetIdProto*"),
+        "training_info": (20, "bytes*"),  # messages, of which nobody reads more than that there are some
+        "functions": (25, "bytes*"),
+    },
     "OperatorSetIdProto": {"domain": (1, "string"), "version": (2, "int64")},
     "GraphProto": {
         "node": (1, "NodeProto*"),
@@ -32,6 +38,7 @@ MESSAGES = {
         "input": (11, "ValueInfoProto*"),
         "output": (12, "ValueInfoProto*"),
         "value_info": (13, "ValueInfoProto*"),
+        "sparse_initializer": (15, "bytes*"),
     },
     "NodeProto": {
         "input": (1, "string*"),
@@ -45,6 +52,7 @@ MESSAGES = {
         "name": (1, "string"),
         "f": (2, "float"),
         "i": (3, "int64"),
+        "t": (5, "TensorProto"),
         "g": (6, "GraphProto"),
         "type": (20, "int64"),
     },

@@ -1,8 +1,11 @@
 """Weights in the layout of our kernels: a file in the cache folder that is made once and mapped into memory from then
 on, so that a second start, process or graph pays nothing.
 
-The file holds the matrices one after the other, then an index as JSON, and last how long that is and a mark: a file
-without the mark was cut short.
+The file is named by everything that it is made of: the weights and all graphs of a bundle, by their sha256s, and the
+format. It holds the matrices one after the other, an index as JSON that says in full what each was made of, the length
+of the index, the crc32 of everything before, and a mark. A file that is not whole, in any way, is made anew. The crc32
+is compared once, and again where the file has changed since by its times, size or inode: a stamp in the cache folder
+remembers these.
 """
 
 from __future__ import annotations
@@ -11,23 +14,31 @@ import contextlib
 import json
 import mmap
 import os
+import re
+import shutil
 import struct
+import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import WEIGHTS, Bundle, replacing
-from edge.home import cache_dir, drop_oldest, mark_used
-from edge.runtime.providers.kernels import Kernels, Layout
+from edge.bundle import WEIGHTS, Bundle
+from edge.errors import BundleError
+from edge.home import cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
+from edge.runtime.providers.kernels import OFF, VARIABLE, Kernels, Layout, find_kernels
 
 MARK = b"edge packed weights\n"
-END = struct.Struct(f"<Q{len(MARK)}s")
+END = struct.Struct(f"<QI{len(MARK)}s")
 ALIGNMENT = 64
 KEPT = 8  # files, each about as large as its bundle
+NAMES = re.compile(r"[0-9a-f]{32}-[0-9]+\.bin")
+EARLIER = re.compile(r"[0-9a-f]{16}-[0-9]+\.bin")  # of earlier versions of edge, which nothing reads any more
+WIDENED = 2  # what packing may make of weights, by their bytes; the kernels' layout has at most 1.2 times as many
+PADDED = 64 << 20  # bytes by which small matrices may be padded
 
 
 @dataclass(frozen=True)
@@ -46,33 +57,56 @@ class Matrix:
     zero_points: int | None
     by_rows: bool = False
 
-    @property
-    def key(self) -> str:
-        """What it is called in the index."""
-        return str(self.weights)
+
+@dataclass(frozen=True)
+class Place:
+    """Where a packed matrix lies in the file. half: whether its scales are kept in float16."""
+
+    start: int
+    size: int
+    half: bool
 
 
 class PackedWeights:
-    """A file of packed matrices, mapped into memory."""
+    """A file of packed matrices, mapped into memory.
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError where it cannot be read, and ValueError where it is not whole."""
-        self._bytes = _mapped(path)
-        if len(self._bytes) < END.size:
-            raise ValueError("it was cut short")
-        length, mark = END.unpack(self._bytes[-END.size :].tobytes())
-        if mark != MARK or length > len(self._bytes) - END.size:
-            raise ValueError("it was cut short")
-        self._index: dict[str, list[int]] = json.loads(self._bytes[-END.size - length : -END.size].tobytes())
+    Args:
+        path: the file.
+        stamp: remembers that its crc32 was compared.
 
-    def has(self, matrices: Iterable[Matrix]) -> bool:
-        """Whether all of them are there."""
-        return all(matrix.key in self._index for matrix in matrices)
+    Raises:
+        OSError: it cannot be read, or is no file of this user's.
+        ValueError: it is not whole.
+    """
+
+    def __init__(self, path: Path, stamp: Path | None = None) -> None:
+        self._bytes, found = _mapped(path)
+        end = len(self._bytes) - END.size
+        length, checksum, mark = END.unpack(self._bytes[end:].tobytes())
+        if mark != MARK or length > end:
+            raise ValueError("it was cut short")
+        seen = _stamp(found, checksum)
+        if stamp is not None and read_own_json(stamp) == seen:
+            mark_used(stamp)
+        else:
+            if zlib.crc32(self._bytes[:end].data) != checksum:
+                raise ValueError("its checksum is another one")
+            if stamp is not None:
+                _remember(stamp, seen)
+        self._of, self._index = _read_index(self._bytes[end - length : end].tobytes(), end - length)
+
+    def has(self, matrices: Iterable[Matrix], of: str, kernels: Kernels) -> bool:
+        """Whether all of these matrices are there, of the weights with this sha256."""
+        places = [(matrix, self._index.get(matrix)) for matrix in matrices]
+        return self._of == of and all(
+            place is not None and place.size == kernels.packed_bytes(layout_of(matrix, place.half))
+            for matrix, place in places
+        )
 
     def matrix(self, matrix: Matrix) -> tuple[NDArray[np.uint8], Layout]:
         """The bytes of one, and what is in them."""
-        start, size, half = self._index[matrix.key]
-        return self._bytes[start : start + size], _layout(matrix, bool(half))
+        place = self._index[matrix]
+        return self._bytes[place.start : place.start + place.size], layout_of(matrix, place.half)
 
 
 def packed_weights(
@@ -83,30 +117,118 @@ def packed_weights(
     Raises:
         OSError: they can neither be read nor be written.
     """
-    folder = cache_dir() / "packed"
-    (weights,) = (file for file in bundle.manifest.files if file.path == WEIGHTS)
-    path = folder / f"{weights.sha256[:16]}-{kernels.version}.bin"
+    path, weights = packed_file(bundle, kernels), _sha256s(bundle)[WEIGHTS]
+    wanted = list(wanted)
     with contextlib.suppress(OSError, ValueError):
-        found = PackedWeights(path)
-        if found.has(wanted):
-            mark_used(path)
+        found = PackedWeights(path, _stamp_of(path))
+        if found.has(wanted, weights, kernels):
             return found
     with replacing(path) as part:
-        _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything())
-    drop_oldest(folder, KEPT)
-    return PackedWeights(path)
+        checksum = _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything(), weights)
+    _remember(_stamp_of(path), _stamp(path.stat(), checksum))
+    _clean(path)
+    try:
+        found = PackedWeights(path, _stamp_of(path))
+    except ValueError as e:
+        raise OSError(f"{path} was written, and {e}") from None
+    if not found.has(wanted, weights, kernels):
+        raise OSError(f"{path} was written by another version of edge meanwhile")
+    return found
 
 
-def _mapped(path: Path) -> NDArray[np.uint8]:
+def packed_file(bundle: Bundle, kernels: Kernels) -> Path:
+    """Where the packed matrices of a bundle are kept: another file for other weights, other graphs, another format."""
+    import hashlib  # brings OpenSSL, as in `edge.bundle`: sampling loads it too
+
+    files = _sha256s(bundle)
+    made_of = [files[WEIGHTS], *sorted({files[graph.path] for graph in bundle.manifest.graphs})]
+    name = hashlib.sha256(" ".join(made_of).encode()).hexdigest()[:32]
+    return cache_dir() / "packed" / f"{name}-{kernels.version}.bin"
+
+
+def forget_packed(bundle: Bundle) -> None:
+    """Let the packed matrices of a bundle be made anew when they are read next, from its files.
+
+    Raises:
+        BundleError: the file stays.
+    """
+    kernels = find_kernels()
+    if kernels is None:
+        return
+    path = packed_file(bundle, kernels)
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except NotADirectoryError:
+        pass
+    except OSError as e:
+        raise BundleError(
+            f"{path}, which has the weights of {bundle.root} for edge_kernels, cannot be made anew ({e.strerror}); end "
+            f"what uses it, or set {VARIABLE}={OFF} to verify the bundle without these kernels."
+        ) from None
+
+
+def _sha256s(bundle: Bundle) -> dict[str, str]:
+    return {file.path: file.sha256 for file in bundle.manifest.files}
+
+
+def _stamp_of(path: Path) -> Path:
+    """Where it is remembered that a file is whole, and, by its time, when it was used: the file's own times stay."""
+    return cache_dir() / "checked" / f"{path.stem}.json"
+
+
+def _stamp(found: os.stat_result, checksum: int) -> list[int]:
+    """What identifies a file's content without reading it."""
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, checksum]
+
+
+def _remember(stamp: Path, seen: list[int]) -> None:
+    with contextlib.suppress(OSError):  # then it is compared again
+        replace_text(stamp, json.dumps(seen))
+
+
+def _clean(made: Path) -> None:
+    """Make room for a file that was just made."""
+    with contextlib.suppress(OSError):
+        for entry in made.parent.iterdir():
+            if EARLIER.fullmatch(entry.name):
+                entry.unlink()
+    drop_oldest(made.parent, KEPT, made=made, ours=NAMES.fullmatch, used=_stamp_of)
+
+
+def _mapped(path: Path) -> tuple[NDArray[np.uint8], os.stat_result]:
     """A file, in pages of 2 MiB where the system maps files so: two threads of an AMD EPYC read 50 GB/s of these, and
     26 GB/s of pages of 4 KiB (Linux 6.18, ext4)."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+    with open_own(path) as file:
+        found = os.fstat(file.fileno())
+        if found.st_size < END.size:
             raise ValueError("it was cut short")
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        memory = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
     with contextlib.suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memory, np.uint8), found
+
+
+def _read_index(text: bytes, end: int) -> tuple[str, dict[Matrix, Place]]:
+    """The sha256 of the weights, and where their matrices lie, which is before `end`; ValueError where it is none."""
+    try:
+        raw = json.loads(text)
+        of, rows = raw["weights"], raw["matrices"]
+        index = {Matrix(*row[:-3]): Place(*row[-3:]) for row in rows}
+    except (LookupError, RecursionError, TypeError) as e:
+        raise ValueError("its index is none") from e
+    for matrix, place in index.items():
+        numbers = (matrix.bits, matrix.inputs, matrix.columns, matrix.block, place.start, place.size)
+        if any(type(number) is not int or number < 0 for number in numbers) or type(place.half) is not bool:
+            raise ValueError("its index has no numbers")
+    last = 0
+    for place in sorted(index.values(), key=lambda place: place.start):
+        if place.start % ALIGNMENT or place.start < last or not 0 < place.size <= end - place.start:
+            raise ValueError("its matrices do not lie one after the other")
+        last = place.start + place.size
+    return of, index
 
 
 def _forget(file: BinaryIO) -> None:
@@ -117,20 +239,32 @@ def _forget(file: BinaryIO) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _layout(matrix: Matrix, half: bool) -> Layout:
+def layout_of(matrix: Matrix, half: bool = False) -> Layout:
+    """What a matrix is stored in. half: whether its scales are kept in float16."""
     return Layout(matrix.bits, matrix.inputs, matrix.columns, matrix.block, half, matrix.zero_points is not None)
 
 
-def _write(path: Path, kernels: Kernels, stored: NDArray[np.uint8], matrices: Iterable[Matrix]) -> None:
-    index: dict[str, list[int]] = {}
+def _write(path: Path, kernels: Kernels, stored: NDArray[np.uint8], matrices: Iterable[Matrix], of: str) -> int:
+    """Pack matrices of the weights with this sha256 into a file. Returns the crc32 of all before its end."""
+    index, room_left, checksum = list[tuple[Any, ...]](), WIDENED * stored.size + PADDED, 0
     with path.open("wb") as file:
-        for matrix in matrices:
+
+        def put(content: Any) -> None:
+            nonlocal checksum
+            checksum = zlib.crc32(content, checksum)
+            file.write(content)
+
+        for matrix in dict.fromkeys(matrices):
             blocks = -(-matrix.inputs // matrix.block)
             scales = _part(stored, matrix.scales, matrix.columns * blocks * 4).view(np.float32)
             with np.errstate(over="ignore"):
                 half = bool((scales.astype(np.float16) == scales).all())
-            layout = _layout(matrix, half)
-            room = np.empty(kernels.packed_bytes(layout), np.uint8)
+            layout = layout_of(matrix, half)
+            size = kernels.packed_bytes(layout)
+            room_left -= size
+            if not size or room_left < 0:
+                raise OSError("the bundle's graphs ask for more than its weights")
+            room = np.empty(size, np.uint8)
             weights = _part(stored, matrix.weights, matrix.columns * blocks * matrix.block * matrix.bits // 8)
             if matrix.by_rows:  # uint8 with the zero point 128
                 weights = np.bitwise_xor(weights.reshape(matrix.inputs, matrix.columns).T, np.uint8(128)).copy()
@@ -138,12 +272,14 @@ def _write(path: Path, kernels: Kernels, stored: NDArray[np.uint8], matrices: It
             if matrix.zero_points is not None:
                 zeros = _part(stored, matrix.zero_points, matrix.columns * -(-blocks * matrix.bits // 8))
             kernels.pack(layout, weights, scales, zeros, room)
-            file.write(bytes(-file.tell() % ALIGNMENT))
-            index[matrix.key] = [file.tell(), room.size, int(half)]
-            file.write(room.data)
-        named = json.dumps(index).encode()
-        file.write(named + END.pack(len(named), MARK))
+            put(bytes(-file.tell() % ALIGNMENT))
+            index.append((*astuple(matrix), file.tell(), room.size, half))
+            put(room.data)
+        named = json.dumps({"weights": of, "matrices": index}).encode()
+        put(named)
+        file.write(END.pack(len(named), checksum, MARK))
         _forget(file)
+    return checksum
 
 
 def _part(stored: NDArray[Any], start: int, size: int) -> NDArray[np.uint8]:

@@ -84,7 +84,7 @@ def test_processes_that_make_room_at_a_time_do_not_trip(own_cache: Path) -> None
     fill(folder, 2 * KEPT, folders=True)
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from edge.bundle import replace_text\nfrom edge.home import drop_oldest\n"
+        "from edge.home import drop_oldest, replace_text\n"
         "folder = Path(sys.argv[1])\n"
         "for i in range(60):\n"
         "    replace_text(folder / f'{sys.argv[2]}-{i}' / 'device.json', '{}')\n"
