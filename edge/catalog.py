@@ -5,6 +5,7 @@ docs/guide/models.md describes the files' fields. Needs nothing beyond the stand
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import difflib
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from edge.errors import CatalogError
-from edge.home import cache_dir
+from edge.home import cache_dir, is_own, read_own, replace_text
 from edge.typed_json import typed
 
 Progress = Callable[[int, int, str], None]  # bytes so far, bytes in all (0: unknown), what is done
@@ -196,12 +197,15 @@ def local_from(entry: Entry, source: Source) -> Path | None:
     """As `local`, for one source. What lies there was verified before it got this name."""
     path = path_of(entry, source)
     if isinstance(source, HubSource):
-        path = Path(path.read_text(encoding="utf-8")) if path.is_file() else path
+        if path.is_file():
+            with contextlib.suppress(OSError, ValueError):
+                path = Path(read_own(path))
         return path if (path / "config.json").is_file() else None
     sizes = {path: source.size}
     if isinstance(source, PypiSource):
         sizes = {place: file.size for file, place in source.places(path)}
-    return path if all(each.is_file() and each.stat().st_size == size for each, size in sizes.items()) else None
+    whole = all(each.is_file() and each.stat().st_size == size for each, size in sizes.items())
+    return path if whole and all(map(is_own, sizes)) else None
 
 
 def path_of(entry: Entry, source: Source) -> Path:
@@ -211,15 +215,14 @@ def path_of(entry: Entry, source: Source) -> Path:
 
 def accepted(entry: Entry) -> bool:
     """Whether the model has no terms or this user accepted them earlier."""
-    return entry.terms is None or _acceptance(entry).is_file()
+    return entry.terms is None or is_own(_acceptance(entry))
 
 
 def accept(entry: Entry) -> None:
     """Remember that the model's terms were accepted."""
     if entry.terms is not None:
-        _acceptance(entry).parent.mkdir(parents=True, exist_ok=True)
         today = datetime.date.today().isoformat()
-        _acceptance(entry).write_text(f"{entry.terms.url} accepted on {today}\n", encoding="utf-8")
+        replace_text(_acceptance(entry), f"{entry.terms.url} accepted on {today}\n")
 
 
 def _acceptance(entry: Entry) -> Path:

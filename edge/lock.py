@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from edge.errors import InputError
+from edge.home import for_owner, make_folder
 
 PAUSE_S = 0.5  # between two looks at a lock that another process holds
 
@@ -46,8 +47,8 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bo
         InputError: the file cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8")
+        make_folder(path.parent)
+        file = open(path, "a", encoding="utf-8", opener=for_owner)  # noqa: SIM115 (closed below)
     except OSError as e:
         raise InputError(f"The folder {path.parent} cannot be written: {e.strerror}.") from None
     with file:

@@ -88,6 +88,7 @@ class Kept:
         part = self._path(name).with_suffix(".part")
         try:
             save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, part, formats)
+            part.chmod(0o600)
             part.replace(self._path(name))
         except (OSError, SafetensorError):  # a full disk is no reason to stop what needs no more of it
             part.unlink(missing_ok=True)

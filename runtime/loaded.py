@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -39,7 +40,7 @@ class Loaded:
             import edge.runtime.speculate.speculation
 
             find(self._speculate)
-            if curves_dir().is_dir():
+            if os.path.isdir(curves_dir()):
                 import edge.runtime.profile.curve  # noqa: F401
 
     def __enter__(self) -> Self:

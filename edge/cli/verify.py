@@ -45,9 +45,11 @@ def command(args: argparse.Namespace) -> None:
     near-ties: another token in a place where two were equally good within the tolerance that golden.json states.
     """
     from edge.runtime.engine.measured import open_for
+    from edge.runtime.providers.packed import forget_packed
 
     opened = open_bundle(args.bundle)
     _check_files(opened)
+    forget_packed(opened)  # so that what answers is made of these files
     provider = open_for(opened, args.provider, args.threads, args.strict)
     _replay(opened, provider)
     if args.emit is not None:

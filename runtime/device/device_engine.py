@@ -20,6 +20,7 @@ from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.engine import CANDIDATES, DEFAULT_CONTEXT, Engine, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.graph_check import read_graph
 from edge.targets import DeviceTarget, read_device_target
 
 
@@ -64,6 +65,7 @@ class DeviceEngine(Engine):
 
     def _open(self) -> Session:
         path = self.bundle.path(self.target.decoder)
+        read_graph(path, path.parent)
         limit = self.variant.limit
         if limit is not None:
             limit -= plan_for(self.bundle, self.target, self.context).kv
@@ -72,6 +74,7 @@ class DeviceEngine(Engine):
     def _open_encoder(self, source: int | None) -> Encoder:
         assert self.target.encoder is not None
         path = self.bundle.path(self.target.encoder)
+        read_graph(path, path.parent)
         session = self.provider.open_model(path, str(path), path.parent, weights=self._weights)
         return Encoder(self.bundle, self.provider, source, session=session, dtype=self.target.activations)
 

@@ -42,7 +42,7 @@ WHERE = {"location", "offset", "length"}  # of a tensor's bytes
 
 
 class _Refused(Exception):
-    """The message completes 'it ...'."""
+    """The message says why."""
 
 
 def read_graph(path: Path, folder: Path) -> Any:
@@ -56,12 +56,12 @@ def read_graph(path: Path, folder: Path) -> Any:
         _Check(folder).model(model)
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror or e}.") from None
-    except (DecodeError, UnicodeDecodeError):
+    except DecodeError:
         raise BundleError(
             f"{path} could not be loaded by onnxruntime, for it is no ONNX file; export or copy the bundle again."
         ) from None
     except _Refused as e:
-        raise BundleError(f"{path} is refused, because it {e}; export the model again, or do not use it.") from None
+        raise BundleError(f"{path} is refused: {e}; export the model again, or do not use it.") from None
     return model
 
 
@@ -90,22 +90,22 @@ class _Check:
     def model(self, model: Any) -> None:
         """_Refused where it is none that a bundle may have."""
         if model.functions:
-            raise _Refused("brings functions of its own")
+            raise _Refused("it brings functions of its own")
         if model.training_info:
-            raise _Refused("brings a training of its own")
+            raise _Refused("it brings a training of its own")
         if any(opset.domain in (DOMAIN, INT8_DOMAIN) for opset in model.opset_import):
-            raise _Refused(f"imports the operators {DOMAIN!r}, which edge alone puts into a graph")
+            raise _Refused(f"it imports the operators {DOMAIN!r}, which edge alone puts into a graph")
         self._graph(model.graph, {""})
 
     def _graph(self, graph: Any, there: set[str], depth: int = 1) -> None:
         """there: the values that are there around it, by their names, and the name of none."""
         if depth > DEEPEST:
-            raise _Refused(f"has graphs inside of each other, more than {DEEPEST} deep")
+            raise _Refused(f"it has graphs inside of each other, more than {DEEPEST} deep")
         if graph.sparse_initializer:
-            raise _Refused("has sparse tensors")
+            raise _Refused("it has sparse tensors")
         self._nodes += len(graph.node)
         if self._nodes > MOST_NODES:
-            raise _Refused(f"has more than {MOST_NODES} operators")
+            raise _Refused(f"it has more than {MOST_NODES} operators")
         made = _all_new([value.name for value in graph.input], there)
         made |= _all_new([tensor.name for tensor in graph.initializer], there)  # an input may have one, where it is none
         there |= made
@@ -114,19 +114,19 @@ class _Check:
                 self._stored(tensor)
         for node in graph.node:
             if node.domain not in DOMAINS:
-                raise _Refused(f"has an operator {node.op_type!r} of the domain {node.domain!r}")
+                raise _Refused(f"it has an operator {node.op_type!r} of the domain {node.domain!r}")
             if not there.issuperset(node.input):
                 name = next(name for name in node.input if name not in there)
-                raise _Refused(f"reads {name!r} before anything makes it")
+                raise _Refused(f"it reads {name!r} before anything makes it")
             self._attributes(node, there, depth)
             for name in node.output:
                 if name:
                     if name in there:
-                        raise _Refused(f"makes {name!r} twice")
+                        raise _Refused(f"it makes {name!r} twice")
                     there.add(name)
                     made.add(name)
         if not OUR_VALUES.isdisjoint(made):
-            raise _Refused(f"has values that edge alone makes: {', '.join(sorted(OUR_VALUES & made))}")
+            raise _Refused(f"it has values that edge alone makes: {', '.join(sorted(OUR_VALUES & made))}")
         there -= made
 
     def _attributes(self, node: Any, there: set[str], depth: int) -> None:
@@ -134,34 +134,36 @@ class _Check:
         for attribute in node.attribute:
             kind = attribute.type
             if attribute.name in OURS:
-                raise _Refused(f"has the attribute {attribute.name!r}, which edge alone writes")
+                raise _Refused(f"it has the attribute {attribute.name!r}, which edge alone writes")
             if chooses and kind == GRAPH:
                 self._graph(attribute.g, there, depth + 1)
             elif chooses or kind not in PLAIN:
-                raise _Refused(f"has an operator {node.op_type!r} with {attribute.name!r}, of a type it has not")
+                raise _Refused(f"it has an operator {node.op_type!r} with {attribute.name!r}, of a type it has not")
             elif kind == TENSOR and (attribute.t.data_location or attribute.t.external_data):
-                raise _Refused(f"has a constant in a file, in the operator {node.op_type!r}")
+                raise _Refused(f"it has a constant in a file, in the operator {node.op_type!r}")
 
     def _stored(self, tensor: Any) -> None:
         """_Refused where a tensor is not one of a file of the folder as a whole."""
         where = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location != EXTERNAL or where.keys() != WHERE or len(tensor.external_data) != len(WHERE):
-            raise _Refused(f"does not say where {tensor.name!r} lies as a bundle does")
+            raise _Refused(f"it does not say where {tensor.name!r} lies as a bundle does")
+        if not all(isinstance(value, str) for value in where.values()):
+            raise DecodeError  # texts that are not UTF-8 come as bytes
         start, length, location = _number(where["offset"]), _number(where["length"]), where["location"]
         size = self._sizes.get(location)
         if start + length > (self._size(location) if size is None else size):
-            raise _Refused(f"looks for {tensor.name!r} where {location!r} has no such bytes")
+            raise _Refused(f"it looks for {tensor.name!r} where {location!r} has no such bytes")
         numbers = tensor.dims[:MOST_SIZES]
         bits = math.prod(numbers) * BITS.get(tensor.data_type, 0)
         if length != -(-bits // 8) or len(tensor.dims) > MOST_SIZES or min(numbers, default=0) < 0:
-            raise _Refused(f"gives {tensor.name!r} {length} bytes, which do not fit its sizes {numbers}")
+            raise _Refused(f"it gives {tensor.name!r} {length} bytes, which do not fit its sizes {numbers}")
 
     def _size(self, location: str) -> int:
         """Bytes of a file of the folder."""
         path, pure = self._folder / location, PurePosixPath(location)
         plain = not pure.is_absolute() and ".." not in pure.parts and not {*"\\:\0"} & {*location}
         if not plain or not path.resolve().is_relative_to(self._folder.resolve()) or not path.is_file():
-            raise _Refused(f"looks for its weights in {location[:200]!r}, which is no file of the bundle")
+            raise _Refused(f"External data path {location[:200]!r} is no file of the bundle")
         self._sizes[location] = path.stat().st_size
         return self._sizes[location]
 
@@ -171,12 +173,12 @@ def _all_new(names: list[str], there: set[str]) -> set[str]:
     made = set(names)
     if len(made) < len(names) or not there.isdisjoint(made):
         name = next(name for name, count in Counter(names).items() if count > 1 or name in there)
-        raise _Refused(f"has {name!r} twice")
+        raise _Refused(f"it has {name!r} twice")
     return made
 
 
 def _number(text: str) -> int:
     """A whole number in decimal digits."""
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise _Refused(f"has weights at {text[:40]!r}, which is no number of bytes")
+        raise _Refused(f"it has weights at {text[:40]!r}, which is no number of bytes")
     return int(text)

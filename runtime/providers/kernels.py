@@ -120,9 +120,9 @@ def map_weights() -> bool:
     """Whether the weights of products in blocks lie in files of the cache folder, which every process maps, instead of
     in a process's own memory."""
     folder = cache_dir()
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
-    return find_kernels() is not None and folder.is_dir() and os.access(folder, os.W_OK)
+    return find_kernels() is not None and os.path.isdir(folder) and os.access(folder, os.W_OK)
 
 
 @cache

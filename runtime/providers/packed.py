@@ -35,7 +35,7 @@ MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")
 ALIGNMENT = 64
 KEPT = 8  # files, each about as large as its bundle
-NAMES = re.compile(r"[0-9a-f]{32}-[0-9]+\.bin")
+CURRENT = re.compile(r"[0-9a-f]{32}-[0-9]+\.bin")
 EARLIER = re.compile(r"[0-9a-f]{16}-[0-9]+\.bin")  # of earlier versions of edge, which nothing reads any more
 WIDENED = 2  # what packing may make of weights, by their bytes; the kernels' layout has at most 1.2 times as many
 PADDED = 64 << 20  # bytes by which small matrices may be padded
@@ -195,7 +195,7 @@ def _clean(made: Path) -> None:
         for entry in made.parent.iterdir():
             if EARLIER.fullmatch(entry.name):
                 entry.unlink()
-    drop_oldest(made.parent, KEPT, made=made, ours=NAMES.fullmatch, used=_stamp_of)
+    drop_oldest(made.parent, KEPT, made=made, ours=CURRENT.fullmatch, used=_stamp_of)
 
 
 def _mapped(path: Path) -> tuple[NDArray[np.uint8], os.stat_result]:

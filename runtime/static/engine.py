@@ -21,6 +21,7 @@ from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
 from edge.runtime.providers.base import NPU, RUNS, Provider, Session
+from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.static.cache import StaticCache
 from edge.runtime.static.chain import Chain
 from edge.runtime.static.encoder import StaticEncoder, read_table
@@ -90,6 +91,7 @@ class StaticEngine(Engine):
     def _session(self, path: Path) -> Session:
         compiled = self._compiled
         if compiled is None:
+            read_graph(path, path.parent)
             return self.provider.open_model(path, str(path))
         assert isinstance(self.provider, Accelerator), "only these have a chip"
         try:

@@ -152,15 +152,6 @@ def test_weights_are_mapped_where_their_folder_can_be_written(
     assert not kernels.map_weights()
 
 
-def test_a_bundle_cannot_name_memory(tiny_bundle: Bundle, library: Kernels) -> None:
-    """Nodes of ours are made here alone."""
-    path = tiny_bundle.path("graphs/decoder.onnx")
-    model = ModelProto.FromString(path.read_bytes())
-    model.graph.node[0].domain = DOMAIN
-    path.write_bytes(model.SerializeToString())
-    assert kernel_graph.kernel_graph(tiny_bundle, path, library) is None
-
-
 def test_a_file_of_packed_weights_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = tmp_path / "packed.bin"
     path.write_bytes(b"123")
