@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
-from edge.home import cache_dir, drop_oldest, is_running, mark_used, read_own_json, replace_text
+from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 from edge.manifest import File, Manifest
 
 MANIFEST = "edge.json"
@@ -286,10 +287,20 @@ def _sweep(target: Path) -> None:
     """Remove what exports to this target left that were killed."""
     for part in target.parent.iterdir():
         owner = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
-        if part.name != f".{target.name}.{owner}.part" or not owner.isdecimal():
-            continue
-        if int(owner) == os.getpid() or not is_running(int(owner)):  # this process starts only now
+        if part.name == f".{target.name}.{owner}.part" and owner.isdecimal() and not _alive(int(owner)):
             shutil.rmtree(part, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # an earlier process of the same number, for this one starts only now
+    if sys.platform == "win32":  # os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except OSError as e:
+        return not isinstance(e, ProcessLookupError)
+    return True
 
 
 @contextlib.contextmanager

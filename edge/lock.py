@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from edge.errors import InputError
-from edge.home import for_owner, make_folder
+from edge.home import make_folder
 
 PAUSE_S = 0.5  # between two looks at a lock that another process holds
 
@@ -48,7 +48,7 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[bo
     """
     try:
         make_folder(path.parent)
-        file = open(path, "a", encoding="utf-8", opener=for_owner)  # noqa: SIM115 (closed below)
+        file = path.open("a", encoding="utf-8")
     except OSError as e:
         raise InputError(f"The folder {path.parent} cannot be written: {e.strerror}.") from None
     with file:

@@ -4,6 +4,7 @@ after Ctrl-C, and it takes no memory that the system cannot take back, because t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import zlib
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from edge import __version__
 from edge.errors import InputError
 from edge.export.quantize.base import QTensor
-from edge.home import cache_dir, drop_oldest, mark_used
+from edge.gguf_parts import parts_of
+from edge.home import cache_dir, drop_oldest, is_own, mark_used
 from edge.lock import locked
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
     folder = exports / _key(checkpoint, options)
     with contextlib.ExitStack() as stack:
         try:
-            free = stack.enter_context(locked(folder / LOCK))
+            free = stack.enter_context(locked(folder / LOCK)) and is_own(folder)
         except InputError:
             free = False
         if not free:
@@ -140,21 +142,31 @@ def keeping(checkpoint: Checkpoint, options: Mapping[str, object]) -> Iterator[K
             yield Kept(folder if free else None)
             return
         mark_used(folder)
-        drop_oldest(exports, EXPORTS)
+        drop_oldest(exports, EXPORTS, made=folder)
         yield Kept(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
     """Another one for another model, other options or other code of edge. Of the values only vectors and some rows of
-    matrices are looked at, which training changes."""
+    matrices are looked at, which training changes; that the others are the same says the identity of the files, which
+    no stranger's have."""
     tensors = [(name, checkpoint.stored_type(name), checkpoint.shape(name)) for name in checkpoint.names()]
-    said = [__version__, checkpoint.config, tensors, options]
-    key = zlib.crc32(json.dumps(said, default=str).encode(), code_key())
+    said = [__version__, checkpoint.config, tensors, options, code_key(), _files_of(getattr(checkpoint, "path", None))]
+    digest = hashlib.sha256(json.dumps(said, default=str).encode())
     for name, _, shape in tensors:
         some = None if len(shape) < 2 else slice(shape[0] // 2, shape[0] // 2 + ROWS)
-        key = zlib.crc32(checkpoint.read(name, some).tobytes(), key)
-    return f"{Path(checkpoint.name).name}-{key:08x}"
+        digest.update(checkpoint.read(name, some).tobytes())
+    return f"{Path(checkpoint.name).name}-{digest.hexdigest()[:32]}"
+
+
+def _files_of(path: Path | None) -> list[tuple[str, int, int, int, int]]:
+    """What identifies the content of a checkpoint's files without reading them."""
+    if path is None:
+        return []
+    files = sorted(path.iterdir()) if path.is_dir() else parts_of(path)
+    stats = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino) for name, each in stats]
 
 
 def code_key() -> int:

@@ -51,4 +51,5 @@ def _open_path(path: Path, **about: str | None) -> Checkpoint:
         if form.traits["reads"] == reads and (path / form.traits.get("mark", "")).exists()
     ]
     checkpoint: Checkpoint = max(fitting, key=lambda form: "mark" in form.traits).load().open_path(path, **about)
+    checkpoint.path = path
     return checkpoint

@@ -35,6 +35,7 @@ class Checkpoint(Protocol):
     """
 
     name: str
+    path: Path | None = None  # of its file or folder, where it was opened from one
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
     config: dict[str, Any]

@@ -41,6 +41,8 @@ class GGUFCheckpoint:
         CheckpointError: not a whole GGUF file, or a model, tokenizer or tensor type that is not known here.
     """
 
+    path: Path | None = None
+
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self._header = open_gguf(path)
         _, family, self._gguf = gguf_config.family_of(self._header)

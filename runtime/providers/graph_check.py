@@ -38,6 +38,7 @@ BITS = {
     **{17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4},
 }
 MOST_SIZES = 8  # of a tensor
+SHOWN = 80  # characters of a name in a sentence
 WHERE = {"location", "offset", "length"}  # of a tensor's bytes
 
 
@@ -114,15 +115,15 @@ class _Check:
                 self._stored(tensor)
         for node in graph.node:
             if node.domain not in DOMAINS:
-                raise _Refused(f"it has an operator {node.op_type!r} of the domain {node.domain!r}")
+                raise _Refused(f"it has an operator {node.op_type[:SHOWN]!r} of the domain {node.domain[:SHOWN]!r}")
             if not there.issuperset(node.input):
                 name = next(name for name in node.input if name not in there)
-                raise _Refused(f"it reads {name!r} before anything makes it")
+                raise _Refused(f"it reads {name[:SHOWN]!r} before anything makes it")
             self._attributes(node, there, depth)
             for name in node.output:
                 if name:
                     if name in there:
-                        raise _Refused(f"it makes {name!r} twice")
+                        raise _Refused(f"it makes {name[:SHOWN]!r} twice")
                     there.add(name)
                     made.add(name)
         if not OUR_VALUES.isdisjoint(made):
@@ -134,36 +135,36 @@ class _Check:
         for attribute in node.attribute:
             kind = attribute.type
             if attribute.name in OURS:
-                raise _Refused(f"it has the attribute {attribute.name!r}, which edge alone writes")
+                raise _Refused(f"it has the attribute {attribute.name[:SHOWN]!r}, which edge alone writes")
             if chooses and kind == GRAPH:
                 self._graph(attribute.g, there, depth + 1)
             elif chooses or kind not in PLAIN:
-                raise _Refused(f"it has an operator {node.op_type!r} with {attribute.name!r}, of a type it has not")
+                raise _Refused(f"it has an operator {node.op_type[:SHOWN]!r} with {attribute.name[:SHOWN]!r}, of a type it has not")
             elif kind == TENSOR and (attribute.t.data_location or attribute.t.external_data):
-                raise _Refused(f"it has a constant in a file, in the operator {node.op_type!r}")
+                raise _Refused(f"it has a constant in a file, in the operator {node.op_type[:SHOWN]!r}")
 
     def _stored(self, tensor: Any) -> None:
         """_Refused where a tensor is not one of a file of the folder as a whole."""
         where = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location != EXTERNAL or where.keys() != WHERE or len(tensor.external_data) != len(WHERE):
-            raise _Refused(f"it does not say where {tensor.name!r} lies as a bundle does")
+            raise _Refused(f"it does not say where {tensor.name[:SHOWN]!r} lies as a bundle does")
         if not all(isinstance(value, str) for value in where.values()):
             raise DecodeError  # texts that are not UTF-8 come as bytes
         start, length, location = _number(where["offset"]), _number(where["length"]), where["location"]
         size = self._sizes.get(location)
         if start + length > (self._size(location) if size is None else size):
-            raise _Refused(f"it looks for {tensor.name!r} where {location!r} has no such bytes")
+            raise _Refused(f"it looks for {tensor.name[:SHOWN]!r} where {location[:SHOWN]!r} has no such bytes")
         numbers = tensor.dims[:MOST_SIZES]
         bits = math.prod(numbers) * BITS.get(tensor.data_type, 0)
         if length != -(-bits // 8) or len(tensor.dims) > MOST_SIZES or min(numbers, default=0) < 0:
-            raise _Refused(f"it gives {tensor.name!r} {length} bytes, which do not fit its sizes {numbers}")
+            raise _Refused(f"it gives {tensor.name[:SHOWN]!r} {length} bytes, which do not fit its sizes {numbers}")
 
     def _size(self, location: str) -> int:
         """Bytes of a file of the folder."""
         path, pure = self._folder / location, PurePosixPath(location)
         plain = not pure.is_absolute() and ".." not in pure.parts and not {*"\\:\0"} & {*location}
         if not plain or not path.resolve().is_relative_to(self._folder.resolve()) or not path.is_file():
-            raise _Refused(f"External data path {location[:200]!r} is no file of the bundle")
+            raise _Refused(f"External data path {location[:SHOWN]!r} is no file of the bundle")
         self._sizes[location] = path.stat().st_size
         return self._sizes[location]
 
@@ -173,12 +174,12 @@ def _all_new(names: list[str], there: set[str]) -> set[str]:
     made = set(names)
     if len(made) < len(names) or not there.isdisjoint(made):
         name = next(name for name, count in Counter(names).items() if count > 1 or name in there)
-        raise _Refused(f"it has {name!r} twice")
+        raise _Refused(f"it has {name[:SHOWN]!r} twice")
     return made
 
 
 def _number(text: str) -> int:
     """A whole number in decimal digits."""
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise _Refused(f"it has weights at {text[:40]!r}, which is no number of bytes")
+        raise _Refused(f"it has weights at {text[:SHOWN]!r}, which is no number of bytes")
     return int(text)
