@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from edge.children import Child, ChildEnded
+
 _log = logging.getLogger(__name__)
-_PROBE = "import torch; a = torch.ones(512, 512, dtype=torch.bfloat16); a @ a"
 
 
 @cache
@@ -36,8 +35,19 @@ def runs() -> bool:
         offered = "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux
         offered = False
-    command = [sys.executable, "-c", _PROBE]
-    return not offered or subprocess.run(command, capture_output=True, check=False).returncode == 0
+    if not offered:
+        return True
+    with Child(_multiply, said=Child.QUIET) as other:
+        try:
+            other.result()
+        except (ChildEnded, RuntimeError):
+            return False
+    return True
+
+
+def _multiply() -> None:
+    a = torch.ones(512, 512, dtype=torch.bfloat16)
+    a @ a
 
 
 def _matmul_time(dtype: torch.dtype) -> float:

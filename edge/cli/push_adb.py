@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from edge.children import Program, Ran, find_program, run, started
 from edge.errors import InputError, PhoneError
 
 QUICK_S = 60  # of a call that answers at once
@@ -23,8 +22,8 @@ def find_adb(given: Path | None) -> str:
     if given is not None:
         if not given.is_file():
             raise InputError(f"There is no adb at {given}.")
-        return str(given)
-    found = shutil.which("adb")
+        return str(given.absolute())
+    found = find_program("adb")
     if found is None:
         raise InputError(
             "There is no adb on the PATH; install Android's platform-tools (Debian: apt install adb), or name it with "
@@ -35,7 +34,7 @@ def find_adb(given: Path | None) -> str:
 
 def find_phone(adb: str, serial: str | None) -> Phone:
     """The phone to talk to, by its serial number where there are several; PhoneError where it cannot be."""
-    listed = _run([adb, "devices"], "adb").stdout.splitlines()
+    listed = _run([adb, "devices"], "adb").output.splitlines()
     states = dict(line.split("\t", 1) for line in listed if "\t" in line)
     names = ", ".join(states)
     if not states:
@@ -64,13 +63,13 @@ class Phone:
     def _command(self, script: str) -> list[str]:
         return [self.adb, "-s", self.serial, "shell", script]
 
-    def shell(self, script: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    def shell(self, script: str, seconds: float | None = None) -> Ran:
         """What a script on the phone prints, and its exit status; PhoneError where the phone does not answer."""
         return _run(self._command(script), f"The phone {self.serial}", seconds)
 
     def send(self, script: str, source: Path, progress: Callable[[int], None]) -> None:
         """Give a file to a script as its input; `progress` is told the bytes that were sent."""
-        with self._started(script, QUICK_S, stdin=subprocess.PIPE) as (process, alive):
+        with self._started(script, QUICK_S, stdin=True) as (process, alive):
             assert process.stdin is not None and process.stderr is not None
             with contextlib.suppress(BrokenPipeError), source.open("rb") as file, process.stdin as pipe:
                 while chunk := file.read(CHUNK):  # a pipe that breaks: the process says why
@@ -84,7 +83,7 @@ class Phone:
     def lines(self, script: str, seconds: float) -> Iterator[str]:
         """What a script prints, line by line as it comes, whatever its exit status; PhoneError where none comes for so
         long."""
-        with self._started(script, seconds, stdout=subprocess.PIPE) as (process, alive):
+        with self._started(script, seconds, stdout=True) as (process, alive):
             assert process.stdout is not None and process.stderr is not None
             for line in process.stdout:
                 alive()
@@ -95,11 +94,10 @@ class Phone:
 
     @contextlib.contextmanager
     def _started(
-        self, script: str, seconds: float, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
-    ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
+        self, script: str, seconds: float, *, stdin: bool = False, stdout: bool = False
+    ) -> Iterator[tuple[Program, Callable[[], None]]]:
         """A process that is ended where `alive` is not called for so long, and in any case when the block is left."""
-        command = self._command(script)
-        with subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE) as process:
+        with started(self._command(script), stdin=stdin, stdout=stdout) as process:
             watch = _Watch(process, seconds)
             try:
                 yield process, watch.alive
@@ -108,7 +106,6 @@ class Phone:
                     raise
             finally:
                 watch.stop()
-                process.kill()
         if watch.ended:
             raise PhoneError(f"The phone {self.serial} did nothing for {seconds:.0f} s; {ADVICE}.")
 
@@ -116,7 +113,7 @@ class Phone:
 class _Watch:
     """Ends a process that was not said to be alive for a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+    def __init__(self, process: Program, seconds: float) -> None:
         self.ended = False
         self._process = process
         self._seconds = seconds
@@ -140,18 +137,16 @@ class _Watch:
         self._timer.cancel()
 
 
-def _run(command: list[str], who: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], who: str, seconds: float | None = None) -> Ran:
     seconds = QUICK_S if seconds is None else seconds
     try:
-        ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
+        ran = run(command, seconds)
+    except TimeoutError:
         raise PhoneError(f"{who} did nothing for {seconds:.0f} s; {ADVICE}.") from None
     except OSError as e:
         raise InputError(f"{command[0]} cannot be run: {e.strerror}.") from None
-    if ran.returncode != 0 and _said_by_adb(ran.stderr):
-        _refuse(who, ran.stderr)
+    if ran.status != 0 and _said_by_adb(ran.error):
+        _refuse(who, ran.error)
     return ran
 
 

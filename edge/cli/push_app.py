@@ -28,12 +28,12 @@ Progress = Callable[[int], None]
 
 def check_app(phone: Phone) -> None:
     """PhoneError where the app is not there, or cannot be written to."""
-    if not phone.shell(f"pm path {PACKAGE}").stdout.startswith("package:"):
+    if not phone.shell(f"pm path {PACKAGE}").output.startswith("package:"):
         raise PhoneError(
             f"The app {PACKAGE} is not on the phone {phone.serial}; build it with android_demo/app/build_apk.py, and "
             "run: adb install android_demo/app/target/edge-debug.apk"
         )
-    if phone.shell(f"run-as {PACKAGE} true").returncode != 0:
+    if phone.shell(f"run-as {PACKAGE} true").status != 0:
         raise PhoneError(
             f"The app on the phone {phone.serial} is not a debug build, and only of such a one adb may write the "
             "files; install the one that android_demo/app/build_apk.py makes."
@@ -157,10 +157,10 @@ def _as_app(script: str) -> str:
 def _inside(phone: Phone, script: str, seconds: float | None = None) -> str:
     """What a script prints that runs as the app, in its own folder."""
     ran = phone.shell(_as_app(script), seconds)
-    if ran.returncode != 0:
-        lines = (ran.stderr or ran.stdout).strip().splitlines() or [f"status {ran.returncode}"]
+    if ran.status != 0:
+        lines = (ran.error or ran.output).strip().splitlines() or [f"status {ran.status}"]
         raise PhoneError(f"The phone {phone.serial} refused: {lines[-1].rstrip('.')}.")
-    return ran.stdout
+    return ran.output
 
 
 def _quoted(paths: Iterable[str]) -> str:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edge.errors import ExportError, InputError
+from edge.children import Child, ChildEnded
+from edge.errors import EdgeError, ExportError, InputError
 from edge.runtime.providers.qnn import PLUGIN
 from edge.targets import SOCS, Compiled, Soc, Target
-
-COMPILE = """
-import json, pathlib, sys
-from edge.errors import EdgeError
-from edge.runtime.providers.qnn import PLUGIN
-
-models, options = json.loads(sys.argv[1])
-try:
-    PLUGIN.compile({pathlib.Path(model): pathlib.Path(out) for model, out in models.items()}, options)
-except EdgeError as e:
-    sys.exit(str(e))
-"""
-
 
 def socs_of(names: Sequence[str]) -> list[Soc]:
     """Each once. InputError where a name is unknown, or where there are names, and no compiler is installed."""
@@ -64,8 +49,12 @@ def _sharing(target: Target) -> list[list[str]]:
 
 def compile_apart(models: Mapping[str, str], options: Mapping[str, str], soc: str) -> None:
     """`Plugin.compile` in a process of its own: one that compiled for a chip cannot simulate any more."""
-    command = [sys.executable, "-c", COMPILE, json.dumps([models, options])]
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if ended.returncode != 0:
-        said = ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode}"]
-        raise ExportError(f"Nothing was compiled for {soc} ({said[-1].rstrip('.')}); export it without --soc {soc}.")
+    with Child(_compile, models, options, said=Child.QUIET) as other:
+        try:
+            other.result()
+        except (ChildEnded, EdgeError) as e:
+            raise ExportError(f"Nothing was compiled for {soc} ({str(e).rstrip('.')}); export it without --soc {soc}.") from None
+
+
+def _compile(models: Mapping[str, str], options: Mapping[str, str]) -> None:
+    PLUGIN.compile({Path(model): Path(out) for model, out in models.items()}, options)

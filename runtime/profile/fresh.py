@@ -1,22 +1,19 @@
 """What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
 
-The parent calls `load_ms` and `memory`; the child runs `main`, which prints one JSON object. Large imports stand inside
-functions, so that the child measures what they take.
+The parent calls `load_ms` and `memory`; a child runs `_load` and `_memory`. Large imports stand inside functions, so that
+the child measures what they take.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import mmap
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from edge.children import Child, ChildEnded
 from edge.runtime.memory.process import held, private_bytes, repeated
 
 if TYPE_CHECKING:
@@ -43,12 +40,12 @@ class Settings:
 
 
 class ChildFailed(Exception):
-    """The fresh process ended without a result; the last line of its output tells why."""
+    """The fresh process ended without a result; the message tells why."""
 
 
 def load_ms(settings: Settings) -> float:
     """Milliseconds that `edge.load` takes in a fresh process which has imported all that it needs."""
-    return float(_child("load", settings)["ms"])
+    return float(_child(_load, settings)["ms"])
 
 
 def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
@@ -56,30 +53,17 @@ def memory(settings: Settings, prompt: int, tokens: int) -> Memory:
     from edge.runtime.profile.record import Memory
     from edge.typed_json import typed
 
-    return typed(_child("memory", settings, prompt, tokens), Memory, "the measurement of memory")
+    return typed(_child(_memory, settings, prompt, tokens), Memory, "the measurement of memory")
 
 
-def _child(what: str, settings: Settings, *numbers: int) -> dict[str, Any]:
-    given = [json.dumps(dataclasses.asdict(settings)), *map(str, numbers)]
-    # The same `edge` as this process's: by itself Python looks into the current folder first.
-    code = f"import sys; sys.path[:] = {[*map(str, sys.path)]}; from {__name__} import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, what, *given]
+def _child(work: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=LONGEST_S)
-    except (OSError, subprocess.TimeoutExpired) as e:
+        with Child(work, *given, said=Child.QUIET) as other:
+            return cast("dict[str, Any]", other.result(LONGEST_S))
+    except ChildEnded as e:
         raise ChildFailed(str(e)) from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise ChildFailed(said[-1] if said else f"it ended with status {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def main(args: list[str]) -> None:
-    """What the child does."""
-    what, settings, *numbers = args
-    measure = _load if what == "load" else _memory
-    print(json.dumps(measure(Settings(**json.loads(settings)), *map(int, numbers))))
+    except Exception as e:
+        raise ChildFailed(f"{type(e).__name__}: {e}") from None
 
 
 def _open(how: Settings) -> Model | Text2Text | Transcriber:

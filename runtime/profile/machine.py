@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from edge.children import run
 from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
 from edge.runtime.providers.kernels import find_kernels
@@ -48,19 +48,19 @@ def cpu_name() -> str:
     found: str | None = None
     if sys.platform == "darwin":
         with contextlib.suppress(OSError):
-            asked = subprocess.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True)
-            found = asked.stdout.decode(errors="replace").strip()
+            found = run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], 10).output.strip()
     elif sys.platform == "win32":
         import winreg
 
         with contextlib.suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, PROCESSOR) as key:
             found = str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        found = found or os.environ.get("PROCESSOR_IDENTIFIER")
     else:
         with contextlib.suppress(OSError):
             fields = _fields(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
             names = ("model name", "Hardware", "cpu model", "uarch")
             found = next((fields[name] for name in names if fields.get(name)), None)
-    return found or platform.processor() or platform.machine() or "unknown"
+    return found or platform.machine() or "unknown"
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -5,10 +5,11 @@ It takes graphs of fixed shapes with quantized activations. Of a graph for the C
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
 from pathlib import Path
 from types import ModuleType
 
+from edge.children import find_program, run
 from edge.runtime.providers.base import NPU
 from edge.runtime.providers.plugin import Plugin
 
@@ -27,14 +28,10 @@ def _options(module: ModuleType) -> dict[str, str]:
 
 def _chip() -> str | None:
     """What Android, or Linux on a Qualcomm chip, calls it: sm8650."""
-    try:
-        asked = subprocess.run(["getprop", "ro.soc.model"], capture_output=True, text=True, timeout=10, check=False)
-        name = asked.stdout
-    except (OSError, subprocess.SubprocessError):  # not Android
-        try:
-            name = MACHINE.read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return None
+    name = ""
+    with contextlib.suppress(OSError):  # TimeoutError is one
+        getprop = find_program("getprop")  # Android's
+        name = run([getprop, "ro.soc.model"], 10).output if getprop else MACHINE.read_text("ascii", "replace")
     return name.strip().lower() or None
 
 

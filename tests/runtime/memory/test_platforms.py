@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from edge.children import Ran
 from edge.bundle import BundleWriter
 from edge.cli import main as cli
 from edge.cli.run.terminal import peak_memory
@@ -86,7 +87,7 @@ def test_windows_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch, valu
     registry.HKEY_LOCAL_MACHINE, registry.OpenKey = "HKLM", lambda *place: keys[place]
     registry.QueryValueEx = Key.value
     monkeypatch.setitem(sys.modules, "winreg", registry)
-    monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 23")
+    monkeypatch.setenv("PROCESSOR_IDENTIFIER", "AMD64 Family 23")
     monkeypatch.setattr(sys, "platform", "win32")
     assert machine.cpu_name() == name
 
@@ -217,15 +218,15 @@ def test_macos_tells_what_memory_is_available(monkeypatch: pytest.MonkeyPatch) -
     assert machine.available_bytes() == 9 * 2**30
 
 
-@pytest.mark.parametrize(("said", "name"), [(b"Apple M1\n", "Apple M1"), (b"", "arm")])
-def test_macos_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch, said: bytes, name: str) -> None:
-    def run(command: list[str], capture_output: bool) -> Any:
+@pytest.mark.parametrize(("said", "name"), [("Apple M1\n", "Apple M1"), ("", "arm64")])
+def test_macos_tells_the_processors_name(monkeypatch: pytest.MonkeyPatch, said: str, name: str) -> None:
+    def run(command: list[str], seconds: float) -> Ran:
         assert command[1:] == ["-n", "machdep.cpu.brand_string"]
-        return SimpleNamespace(stdout=said)
+        return Ran(0, said, "")
 
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr("subprocess.run", run)
-    monkeypatch.setattr("platform.processor", lambda: "arm")
+    monkeypatch.setattr(machine, "run", run)
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
     assert machine.cpu_name() == name
 
 
