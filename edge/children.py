@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -23,9 +23,9 @@ from edge import child
 T = TypeVar("T")
 Program = subprocess.Popen[bytes]
 
-SAFE = {"PYTHONSAFEPATH": "1"}  # of the environment: the children of a child do not look into the current folder either
+SAFE = {"PYTHONSAFEPATH": "1"}  # of the environment, which the children of a child have too
 CANNOT_RUN = 126  # the exit status of a program that cannot be run, as of a shell
-# Arguments: this process's number, and a program with its arguments. It becomes the program, and ends with this process.
+# Becomes a program, which ends with this process. Arguments: this process's number, the program and its arguments.
 BECOME = f"""
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl({child.DEATH_SIGNAL}, signal.SIGKILL)
@@ -76,11 +76,9 @@ class Child:
         )
         assert self._process.stdin is not None
         self._lifeline, self._process.stdin = self._process.stdin, None  # it closes when this process ends
-        try:
+        with suppress(BrokenPipeError):  # it has ended, which `result` tells
             self._lifeline.write(pickle.dumps((_path(), pickle.dumps((work, arguments)))))
             self._lifeline.flush()
-        except BrokenPipeError:
-            pass  # it has ended, which `result` tells
 
     def runs(self, seconds: float) -> bool:
         """Whether it still runs after so long."""
@@ -116,10 +114,8 @@ class Child:
         self._process.wait()
         for pipe in (self._lifeline, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
 
 def call(work: Callable[..., T], *arguments: Any) -> T:
@@ -154,10 +150,8 @@ def _last_line(said: bytes | None) -> str:
 
 def _how(status: int) -> str:
     if status < 0:
-        try:
+        with suppress(ValueError):
             return f"the system ended it with {signal.Signals(-status).name}"
-        except ValueError:
-            pass
     return f"it ended with status {status}"
 
 

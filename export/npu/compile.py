@@ -10,6 +10,7 @@ from edge.errors import EdgeError, ExportError, InputError
 from edge.runtime.providers.qnn import PLUGIN
 from edge.targets import SOCS, Compiled, Soc, Target
 
+
 def socs_of(names: Sequence[str]) -> list[Soc]:
     """Each once. InputError where a name is unknown, or where there are names, and no compiler is installed."""
     for name in names:
@@ -53,7 +54,8 @@ def compile_apart(models: Mapping[str, str], options: Mapping[str, str], soc: st
         try:
             other.result()
         except (ChildEnded, EdgeError) as e:
-            raise ExportError(f"Nothing was compiled for {soc} ({str(e).rstrip('.')}); export it without --soc {soc}.") from None
+            said = str(e).rstrip(".")
+            raise ExportError(f"Nothing was compiled for {soc} ({said}); export it without --soc {soc}.") from None
 
 
 def _compile(models: Mapping[str, str], options: Mapping[str, str]) -> None:

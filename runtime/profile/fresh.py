@@ -1,7 +1,7 @@
 """What must be measured in a fresh process: how long a bundle takes to load, and the memory of one answer.
 
-The parent calls `load_ms` and `memory`; a child runs `_load` and `_memory`. Large imports stand inside functions, so that
-the child measures what they take.
+The parent calls `load_ms` and `memory`; a child runs `_load` and `_memory`. Large imports stand inside functions, so
+that the child measures what they take.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from edge.children import Ran
 from edge.bundle import BundleWriter
+from edge.children import Ran
 from edge.cli import main as cli
 from edge.cli.run.terminal import peak_memory
 from edge.errors import InputError
