@@ -59,7 +59,8 @@ _REFUSALS = {
 # What unpacking raises of an archive that is none, is damaged, encrypted, or packed in an unknown way.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_LONGEST_ID = 200  # characters; the hub's own limits are lower
 
 
 class _Unavailable(Exception):
@@ -144,7 +145,8 @@ def _changed(source: Source, here: Path) -> list[Path]:
 
 def is_hub_id(text: str) -> bool:
     """Whether it has the form of a hub id, `org/name` or `org/name@revision`, and not that of a path or a file."""
-    return _HUB_ID.fullmatch(text) is not None and not text.startswith(".") and not text.endswith(".gguf")
+    fits = len(text) <= _LONGEST_ID and _HUB_ID.fullmatch(text) is not None
+    return fits and not text.startswith(".") and not text.endswith(".gguf")
 
 
 def snapshot(hub_id: str) -> Path:

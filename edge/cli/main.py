@@ -30,6 +30,7 @@ def main(args: list[str] | None = None) -> int:
     _print_any_character()
     if args is None:  # this process is the command's own
         os.environ.setdefault("EDGE_HUGE_PAGES", "1")
+        os.environ["PYTHONSAFEPATH"] = "1"  # should a library start a Python, it takes no code from the current folder
         args = sys.argv[1:]
     args, debug = _take_debug(args)
     if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -35,5 +35,5 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
         yield
     if sys.platform == "win32":  # which removes no file that is open, so that a run which is done leaves this one
         with contextlib.suppress(OSError):
-            (folder / LOCK).unlink()
+            (folder / LOCK).unlink(missing_ok=True)
             folder.rmdir()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from edge import __version__
-from edge.bundle import MANIFEST, Bundle, BundleWriter, open_bundle
+from edge.bundle import Bundle, BundleWriter, open_bundle
+from edge.cli.run.contents import Contents, contents_of
+from edge.cli.run.made import made, make_room, target_of, trim
 from edge.errors import BundleError, ExportError
-from edge.gguf_parts import parts_of
-from edge.home import cache_dir
 from edge.manifest import Manifest
 
 T = TypeVar("T")
@@ -26,20 +24,25 @@ def open_source(given: Path) -> Bundle:
     Raises:
         EdgeError: it is neither, or no bundle can be made of it.
     """
-    if not _is_model(given):
+    try:
+        is_model = _is_model(given)
+    except OSError as e:
+        raise BundleError(f"{given} cannot be read: {e.strerror}.") from None
+    if not is_model:
         if os.path.lexists(given) or given.suffix == ".edge" or len(given.parts) > 1:
             return open_bundle(given)
         raise BundleError(
             f"There is no bundle at {given}, and no model of that name in the catalog (see edge models); edge export "
             "makes a bundle."
         )
-    target = cache_dir() / "bundles" / f"{_name(given)}.edge"
-    if (bundle := _made(target)) is not None:
+    contents = contents_of(given) if given.exists() else None
+    target = target_of(given, contents)
+    if (bundle := made(target)) is not None:
         return bundle
     from edge.lock import locked
 
     with locked(target.with_suffix(".lock"), lambda: _say(f"Another run makes a bundle of {given}; waiting for it.")):
-        return _made(target) or _make(given, target)
+        return made(target) or _make(given, contents, target)
 
 
 def _is_model(given: Path) -> bool:
@@ -51,61 +54,41 @@ def _is_model(given: Path) -> bool:
     return catalog.find(str(given)) is not None or (given.suffix != ".edge" and fetch.is_hub_id(str(given)))
 
 
-def _name(given: Path) -> str:
-    """The cached bundle's: a changed file is another model."""
-    identity = str(given)
-    if given.exists():
-        files = sorted(given.iterdir()) if given.is_dir() else [file for file in parts_of(given) if file.exists()]
-        stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        identity = f"{given.resolve()} {stats}"
-    return f"{given.name}-{zlib.crc32(identity.encode()):08x}"
-
-
-def _made(target: Path) -> Bundle | None:
-    """The bundle, where this version of edge has made it before."""
-    if not (target / MANIFEST).exists():
-        return None
-    try:
-        bundle = open_bundle(target)
-    except BundleError:
-        return None
-    return bundle if bundle.manifest.producer == f"edge {__version__}" else None
-
-
-def _make(given: Path, target: Path) -> Bundle:
-    again = ", because the one that is there is another version's or damaged" if target.exists() else ""
+def _make(given: Path, contents: Contents | None, target: Path) -> Bundle:
+    again = ", because the one that is there is another version's or damaged" if os.path.lexists(target) else ""
     _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
-    _export_apart(given, target)
+    make_room(target)
+    _export_apart(given, contents, target)
     _say(f"The bundle is kept as {target}.")
-    return open_bundle(target)
+    bundle = made(target) or open_bundle(target)
+    trim(target, _say)
+    return bundle
 
 
-def _export_apart(given: Path, target: Path) -> None:
+def _export_apart(given: Path, contents: Contents | None, target: Path) -> None:
     """Export in processes of their own, one after the other: what an export leaves in memory would count against
     --memory."""
     with BundleWriter(target, force=True) as writer:
         _apart(given, _stage, given, writer)
-        writer.commit(_apart(given, _finish, writer))
+        manifest = _apart(given, _finish, writer)
+        if contents is not None and contents_of(given, contents).sha256 != contents.sha256:
+            raise ExportError(f"{given} changed while a bundle was made of it, and nothing was left; run it again.")
+        writer.commit(manifest)
 
 
-def _apart(given: Path, work: Callable[..., T], *arguments: Any) -> T:
+def _apart(given: Path, work: Callable[..., T], *arguments: object) -> T:
     """What `work` returns in another process."""
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import active_children, get_context
+    from edge.children import ChildEnded, call
 
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        try:
-            return other.submit(work, *arguments).result()
-        except KeyboardInterrupt:
-            for child in active_children():  # of its own accord it would go on to the end where it was not asked too
-                child.terminate()
-            raise ExportError(f"The making of a bundle of {given} was interrupted; nothing was left.") from None
-        except BrokenProcessPool:
-            raise ExportError(
-                f"The system ended the export of {given}, as it does where memory runs out; close other programs, or "
-                "choose a smaller model."
-            ) from None
+    try:
+        return call(work, *arguments)
+    except KeyboardInterrupt:
+        raise ExportError(f"The making of a bundle of {given} was interrupted; nothing was left.") from None
+    except ChildEnded as e:
+        raise ExportError(
+            f"The export of {given} ended too early ({e}), as it does where memory runs out; close other programs, or "
+            "choose a smaller model."
+        ) from None
 
 
 def _stage(given: Path, writer: BundleWriter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -21,7 +20,9 @@ import edge
 from edge import fetch
 from edge.bundle import Bundle, BundleWriter, open_bundle
 from edge.cli.main import main
-from edge.cli.run import source
+from edge.cli.run import made, source
+from edge.cli.run.contents import contents_of
+from edge.cli.run.made import target_of
 from edge.errors import ExportError
 from edge.lock import locked
 
@@ -39,7 +40,7 @@ def exports(pristine_tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> li
     """Exports give a bundle that is there already; their targets."""
     made = list[Path]()
 
-    def export(given: Path, target: Path) -> None:
+    def export(given: Path, contents: object, target: Path) -> None:
         made.append(target)
         shutil.copytree(pristine_tiny_bundle.root, target, dirs_exist_ok=True)
 
@@ -76,11 +77,13 @@ def test_a_models_bundle_is_made_once_and_not_in_the_runs_memory(
     assert again.out == first.stdout and "Making" not in again.err
 
 
-def test_a_changed_model_is_another_one(model: Path) -> None:
-    before = source._name(model)
+def test_a_changed_model_is_another_one_and_a_touched_one_is_not(model: Path) -> None:
+    before = target_of(model, contents_of(model))
     weights = next(model.glob("*.safetensors"))
     os.utime(weights, ns=(1, 1))
-    assert source._name(model) != before
+    assert target_of(model, contents_of(model)) == before
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    assert target_of(model, contents_of(model)) != before
 
 
 def test_a_bundle_of_another_version_is_made_again(
@@ -89,7 +92,7 @@ def test_a_bundle_of_another_version_is_made_again(
     source.open_source(model)
     source.open_source(model)
     assert len(exports) == 1
-    monkeypatch.setattr(source, "__version__", "99")
+    monkeypatch.setattr(made, "__version__", "99")
     capsys.readouterr()
     source.open_source(model)
     assert "once, because the one that is there is another version's or damaged;" in capsys.readouterr().err
@@ -108,7 +111,7 @@ def refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out, err = capsys.readouterr()
     *before, sentence = err.splitlines()
     assert out == "" and not [line for line in before if line.startswith(("edge: ", "Traceback"))], err
-    assert [each.suffix for each in (tmp_path / "home/bundles").iterdir()] == [".lock"]
+    assert list((tmp_path / "home/bundles").iterdir()) == []
     return sentence
 
 
@@ -148,11 +151,11 @@ def test_any_part_of_a_model_is_that_model(
         assert main(["run", str(tmp_path / f"{name}.gguf"), *ASKED]) == 0
         answers.append(capsys.readouterr().out)
     assert answers == answers[:1] * 3
-    assert [open_bundle(path).manifest.name for path in kept(tmp_path)] == ["m", "m", "whole"]
-    second = tmp_path / "m-00002-of-00002.gguf"
-    before = source._name(tmp_path / "m-00001-of-00002.gguf")
-    os.utime(second, ns=(1, 1))
-    assert source._name(tmp_path / "m-00001-of-00002.gguf") != before
+    assert [open_bundle(path).manifest.name for path in kept(tmp_path)] == ["m", "whole"]
+    first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
+    before = contents_of(first)
+    second.write_bytes(second.read_bytes()[:-1] + b"!")
+    assert contents_of(first).sha256 != before.sha256
     second.unlink()
     sentence = "m-00001-of-00002.gguf is one of 2 parts of a model, of which m-00002-of-00002.gguf cannot"
     assert main(["run", str(tmp_path / "m-00001-of-00002.gguf"), *ASKED]) == 2
@@ -212,9 +215,9 @@ def test_a_mere_name_is_missed_in_the_catalog_too(
 def test_two_runs_at_a_time_make_one(model: Path, exports: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     waits, make = threading.Event(), source._make
 
-    def once_the_other_waits(given: Path, target: Path) -> Bundle:
+    def once_the_other_waits(*given: Any) -> Bundle:
         assert waits.wait(30)
-        return make(given, target)
+        return make(*given)
 
     monkeypatch.setattr(source, "_make", once_the_other_waits)
     monkeypatch.setattr(source, "_say", lambda sentence: waits.set() if "waiting" in sentence else None)
@@ -251,11 +254,9 @@ def die(*_: object) -> None:
 def test_an_export_that_the_system_ends_is_said(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context = multiprocessing.get_context("fork")  # in which the function that is patched is there
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
     monkeypatch.setattr(source, "_stage", die)
     assert main(["run", str(model), *ASKED]) == 2
-    assert f"The system ended the export of {model}, as it does where memory runs out" in capsys.readouterr().err
+    assert f"of {model} ended too early (the system ended it with SIGKILL), as it does" in capsys.readouterr().err
 
 
 def interrupt(given: Path, writer: BundleWriter) -> None:
@@ -267,8 +268,7 @@ def interrupt(given: Path, writer: BundleWriter) -> None:
 def test_ctrl_c_ends_the_export_at_once_and_leaves_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context, start = multiprocessing.get_context("fork"), time.monotonic()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+    start = time.monotonic()
     monkeypatch.setattr(source, "_stage", interrupt)
     assert f"of {model} was interrupted; nothing was left." in refused(model, tmp_path, capsys)
     assert time.monotonic() - start < 30

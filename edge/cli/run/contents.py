@@ -1,0 +1,113 @@
+"""Which content a model's files have. To read them takes a second for a GB. So it is remembered in the cache folder, and
+holds while the system says that no file has changed since."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.bundle import SETTLED_NS, replace_text, sha256_of
+from edge.errors import CheckpointError
+from edge.gguf_parts import parts_of
+from edge.home import cache_dir, drop_oldest, mark_used
+
+# The ends of names in a model's folder that an export may read.
+READ = (".json", ".safetensors", ".bin", ".model", ".spm", ".txt", ".jinja", ".tiktoken", ".vocab", ".codes", ".md")
+MOST_FILES = 2000
+LARGE = 1 << 28  # bytes from which on reading is shown
+
+Stamps = dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Of a model at a path: the sha256 of all its files, and what the system said of each when it was read."""
+
+    sha256: str
+    stamps: Stamps
+    settled: bool
+
+
+def contents_of(given: Path, known: Contents | None = None) -> Contents:
+    """The content of a .gguf file with its other parts, or of a model's folder.
+
+    known: what it was before; where no file can have changed since, it is so still.
+
+    Raises:
+        CheckpointError: a file is none, cannot be read, or changes while it is read.
+        BundleError: one cannot be read.
+    """
+    files = _files(given)
+    stamps = _stamps(files)
+    if known is not None and known.settled and known.stamps == stamps:
+        return known
+    store = cache_dir() / "contents" / f"{zlib.crc32(os.fsencode(given.resolve())):08x}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        remembered = json.loads(store.read_text(encoding="utf-8"))
+        if remembered["files"] == stamps:
+            mark_used(store)
+            return Contents(str(remembered["sha256"]), stamps, True)
+    begun = time.time_ns()
+    sha256 = _read(files, sum(size for size, *_ in stamps.values()))
+    if _stamps(_files(given)) != stamps:
+        raise CheckpointError(f"{given} changed while it was read; run it again when it is complete.")
+    found = Contents(sha256, stamps, all(abs(begun - changed) > SETTLED_NS for _, changed, *_ in stamps.values()))
+    if found.settled:
+        with contextlib.suppress(OSError):
+            replace_text(store, json.dumps({"files": stamps, "sha256": sha256}))
+        drop_oldest(store.parent)
+    return found
+
+
+def _files(given: Path) -> list[Path]:
+    """Those that an export reads, by name. In a folder the weights are safetensors where there are any of these."""
+    if not given.is_dir():
+        return [file for file in parts_of(given) if file.exists()]
+    names = []
+    with os.scandir(given) as entries:
+        for entry in entries:
+            if entry.name.endswith(READ) and not entry.is_dir():
+                names.append(entry.name)
+                if len(names) > MOST_FILES:
+                    raise CheckpointError(
+                        f"{given} has more than {MOST_FILES} files of a model; give it a folder of its own."
+                    )
+    if any(name in names for name in ("model.safetensors", "model.safetensors.index.json")):
+        names = [name for name in names if not name.startswith("pytorch_model")]
+    return [given / name for name in sorted(names)]
+
+
+def _stamps(files: list[Path]) -> Stamps:
+    """Size, when the file changed, when its content was last said to have, device and number."""
+    stamps = {}
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError as e:
+            raise CheckpointError(f"{file} cannot be read: {e.strerror}.") from None
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{file} is a pipe, a device or a folder, where a file of a model belongs.")
+        # Windows' st_ctime_ns is when a file was made. Elsewhere only the system sets it.
+        changed = found.st_mtime_ns if sys.platform == "win32" else found.st_ctime_ns
+        stamps[str(file.absolute())] = [found.st_size, changed, found.st_mtime_ns, found.st_dev, found.st_ino]
+    return stamps
+
+
+def _read(files: list[Path], size: int) -> str:
+    import hashlib  # brings OpenSSL, which a run of a bundle that is there does not need
+
+    from edge.cli.progress import bar
+
+    whole = hashlib.sha256()
+    shown = bar("reading the model", size, "bytes") if size >= LARGE else contextlib.nullcontext()
+    with shown as advance:
+        for file in files:
+            whole.update(f"{sha256_of(file, advance)} ".encode() + os.fsencode(file.name) + b"\0")
+    return whole.hexdigest()
