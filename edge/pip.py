@@ -67,11 +67,14 @@ def _run(arguments: list[str]) -> int | None:
     try:
         runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else int(bool(e.code))
+        if isinstance(e.code, int) or e.code is None:
+            return e.code or 0
+        print(e.code, file=sys.stderr)
     except Exception as e:  # a broken one
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
-        return 1
-    return 0
+    else:
+        return 0
+    return 1
 
 
 def _size_in(folder: Path) -> int:

@@ -111,9 +111,8 @@ def test_an_error_of_the_system_keeps_its_number_and_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
-    {"exit": "it ended with status 7", "_exit": "it ended with status 8", "SIGKILL": "SIGKILL", "SIGSEGV": "SIGSEGV"}.items(),
-)  # fmt: skip
+    ("how", "said"), [("exit", "status 7"), ("_exit", "status 8"), ("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV")]
+)
 def test_a_child_that_ends_without_an_answer_is_said(how: str, said: str) -> None:
     with pytest.raises(ChildEnded, match=said):
         call(work.end, how)
@@ -153,7 +152,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child that keeps Python's lock stays until it does not")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends when it gives Python's lock back")
 @pytest.mark.parametrize("how", ["_sleep", "_busy", "_in_c", "_by_the_pipe_alone", "_grandchild", "_program"])
 def test_a_child_ends_with_its_parent_whatever_it_does(how: str, tmp_path: Path) -> None:
     note = tmp_path / "note"

@@ -13,7 +13,7 @@ from places import ROOT
 ALLOWED = ROOT / "edge" / "children.py"
 MODULES = {
     *("subprocess", "multiprocessing", "pty", "popen2", "commands", "_posixsubprocess", "_winapi", "webbrowser"),
-    *("joblib", "loky", "billiard", "pexpect", "sh", "plumbum", "antigravity", "asyncio.subprocess"),
+    *("joblib", "loky", "billiard", "pexpect", "plumbum", "antigravity", "asyncio.subprocess"),
     *("concurrent.futures.process", "torch.multiprocessing", "torch.utils.cpp_extension", "torch.distributed"),
     *("ctypes.util", "distutils", "setuptools", "ensurepip", "venv", "idlelib", "turtledemo"),
 }
@@ -47,9 +47,8 @@ def starts(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
         elif isinstance(node, ast.keyword) and node.arg in {*NAMES, "preexec_fn"}:
             yield node.value.lineno, str(node.arg)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # getattr, import_module
-            if node.value in MODULES | NAMES and len(node.value) > 2:
-                yield node.lineno, repr(node.value)
+        elif isinstance(node, ast.Constant) and node.value in MODULES | NAMES:  # getattr, import_module
+            yield node.lineno, repr(node.value)
         for name in named:
             parts = name.split(".")
             if any(".".join(parts[:i]) in MODULES for i in range(1, len(parts) + 1)) or name.startswith("."):

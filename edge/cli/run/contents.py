@@ -1,5 +1,5 @@
-"""Which content a model's files have. To read them takes a second for a GB. So it is remembered in the cache folder, and
-holds while the system says that no file has changed since."""
+"""Which content a model's files have. To read them takes a second for a GB. So it is remembered in the cache folder,
+and holds while the system says that no file has changed since."""
 
 from __future__ import annotations
 

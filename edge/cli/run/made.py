@@ -9,7 +9,6 @@ import shutil
 import stat
 import sys
 import time
-import urllib.parse
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +19,12 @@ from edge.cli.run.contents import Contents
 from edge.errors import BundleError, ExportError, InputError
 from edge.gguf_parts import name_of
 from edge.home import cache_dir, mark_used
-from edge.lock import locked
 
 KEPT = 8
 LONGEST = 60  # characters of a model's name that a bundle's name has
 DIGITS = 16  # of the sha256 of a model's files
-_NAME = re.compile(r"(?P<model>.+)-[0-9a-f]{16}-(?P<place>[0-9a-f]{8})\.edge")
-_LEFT = re.compile(r"\.(?P<bundle>.+\.edge)\.[0-9]+\.(part|old)")
+_NAME = r".+-[0-9a-f]{16}-(?P<place>[0-9a-f]{8})\.edge"
+_LEFT = r"\.(?P<bundle>.+\.edge)\.[0-9]+\.(part|old)"
 _USED = dict[str, int]()  # files of bundles that this process uses, which are locked as long as it lives
 
 
@@ -35,6 +33,8 @@ def target_of(given: Path, contents: Contents | None) -> Path:
     was moved has the bundle it had. Of a catalog name or a hub id, by which no files were found, the name is all."""
     folder = cache_dir() / "bundles"
     if contents is None:
+        import urllib.parse
+
         return folder / f"{urllib.parse.quote(str(given), safe='')}.edge"
     resolved = given.resolve()
     named = given if given.name.strip(".") else resolved
@@ -93,7 +93,7 @@ def trim(new: Path, say: Callable[[str], None]) -> None:
 
 
 def _place(bundle: Path) -> str | None:
-    return match["place"] if (match := _NAME.fullmatch(bundle.name)) else None
+    return match["place"] if (match := re.fullmatch(_NAME, bundle.name)) else None
 
 
 def _last_used(bundle: Path) -> float:
@@ -139,6 +139,8 @@ def _use(bundle: Path) -> bool:
 
 def _remove(bundle: Path) -> bool:
     """Remove a bundle, or whatever has a bundle's name, unless a process uses it; whether it is gone."""
+    from edge.lock import locked
+
     aside = bundle.with_name(f".{bundle.name}.{os.getpid()}.old")  # nobody sees half of it
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         if not stack.enter_context(locked(bundle.with_suffix(".lock"))):
@@ -156,8 +158,10 @@ def _remove(bundle: Path) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove what killed runs left: locks that nobody holds, and what was being written or removed under them."""
+    from edge.lock import locked
+
     for each in sorted(folder.iterdir()):
-        match = _LEFT.fullmatch(each.name)
+        match = re.fullmatch(_LEFT, each.name)
         if match or each.suffix == ".lock":
             lock = (folder / match["bundle"]).with_suffix(".lock") if match else each
             with contextlib.suppress(OSError, InputError), locked(lock) as free:
