@@ -12,11 +12,11 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -27,13 +27,18 @@ from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 from edge.manifest import File, Manifest
+from edge.manifest_checks import faults
+from edge.regular_file import CHUNK, open_regular, read_regular, status_of
+from edge.swap import PART, beside, put_back, put_in_place, real_place, sweep
+from edge.typed_json import read_json
 
 MANIFEST = "edge.json"
 WEIGHTS = "weights.bin"
 TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.json"
 PAGE = 4096  # tensors start on a page, so that a reader can map each by itself
-CHUNK = 1 << 20  # bytes read at a time while hashing
+MOST_JSON = {MANIFEST: 4 << 20, GOLDEN: 16 << 20}  # maximum bytes, far above any export's
+MOST_TOKENIZER = 256 << 20
 SETTLED_NS = 2_000_000_000  # a file changed less than this ago may change again without its times showing it
 
 
@@ -44,9 +49,47 @@ class Bundle:
     root: Path
     manifest: Manifest
 
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each file that the manifest lists, by its name."""
+        return {file.path: file.size for file in self.manifest.files}
+
+    def has(self, name: str) -> bool:
+        """Whether the bundle has this file: what the manifest does not list is no part of it, for nobody checks it."""
+        return name in self.sizes
+
     def path(self, name: str) -> Path:
-        """The absolute path of a file of the bundle, given its name in the manifest."""
+        """The path of a file of the bundle, given its name in the manifest; BundleError where that does not list it."""
+        if name != MANIFEST and not self.has(name):
+            raise BundleError(
+                f"{self.root / MANIFEST} does not list {name[:100]!r} among its files, so it is not read; export the "
+                "model again."
+            )
         return self.root / name
+
+    def read(self, name: str, maximum: int) -> bytes:
+        """The bytes of a file; BundleError where the manifest does not list it, or it cannot be read, or has more than
+        `maximum` bytes."""
+        path = self.path(name)
+        try:
+            return read_regular(path, maximum)
+        except OSError as e:
+            raise _unreadable(path, e) from None
+
+    def read_json(self, name: str, maximum: int = MOST_JSON[MANIFEST]) -> tuple[dict[str, Any], str]:
+        """The JSON object in a file, and its path for errors; as `read`."""
+        path = str(self.path(name))
+        try:
+            return read_json(self.read(name, maximum).decode(), path), path
+        except UnicodeDecodeError as e:
+            raise BundleError(f"{path} is not UTF-8 at byte {e.start}; export or copy the bundle again.") from None
+
+    @property
+    def unlisted(self) -> list[str]:
+        """The files in the bundle's folder that the manifest does not list, and that nobody reads or checks."""
+        known = {MANIFEST, *self.sizes}
+        found = (path.relative_to(self.root).as_posix() for path in self.root.rglob("*") if not path.is_dir())
+        return sorted(name for name in found if name not in known)
 
     def check_files(self, progress: Callable[[int], None] | None = None) -> None:
         """Compare every file's size and sha256 with the manifest; BundleError where a file is missing, truncated or
@@ -88,13 +131,23 @@ class Bundle:
         """Compare only presence and sizes: what can be seen without reading the files."""
         for file in self.manifest.files:
             path = self.path(file.path)
-            if not path.is_file():
-                raise BundleError(f"{path} is missing from the bundle; export or copy the bundle again.")
-            size = path.stat().st_size
+            try:
+                size = status_of(path).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                raise BundleError(f"{path} is missing from the bundle; export or copy the bundle again.") from None
+            except OSError as e:
+                raise _unreadable(path, e) from None
             if size != file.size:
                 raise BundleError(
                     f"{path} is {size} bytes long where the manifest says {file.size}; export or copy the bundle again."
                 )
+
+
+class StagedBundle(Bundle):
+    """A bundle that is being written: its files are those that are there."""
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).is_file()
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -102,34 +155,45 @@ def open_bundle(path: str | Path) -> Bundle:
     `path` is no bundle, or the manifest cannot be accepted."""
     root = Path(path)
     file = root / MANIFEST
+    left = put_back(root)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file, MOST_JSON[MANIFEST]).decode()
     except (FileNotFoundError, NotADirectoryError):
         if os.path.lexists(root):
             raise BundleError(f"{root} is not a bundle: it has no {MANIFEST}.") from None
+        if left is not None:
+            raise BundleError(f"There is no bundle at {root}; {left} is what an export had there, rename it.") from None
         raise BundleError(f"There is no bundle at {root}; edge export makes one.") from None
     except OSError as e:
-        raise BundleError(f"{file} cannot be read: {e.strerror}.") from None
-    except ValueError:  # bytes that are not UTF-8, or a null character in the path
+        raise _unreadable(file, e) from None
+    except UnicodeDecodeError:
         raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
-    names = [f.path for f in manifest.files]
+    bundle = Bundle(root, manifest)
     needed = [WEIGHTS, TOKENIZER, GOLDEN, *(graph.path for graph in manifest.graphs)]
     needed += [] if manifest.routers is None else [manifest.routers]
-    for name in [*names, *needed]:
+    for name in [*bundle.sizes, *needed]:
         check_inside(root, name)
     for name in needed:
-        if name not in names:
-            raise BundleError(f"{file} does not list {name!r} among its files; export the model again.")
-    return Bundle(root=root, manifest=manifest)
+        if not bundle.has(name):
+            raise BundleError(f"{file} does not list {name[:100]!r} among its files; export the model again.")
+    if bundle.sizes[TOKENIZER] > MOST_TOKENIZER:
+        raise BundleError(f"{bundle.path(TOKENIZER)} has {bundle.sizes[TOKENIZER]} bytes, which no tokenizer has.")
+    bundle.check_sizes()  # before anybody opens a pipe or a device in the place of a file
+    return bundle
+
+
+def _unreadable(path: Path, error: OSError) -> BundleError:
+    return BundleError(f"{path} cannot be read: {error.strerror}; export or copy the bundle again.")
 
 
 def check_inside(root: Path, name: str) -> None:
     """BundleError where a name that a file of the bundle states leads out of it."""
     pure = PurePosixPath(name)
     inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
-    if not inside or not (root / name).resolve().is_relative_to(root.resolve()):
-        raise BundleError(f"{root / MANIFEST} names the file {name!r}, which leads out of the bundle; do not use it.")
+    if not inside or not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
+        shown = name[:100]
+        raise BundleError(f"{root / MANIFEST} names the file {shown!r}, which leads out of the bundle; do not use it.")
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
@@ -140,7 +204,7 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     digest, buffer = hashlib.sha256(), bytearray(CHUNK)
     view = memoryview(buffer)
     try:
-        with path.open("rb", buffering=0) as f:
+        with open_regular(path) as f:
             while size := f.readinto(buffer):
                 digest.update(view[:size])
                 if progress is not None:
@@ -205,14 +269,22 @@ class BundleWriter:
     def __init__(self, target: str | Path, *, force: bool = False) -> None:
         self.target = Path(target)
         self.force = force
-        if self.target.exists() and not force:
-            raise ExportError(f"{self.target} exists already; choose another name, or replace it with --force.")
-        if self.target.exists() and not (self.target / MANIFEST).is_file():
-            raise ExportError(f"{self.target} is not a bundle, so --force does not replace it; choose another name.")
-        self._root = self.target.parent / f".{self.target.name}.{os.getpid()}.part"
+        try:
+            self._place = real_place(target)
+        except (ValueError, RuntimeError):  # a null character, half a surrogate, or links in a circle
+            raise ExportError(f"{str(target)!r} can be no file's name; choose another.") from None
+        self._root = beside(self._place, PART)
         with _disk_errors(self.target):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(self.target)
+            if self._place.parent.is_dir():
+                sweep(self._place)
+            if os.path.lexists(self._place):
+                if not force:
+                    raise ExportError(f"{self.target} exists already; choose another name, or replace it with --force.")
+                if not (self._place / MANIFEST).is_file():
+                    raise ExportError(
+                        f"{self.target} is not a bundle, so --force does not replace it; choose another name."
+                    )
+            self._place.parent.mkdir(parents=True, exist_ok=True)
             self._root.mkdir()
             (self._root / WEIGHTS).touch()
         self._weights = TensorFile(self._root / WEIGHTS)
@@ -221,6 +293,10 @@ class BundleWriter:
     def staging(self) -> Path:
         """The folder being written: complete enough, before `commit`, to run the graphs for checks."""
         return self._root
+
+    def staged(self, manifest: Manifest) -> Bundle:
+        """The bundle as far as it is written, to run its graphs for checks."""
+        return StagedBundle(self._root, manifest)
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
         """Append a tensor to `weights.bin`; see `TensorFile`."""
@@ -255,24 +331,11 @@ class BundleWriter:
                 if p.is_file() and p.name != MANIFEST
             ]
             whole = dataclasses.replace(manifest, files=files)
+            for fault in faults(whole):
+                raise ExportError(f"{self.target} was not written: {fault}, which no host would take; report it.")
             (self._root / MANIFEST).write_bytes(whole.to_json().encode())  # the same bytes on every system
-            for path in [*(self._root / file.path for file in files), self._root / MANIFEST]:
-                with path.open("r+b") as written:  # Windows writes out only files that may be written
-                    os.fsync(written.fileno())
-            self._take_place()
+            put_in_place(self._root, self._place)
         return Bundle(self.target, whole)
-
-    def _take_place(self) -> None:
-        """Rename to the target. What was there is removed afterwards, and put back where this fails."""
-        old = self.target.parent / f".{self.target.name}.{os.getpid()}.old"
-        try:
-            if self.target.exists():
-                self.target.rename(old)
-            self._root.rename(self.target)
-        finally:
-            if old.exists() and not self.target.exists():
-                old.rename(self.target)
-        shutil.rmtree(old, ignore_errors=True)
 
     def __enter__(self) -> BundleWriter:
         return self
@@ -281,26 +344,6 @@ class BundleWriter:
         with contextlib.suppress(OSError):  # a full disk fails again when buffered bytes are flushed
             self._weights.close()
         shutil.rmtree(self._root, ignore_errors=True)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what exports to this target left that were killed."""
-    for part in target.parent.iterdir():
-        owner = part.name.removeprefix(f".{target.name}.").removesuffix(".part")
-        if part.name == f".{target.name}.{owner}.part" and owner.isdecimal() and not _alive(int(owner)):
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # an earlier process of the same number, for this one starts only now
-    if sys.platform == "win32":  # os.kill would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except OSError as e:
-        return not isinstance(e, ProcessLookupError)
-    return True
 
 
 @contextlib.contextmanager

@@ -8,19 +8,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.errors import BundleError
+from edge.errors import BundleError, EdgeError
+from edge.manifest_checks import faults
 from edge.typed_json import read_json, typed
 
 FORMAT_VERSION = 2  # 1 was never released: its graphs had no symbolic batch dimension
 # Steps of the int8 prefill graph are so many times as long: 256 tokens were 10% faster than 128, and as fast as 512.
 LONGER = 2
 PREFILL_VERSION = 1
-KINDS = ("decoder", "encoder-decoder")
-SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
 KV_DTYPES = {"float32": 4, "int8": 1}  # bytes of one value
 FLOAT32, INT8 = KV_DTYPES  # of the KV cache
 KV8 = "kv8"  # the role of the decoder's graph over a cache in int8
@@ -318,68 +316,15 @@ def parse(text: str, where: str) -> Manifest:
         advice = "upgrade edge" if version > FORMAT_VERSION else "export the model again"
         raise BundleError(f"{where} has format version {version}, and this edge reads {FORMAT_VERSION}; {advice}.")
     manifest = typed(raw, Manifest, where)
-    for fault in _faults(manifest):
-        raise BundleError(f"{where} cannot be used: {fault}; export the model again.")
+    check(manifest, where)
     return manifest
+
+
+def check(manifest: Manifest, where: str, error: type[EdgeError] = BundleError) -> None:
+    """`error` where a manifest has what no export writes."""
+    for fault in faults(manifest):
+        raise error(f"{where} cannot be used: {fault}; export the model again.")
 
 
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _faults(manifest: Manifest) -> Iterator[str]:
-    """What no export writes, in sentences."""
-    for name, value in dataclasses.asdict(manifest.dims).items():
-        if value < 1:
-            yield f"dims.{name} is {value}"
-    if manifest.context < 1:
-        yield f"context is {manifest.context}"
-    if manifest.kind not in KINDS:
-        yield f"kind is {manifest.kind!r}, and this edge runs {', '.join(KINDS)}"
-    if manifest.kv.dtype != FLOAT32:
-        yield f"kv.dtype is {manifest.kv.dtype!r}, and this edge keeps {FLOAT32}"
-    if len(manifest.kv.layers) != manifest.dims.num_layers:
-        yield f"kv.layers has {len(manifest.kv.layers)} entries for {manifest.dims.num_layers} layers"
-    for i, layer in enumerate(manifest.kv.layers):
-        if layer.heads < 1 or layer.head_dim < 1 or (layer.window is not None and layer.window < 1):
-            yield f"kv.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
-    if (manifest.prefill is None) != all(graph.role != "prefill" for graph in manifest.graphs):
-        yield "the int8 prefill graph is described without its graph, or the graph without a description"
-    if manifest.generation is not None and manifest.generation.early_stopping not in (True, False, "never"):
-        yield f"generation.early_stopping is {manifest.generation.early_stopping!r}"
-    if manifest.kind == "encoder-decoder":
-        yield from _encoder_faults(manifest)
-    if manifest.segments:
-        yield from _segment_faults(manifest)
-    if not manifest.groups:
-        yield "groups is empty"
-    for group in manifest.groups:
-        if group.parameters < 1:
-            yield f"the group {group.name!r} has {group.parameters} parameters"
-
-
-def _segment_faults(manifest: Manifest) -> Iterator[str]:
-    parts = [segment.part for segment in manifest.segments]
-    if parts[0] != "start" or parts[-1] != "end" or not set(parts[1:-1]) <= set(SKIPPABLE):
-        yield f"segments are {', '.join(parts)}"
-    for part in ("attention", "feed_forward"):  # a layer has its rows in the KV cache from one segment
-        layers = [i for s in manifest.segments if s.part in (part, "start", "layers", "end") for i in s.layers]
-        if layers != list(range(manifest.dims.num_layers)):
-            yield f"segments have the layers {layers}"
-            return
-
-
-def _encoder_faults(manifest: Manifest) -> Iterator[str]:
-    encoder, cross = manifest.encoder, manifest.cross
-    if encoder is None or cross is None:
-        yield "encoder or cross is missing"
-        return
-    if min(encoder.num_layers, encoder.hidden_size, encoder.num_heads, encoder.max_length) < 1:
-        yield "encoder has a size below 1"
-    if len(cross.layers) != manifest.dims.num_layers:
-        yield f"cross.layers has {len(cross.layers)} entries for {manifest.dims.num_layers} layers"
-    needed = {"text": manifest.text, "audio": manifest.speech}
-    if encoder.input not in needed:
-        yield f"encoder.input is {encoder.input!r}, and this edge reads {', '.join(needed)}"
-    elif needed[encoder.input] is None:
-        yield f"encoder.input is {encoder.input!r}, and what that needs is missing"

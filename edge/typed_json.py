@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
+import math
+import re
 import types
 import typing
 from typing import Any, TypeVar
@@ -12,21 +15,41 @@ from edge.errors import BundleError, EdgeError
 
 ADVICE = "export the model again"  # for what a bundle holds
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+LIMITS = {int: " of 64 bits", float: " that is finite", str: " of whole characters", bool: ""}
+WORD = 2**63  # numbers of other libraries end before it
+SHOWN = 60  # letters of a wrong value
+_HALF = re.compile("[\ud800-\udfff]")  # of a character: it cannot be written anywhere
 
 T = TypeVar("T")
 
 
 def read_json(
-    text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError
+    text: str, where: str, *, advice: str = ADVICE, error: type[EdgeError] = BundleError, lenient: bool = False
 ) -> dict[str, Any]:
-    """The JSON object in `text`; `error`, with the advice, where it holds something else."""
+    """The JSON object in `text`; `error`, with the advice, where it holds something else.
+
+    lenient: take what JSON does not have and other programs write: NaN, infinity, and a name twice in an object, of
+    which readers choose different ones.
+    """
     try:
-        raw = json.loads(text)
+        raw = json.loads(text) if lenient else json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as e:
         raise error(f"{where} is not valid JSON ({e}); {advice}.") from None
     if not isinstance(raw, dict):
         raise error(f"{where} must hold a JSON object, not a {type(raw).__name__}; {advice}.")
     return raw
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        twice, _ = collections.Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name {twice[:SHOWN]!r} is there twice")
+    return made
 
 
 class _Misfit(Exception):
@@ -78,15 +101,32 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
     if origin is dict:
         if not isinstance(raw, dict):
             raise _mismatch(path, "an object", raw)
+        if not all(map(_usable, raw)):
+            raise _mismatch(path, "an object with valid names", raw)
         return {key: _value(item, args[1], f"{path}.{key}", strict) for key, item in raw.items()}
     if kind is Any:
         return raw
-    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+    if kind is float and type(raw) is int and -WORD <= raw < WORD:
         return float(raw)
     if not isinstance(raw, kind) or (kind is not bool and isinstance(raw, bool)):
         raise _mismatch(path, WORDS[kind], raw)
+    if not _usable(raw):
+        raise _mismatch(path, WORDS[kind] + LIMITS[kind], raw)
     return raw
 
 
+def _usable(raw: Any) -> bool:
+    """Whether other libraries can take a value of JSON's own types."""
+    if isinstance(raw, str):
+        return raw.isascii() or not _HALF.search(raw)
+    if isinstance(raw, float):
+        return math.isfinite(raw)
+    return -WORD <= raw < WORD if isinstance(raw, int) else True
+
+
 def _mismatch(path: str, wanted: str, raw: Any) -> _Misfit:
-    return _Misfit(f": the field {path!r} must be {wanted}, not {str(raw)[:60]!r}")
+    try:
+        shown = str(raw)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        shown = f"a {type(raw).__name__}"
+    return _Misfit(f": the field {path[:200]!r} must be {wanted}, not {shown[:SHOWN]!r}")

@@ -51,7 +51,8 @@ def parse_tokenizer(text: str, path: Path) -> Tokenizer:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint, with a sentence for anything else."""
-    return typed_json.read_json(read_text(path), str(path), advice="fetch the checkpoint again", error=CheckpointError)
+    advice = "fetch the checkpoint again"
+    return typed_json.read_json(read_text(path), str(path), advice=advice, error=CheckpointError, lenient=True)
 
 
 def _settings(root: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import onnx
 import pytest
 
 from edge import bundle as bundles
+from edge import swap
 from edge.bundle import PAGE, WEIGHTS, Bundle, BundleWriter, open_bundle, sha256_of
 from edge.errors import BundleError, ExportError
 from edge.manifest import Manifest, sealed
@@ -106,14 +107,11 @@ def test_a_replacement_that_fails_at_the_last_step_leaves_the_old_bundle(
 ) -> None:
     target = tmp_path / "x.edge"
     write(target, manifest, golden='{"old": 1}')
-    rename = Path.rename
 
-    def fail_for_part(self: Path, other: Path) -> Path:
-        if self.name.endswith(".part"):
-            raise OSError(5, "Input/output error")
-        return rename(self, other)
+    def fail(made: Path, place: Path) -> bool:
+        raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "rename", fail_for_part)
+    monkeypatch.setattr(swap, "exchange", fail)
     with pytest.raises(ExportError, match="Input/output error"):
         write(target, manifest, force=True)
     monkeypatch.undo()

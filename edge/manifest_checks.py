@@ -1,0 +1,225 @@
+"""What no export writes: sizes that no model has, ids that its vocabulary does not have, files with odd names.
+
+A manifest may come from a stranger, and what is built of it is as large as it says. So every number has a limit here,
+far above any model's; what graphs and files say themselves is compared with it where they are opened
+(`edge.runtime.engine.fits`, `Bundle.check_sizes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge.manifest import File, KVLayout, Manifest, TensorGroup
+
+KINDS = ("decoder", "encoder-decoder")
+SKIPPABLE = ("layers", "attention", "feed_forward")  # parts of segments
+SOURCES = ("", "prefix", "suffix")  # places of a source language's token
+MOST_LAYERS = 1 << 12
+MOST_WIDTH = 1 << 20  # of a layer: its size, heads, and the size of a head
+MOST_VOCAB = 1 << 24
+MOST_TOKENS = (1 << 31) - 1  # of a text; graphs count them in 32 bits
+MOST_BYTES = 1 << 50
+MOST_BEAMS = 1 << 10
+MOST_SAMPLES = 1 << 24  # of a window of sound
+MOST_FRAMES = 1 << 16  # that an encoder makes of one
+MOST_RATE = 1 << 20  # samples or frames a second
+MOST_FILES = 1 << 12
+MOST_PENALTY = 32.0  # a length to this power is still a number
+LONGEST_TEXT = 1000  # letters of a name
+LONGEST_PATH = 1000  # bytes; systems take 4,096, of which the bundle's place takes some
+LONGEST_NAME = 255  # bytes of a part of a path, which systems take
+MANIFEST = "edge.json"
+
+
+def faults(manifest: Manifest) -> Iterator[str]:
+    """What is wrong with a manifest, in sentences."""
+    if manifest.kind not in KINDS:
+        yield f"kind is {manifest.kind[:60]!r}, and this edge runs {', '.join(KINDS)}"
+    yield from _size_faults(manifest)
+    yield from _graph_faults(manifest)
+    yield from _group_faults("groups", manifest.groups)
+    if manifest.prefill is not None:
+        yield from _group_faults("prefill.groups", manifest.prefill.groups)
+    yield from _token_faults(manifest)
+    yield from _generation_faults(manifest)
+    if manifest.kind == "encoder-decoder":
+        yield from _encoder_faults(manifest)
+    yield from _speech_faults(manifest)
+    if manifest.segments:
+        yield from _segment_faults(manifest)
+    if manifest.files:
+        yield from _file_faults(manifest.files)
+
+
+def _outside(name: str, value: int | None, least: int, most: int) -> Iterator[str]:
+    """A fault where a number is not from `least` to `most`; None is none."""
+    if value is not None and not least <= value <= most:
+        yield f"{name} is {value}, and it is from {least} to {most}"
+
+
+def _size_faults(manifest: Manifest) -> Iterator[str]:
+    limits = {"num_layers": MOST_LAYERS, "vocab_size": MOST_VOCAB}
+    for name, value in dataclasses.asdict(manifest.dims).items():
+        yield from _outside(f"dims.{name}", value, 1, limits.get(name, MOST_WIDTH))
+    yield from _outside("context", manifest.context, 1, MOST_TOKENS)
+    for name in ("producer", "name", "family", "weights"):
+        if len(text := getattr(manifest, name)) > LONGEST_TEXT:
+            yield f"{name} has {len(text)} letters"
+    for name, figure in manifest.quality.items():
+        if not math.isfinite(figure):
+            yield f"quality.{name[:100]} is {figure}"
+    if manifest.kv.dtype != "float32":
+        yield f"kv.dtype is {manifest.kv.dtype[:60]!r}, and this edge keeps float32"
+    yield from _layer_faults("kv", manifest.kv, manifest.dims.num_layers)
+
+
+def _layer_faults(name: str, layout: KVLayout, layers: int) -> Iterator[str]:
+    if len(layout.layers) != layers:
+        yield f"{name}.layers has {len(layout.layers)} entries for {layers} layers"
+    for i, layer in enumerate(layout.layers):
+        sized = 1 <= layer.heads <= MOST_WIDTH and 1 <= layer.head_dim <= MOST_WIDTH
+        if not sized or (layer.window is not None and not 1 <= layer.window <= MOST_TOKENS):
+            yield f"{name}.layers[{i}] has {layer.heads} heads of {layer.head_dim} with window {layer.window}"
+
+
+def _graph_faults(manifest: Manifest) -> Iterator[str]:
+    roles = [graph.role for graph in manifest.graphs]
+    if "decoder" not in roles:
+        yield "graphs has none with the role 'decoder'"
+    if len(set(roles)) != len(roles):
+        yield "graphs has a role twice"
+    if (manifest.prefill is None) != ("prefill" not in roles):
+        yield "the int8 prefill graph is described without its graph, or the graph without a description"
+    for graph in manifest.graphs:
+        yield from _outside(f"parts of the graph {graph.role[:60]!r}", graph.parts, 1, MOST_WIDTH)
+        yield from _outside(f"precise_layers of the graph {graph.role[:60]!r}", graph.precise_layers, 0, MOST_LAYERS)
+
+
+def _group_faults(name: str, groups: list[TensorGroup]) -> Iterator[str]:
+    if not groups:
+        yield f"{name} is empty"
+    for i, group in enumerate(groups):
+        if not 1 <= group.parameters <= MOST_BYTES:
+            yield f"the group {group.name[:100]!r} of {name} has {group.parameters} parameters"
+        yield from _outside(f"{name}[{i}].bytes", group.bytes, 0, MOST_BYTES)
+        yield from _outside(f"{name}[{i}].block_size", group.block_size, 0, MOST_WIDTH)
+        if not 0 < group.bits <= 64:
+            yield f"{name}[{i}].bits is {group.bits}"
+
+
+def _token_faults(manifest: Manifest) -> Iterator[str]:
+    """Ids that are no token of the vocabulary. What a text is filled up with may be none: no graph reads it here."""
+    vocab, tokens, text, speech, generation = (
+        manifest.dims.vocab_size, manifest.tokens, manifest.text, manifest.speech, manifest.generation
+    )  # fmt: skip
+    named: dict[str, Iterable[int | None]] = {"tokens.bos": [tokens.bos], "tokens.eos": tokens.eos}
+    if text is not None:
+        named |= {f"text.{name}": getattr(text, name) for name in ("prefix", "suffix", "decoder_start")}
+        named["text.languages"] = text.languages.values()
+    if speech is not None:
+        for name in ("start", "no_timestamps", "timestamp_begin", "no_speech", "previous"):
+            named[f"speech.{name}"] = [getattr(speech, name)]
+        named |= {"speech.languages": speech.languages.values(), "speech.tasks": speech.tasks.values()}
+        named |= {"speech.suppress": speech.suppress, "speech.begin_suppress": speech.begin_suppress}
+    if generation is not None:
+        for name in ("forced_bos", "forced_eos"):
+            named[f"generation.{name}"] = [getattr(generation, name)]
+        for name in ("suppress", "begin_suppress"):
+            named[f"generation.{name}"] = getattr(generation, name)
+        named["generation.bad_words"] = [token for word in generation.bad_words for token in word]
+    yield from _outside("tokens.pad", tokens.pad, 0, MOST_TOKENS)
+    for name, ids in named.items():
+        for token in ids:
+            if token is not None and not 0 <= token < vocab:
+                yield f"{name} has the token {token}, and the vocabulary has {vocab}"
+
+
+def _generation_faults(manifest: Manifest) -> Iterator[str]:
+    given = manifest.generation
+    if given is None:
+        return
+    yield from _outside("generation.max_length", given.max_length, 1, MOST_TOKENS)
+    yield from _outside("generation.min_length", given.min_length, 0, MOST_TOKENS)
+    yield from _outside("generation.num_beams", given.num_beams, 1, MOST_BEAMS)
+    yield from _outside("generation.no_repeat_ngram_size", given.no_repeat_ngram_size, 0, MOST_TOKENS)
+    if not -MOST_PENALTY <= given.length_penalty <= MOST_PENALTY:
+        yield f"generation.length_penalty is {given.length_penalty}, and at most {MOST_PENALTY:g} either way"
+    if not 1 / MOST_PENALTY <= given.repetition_penalty <= MOST_PENALTY:
+        yield f"generation.repetition_penalty is {given.repetition_penalty}, and it is up to {MOST_PENALTY:g}"
+    if given.early_stopping not in (True, False, "never"):
+        yield f"generation.early_stopping is {str(given.early_stopping)[:60]!r}"
+    if not all(given.bad_words):
+        yield "generation.bad_words has an empty run of tokens"
+
+
+def _encoder_faults(manifest: Manifest) -> Iterator[str]:
+    encoder, cross = manifest.encoder, manifest.cross
+    if encoder is None or cross is None:
+        yield "encoder or cross is missing"
+        return
+    yield from _outside("encoder.num_layers", encoder.num_layers, 1, MOST_LAYERS)
+    yield from _outside("encoder.hidden_size", encoder.hidden_size, 1, MOST_WIDTH)
+    yield from _outside("encoder.num_heads", encoder.num_heads, 1, MOST_WIDTH)
+    if cross.dtype != "float32":
+        yield f"cross.dtype is {cross.dtype[:60]!r}, and this edge keeps float32"
+    yield from _layer_faults("cross", cross, manifest.dims.num_layers)
+    needed = {"text": manifest.text, "audio": manifest.speech}
+    if encoder.input not in needed:
+        yield f"encoder.input is {encoder.input[:60]!r}, and this edge reads {', '.join(needed)}"
+        return
+    if needed[encoder.input] is None:
+        yield f"encoder.input is {encoder.input!r}, and what that needs is missing"
+    most = MOST_TOKENS if encoder.input == "text" else MOST_FRAMES
+    yield from _outside("encoder.max_length", encoder.max_length, 1, most)
+    text = manifest.text
+    if text is not None and text.source_at not in SOURCES:
+        yield f"text.source_at is {text.source_at[:60]!r}, and it is prefix, suffix or empty"
+
+
+def _speech_faults(manifest: Manifest) -> Iterator[str]:
+    speech = manifest.speech
+    if speech is None:
+        return
+    yield from _outside("speech.sample_rate", speech.sample_rate, 1, MOST_RATE)
+    yield from _outside("speech.window_samples", speech.window_samples, 1, MOST_SAMPLES)
+    yield from _outside("speech.frames_per_second", speech.frames_per_second, 1, MOST_RATE)
+    yield from _outside("speech.max_initial_timestamp_index", speech.max_initial_timestamp_index, 0, MOST_VOCAB)
+
+
+def _segment_faults(manifest: Manifest) -> Iterator[str]:
+    parts = [segment.part for segment in manifest.segments]
+    if parts[0] != "start" or parts[-1] != "end" or not set(parts[1:-1]) <= set(SKIPPABLE):
+        yield f"segments are {', '.join(parts)[:200]!r}"
+    for part in ("attention", "feed_forward"):  # a layer has its rows in the KV cache from one segment
+        layers = [i for s in manifest.segments if s.part in (part, "start", "layers", "end") for i in s.layers]
+        if layers != list(range(manifest.dims.num_layers)):
+            yield f"segments do not have each of the {manifest.dims.num_layers} layers once, in their order"
+            return
+
+
+def _file_faults(files: list[File]) -> Iterator[str]:
+    if len(files) > MOST_FILES:
+        yield f"files has {len(files)} entries"
+        return
+    seen: dict[str, str] = {MANIFEST: "the manifest"}
+    for file in files:
+        shown = file.path[:100]
+        pure = PurePosixPath(file.path)
+        if file.path and (str(pure) != file.path or len(file.path.encode()) > LONGEST_PATH):
+            yield f"files has the path {shown!r}, which has a plainer form or is too long"
+        if any(len(part.encode()) > LONGEST_NAME for part in pure.parts):
+            yield f"files has the path {shown!r}, a part of which is longer than {LONGEST_NAME} bytes"
+        folded = unicodedata.normalize("NFC", file.path).casefold()  # on many systems they would be one file
+        if folded in seen:
+            yield f"files has the path {shown!r}, which is {seen[folded][:100]!r} too"
+        seen[folded] = file.path
+        yield from _outside(f"the size of {shown!r}", file.size, 0, MOST_BYTES)
+        if not re.fullmatch("[0-9a-f]{64}", file.sha256):
+            yield f"the sha256 of {shown!r} is {file.sha256[:80]!r}"
