@@ -55,22 +55,32 @@ class Bundle:
         return {file.path: file.size for file in self.manifest.files}
 
     def has(self, name: str) -> bool:
-        """Whether the bundle has this file: what the manifest does not list is no part of it, for nobody checks it."""
-        return name in self.sizes
+        """Whether the bundle has this file: what the manifest does not list is no part of it, for nobody checks it. One
+        that is being written lists nothing yet, and has what is there."""
+        return name in self.sizes if self.sizes else (self.root / name).is_file()
+
+    def size(self, name: str) -> int:
+        """The bytes of a file that the bundle has."""
+        return self.sizes[name] if self.sizes else (self.root / name).stat().st_size
 
     def path(self, name: str) -> Path:
-        """The path of a file of the bundle, given its name in the manifest; BundleError where that does not list it."""
-        if name != MANIFEST and not self.has(name):
+        """Where a file of the bundle is, or would be, given its name in the manifest. To read one that `open_bundle`
+        does not ask for, take `file`."""
+        return self.root / name
+
+    def file(self, name: str) -> Path:
+        """The path of a file to be read; BundleError where the manifest does not list it."""
+        if not self.has(name):
             raise BundleError(
                 f"{self.root / MANIFEST} does not list {name[:100]!r} among its files, so it is not read; export the "
                 "model again."
             )
-        return self.root / name
+        return self.path(name)
 
     def read(self, name: str, maximum: int) -> bytes:
         """The bytes of a file; BundleError where the manifest does not list it, or it cannot be read, or has more than
         `maximum` bytes."""
-        path = self.path(name)
+        path = self.file(name)
         try:
             return read_regular(path, maximum)
         except OSError as e:
@@ -78,7 +88,7 @@ class Bundle:
 
     def read_json(self, name: str, maximum: int = MOST_JSON[MANIFEST]) -> tuple[dict[str, Any], str]:
         """The JSON object in a file, and its path for errors; as `read`."""
-        path = str(self.path(name))
+        path = str(self.file(name))
         try:
             return read_json(self.read(name, maximum).decode(), path), path
         except UnicodeDecodeError as e:
@@ -141,13 +151,6 @@ class Bundle:
                 raise BundleError(
                     f"{path} is {size} bytes long where the manifest says {file.size}; export or copy the bundle again."
                 )
-
-
-class StagedBundle(Bundle):
-    """A bundle that is being written: its files are those that are there."""
-
-    def has(self, name: str) -> bool:
-        return (self.root / name).is_file()
 
 
 def open_bundle(path: str | Path) -> Bundle:
@@ -293,10 +296,6 @@ class BundleWriter:
     def staging(self) -> Path:
         """The folder being written: complete enough, before `commit`, to run the graphs for checks."""
         return self._root
-
-    def staged(self, manifest: Manifest) -> Bundle:
-        """The bundle as far as it is written, to run its graphs for checks."""
-        return StagedBundle(self._root, manifest)
 
     def add_tensor(self, name: str, array: NDArray[Any]) -> TensorSpan:
         """Append a tensor to `weights.bin`; see `TensorFile`."""

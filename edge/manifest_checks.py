@@ -29,6 +29,7 @@ MOST_BYTES = 1 << 50
 MOST_BEAMS = 1 << 10
 MOST_SAMPLES = 1 << 24  # of a window of sound
 MOST_FRAMES = 1 << 16  # that an encoder makes of one
+MOST_ACTIVATIONS = 1 << 23  # numbers of an encoder of sound between two layers; Whisper large has 2 million
 MOST_RATE = 1 << 20  # samples or frames a second
 MOST_FILES = 1 << 12
 MOST_PENALTY = 32.0  # a length to this power is still a number
@@ -107,7 +108,7 @@ def _group_faults(name: str, groups: list[TensorGroup]) -> Iterator[str]:
         yield f"{name} is empty"
     for i, group in enumerate(groups):
         if not 1 <= group.parameters <= MOST_BYTES:
-            yield f"the group {group.name[:100]!r} of {name} has {group.parameters} parameters"
+            yield f"the group {group.name[:100]!r} has {group.parameters} parameters"
         yield from _outside(f"{name}[{i}].bytes", group.bytes, 0, MOST_BYTES)
         yield from _outside(f"{name}[{i}].block_size", group.block_size, 0, MOST_WIDTH)
         if not 0 < group.bits <= 64:
@@ -178,6 +179,8 @@ def _encoder_faults(manifest: Manifest) -> Iterator[str]:
         yield f"encoder.input is {encoder.input!r}, and what that needs is missing"
     most = MOST_TOKENS if encoder.input == "text" else MOST_FRAMES
     yield from _outside("encoder.max_length", encoder.max_length, 1, most)
+    if encoder.input == "audio" and encoder.max_length * encoder.hidden_size > MOST_ACTIVATIONS:
+        yield f"encoder has {encoder.max_length} frames of {encoder.hidden_size}"
     text = manifest.text
     if text is not None and text.source_at not in SOURCES:
         yield f"text.source_at is {text.source_at[:60]!r}, and it is prefix, suffix or empty"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from edge.bundle import check_inside
+from edge.bundle import WEIGHTS
 from edge.errors import BundleError
-from edge.typed_json import read_json, typed
+from edge.typed_json import typed
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
 
 TARGET_VERSION = 1
 CUDA = "cuda"
+ACTIVATIONS = ("float16", "bfloat16", "float32")  # types of a device's floats
+KV_TYPES = ("int16",)  # of the keys and values of graphs of fixed sizes
+LONGEST = 1 << 20  # tokens of a cache of fixed size
+LEAST_MASK = -1e9  # added to the score of what a token must not attend to
 TARGETS = {"npu-qualcomm": "qnn", CUDA: "cuda"}  # and the provider that runs their graphs
 
 
@@ -191,52 +196,107 @@ def target_for(bundle: Bundle, provider: str) -> str | None:
 
 def has_target(bundle: Bundle, name: str) -> bool:
     """Whether the bundle has the target of this name."""
-    path = path_of(name)
-    return any(file.path == path for file in bundle.manifest.files) or bundle.path(path).is_file()
+    return bundle.has(path_of(name))
 
 
 def read_device_target(bundle: Bundle, name: str) -> DeviceTarget:
     """As `read_target`."""
     path, target = _read(bundle, name, DeviceTarget)
     for file in (target.decoder, *([] if target.encoder is None else [target.encoder])):
-        check_inside(bundle.root, file)
+        bundle.file(file)
+    bundle.file(weights_of(target))
+    if target.activations not in ACTIVATIONS:
+        raise _unusable(path, f"activations are {target.activations[:60]!r}, and not {' or '.join(ACTIVATIONS)}")
     if (target.encoder is None) != (bundle.manifest.encoder is None):
         raise BundleError(f"{path} does not go with the bundle's encoder; export the model again.")
     return target
 
 
+def weights_of(target: DeviceTarget) -> str:
+    """The file with the weights of its graphs."""
+    return str(PurePosixPath(target.decoder).with_name(WEIGHTS))
+
+
 T = TypeVar("T", Target, DeviceTarget)
 
 
-def _read(bundle: Bundle, name: str, kind: type[T]) -> tuple[Path, T]:
-    path = bundle.path(path_of(name))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
-    target = typed(read_json(text, str(path)), kind, str(path))
+def _read(bundle: Bundle, name: str, kind: type[T]) -> tuple[str, T]:
+    raw, path = bundle.read_json(path_of(name))
+    target = typed(raw, kind, path)
     if target.version != TARGET_VERSION:
         raise BundleError(
             f"{path} is of version {target.version}, and this edge reads version {TARGET_VERSION}; upgrade edge, or "
             "export the model again."
         )
+    if target.name != name:
+        raise _unusable(path, f"name is {target.name[:60]!r}")
     return path, target
 
 
+def _unusable(path: str, fault: str) -> BundleError:
+    return BundleError(f"{path} cannot be used: {fault}; export the model again.")
+
+
 def read_target(bundle: Bundle, name: str) -> Target:
-    """BundleError where it cannot be read, or is of a version that this edge does not know."""
+    """BundleError where it cannot be read, is of a version that this edge does not know, or states sizes that its files
+    do not have."""
     path, target = _read(bundle, name, Target)
-    files = [*target.graph_paths, *(file for each in target.compiled for file in each.paths), target.embedding]
-    tables, encoder = [*target.tables, *target.biases], target.encoder
-    if encoder is not None:
-        files += [] if encoder.embedding is None else [encoder.embedding]
-        tables = [*tables, *encoder.tables]
-    for file in (*files, *(table.path for table in tables)):
-        check_inside(bundle.root, file)
+    for file in [*target.graph_paths, *(file for each in target.compiled for file in each.paths)]:
+        bundle.file(file)
     if any(not graphs or graphs[0].size != 1 for graphs in target.by_context.values()):
         raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
     if len({len(graph.paths) for graphs in target.by_context.values() for graph in graphs} | {0}) != 2:
         raise BundleError(f"{path} names graphs without parts, or with more than others; export the model again.")
     if list(target.by_context) != sorted({each.context for each in target.shorter} | {target.context}):
         raise BundleError(f"{path} names contexts that do not grow; export the model again.")
+    for fault in _faults(bundle, target):
+        raise _unusable(path, fault)
     return target
+
+
+def _faults(bundle: Bundle, target: Target) -> Iterator[str]:
+    """Sizes that are none, or not those of the files that have them."""
+    dims, encoder = bundle.manifest.dims, target.encoder
+    if not 1 <= min(target.by_context) <= target.context <= min(LONGEST, bundle.manifest.context):
+        yield f"context is {target.context}, and the bundle's is {bundle.manifest.context}"
+    if not 1 <= target.groups <= dims.num_heads:
+        yield f"groups is {target.groups}, and the model has {dims.num_heads} heads"
+    if target.kv not in KV_TYPES:
+        yield f"kv is {target.kv[:60]!r}, and not {' or '.join(KV_TYPES)}"
+    if not LEAST_MASK <= target.masked < 0:
+        yield f"masked is {target.masked}"
+    for context, graphs in target.by_context.items():
+        sizes = [graph.size for graph in graphs]
+        if sizes != sorted(sizes) or sizes[-1] > context:
+            yield f"the graphs' steps are of {str(sizes)[:100]} tokens, over a cache of {context}"
+        if any(graph.rows not in (1, graph.size) for graph in graphs):
+            yield "a graph has logits of neither one row nor all"
+    if any(len(each.paths) != len(target.graph_paths) for each in target.compiled):
+        yield "what was compiled are not as many graphs as there are"
+    embeddings = {target.embedding: dims.vocab_size * dims.hidden_size * 2}
+    if (encoder is None) != (bundle.manifest.encoder is None):
+        yield "it does not go with the bundle's encoder"
+    elif encoder is not None:
+        manifest = bundle.manifest
+        assert manifest.encoder is not None
+        if not 1 <= encoder.length <= manifest.encoder.max_length:
+            yield f"the encoder's length is {encoder.length}, and the bundle's is {manifest.encoder.max_length}"
+        if (encoder.embedding is None) != (manifest.speech is not None):
+            yield "an embedding of its encoder is for text, and a text needs one"
+        elif encoder.embedding is not None:
+            embeddings[encoder.embedding] = dims.vocab_size * dims.hidden_size * 2
+    tables = [*target.tables, *target.biases, *([] if encoder is None else encoder.tables)]
+    if target.biases and (len(target.biases) != 2 or encoder is None):
+        yield f"biases are {len(target.biases)}, and not those of the decoder and its encoder"
+    elif target.biases and target.biases[0].rows != dims.num_heads:
+        yield f"biases are of {target.biases[0].rows} heads, and the decoder has {dims.num_heads}"
+    for table in tables:
+        if min(table.rows, table.columns) < 1:
+            yield f"the table {table.input[:60]!r} has {table.rows} rows of {table.columns}"
+    for table in target.tables:
+        if table.rows < target.context:
+            yield f"the table {table.input[:60]!r} has {table.rows} rows for {target.context} tokens"
+    for file, size in [*embeddings.items(), *((table.path, table.rows * table.columns * 4) for table in tables)]:
+        bundle.file(file)
+        if bundle.size(file) != size:
+            yield f"{file[:100]!r} has {bundle.size(file)} bytes where its sizes make {size}"

@@ -78,7 +78,7 @@ def stage_decoder(
     chat = {"chat_template": template, "chat_format": plain}
     manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
     prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
-    return Staged(manifest, recorded, windows, golden_inputs(writer.staged(manifest), prompts, say), kv8)
+    return Staged(manifest, recorded, windows, golden_inputs(Bundle(writer.staging, manifest), prompts, say), kv8)
 
 
 def _survey(

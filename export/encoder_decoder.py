@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from edge.bundle import TOKENIZER, BundleWriter
+from edge.bundle import TOKENIZER, Bundle, BundleWriter
 from edge.errors import ExportError
 from edge.export import check, check_pairs
 from edge.export.check_pairs import SENTENCES, Input
@@ -122,7 +122,7 @@ def write_encoder_decoder(
     read = {"text": inputs.text, "speech": inputs.speech, "generation": generation(checkpoint), "chat_template": None}
     manifest = manifest_of(checkpoint, built, name, "encoder-decoder", kinds, context, **read)
     writer.flush()
-    engine = open_engine(writer.staged(manifest), context=context)
+    engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         progress(0, 0, "checking against the model in float32")
         found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))

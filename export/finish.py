@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import BundleWriter
+from edge.bundle import Bundle, BundleWriter
 from edge.export import check
 from edge.export.written import GOLDEN_TOKENS, record
 from edge.manifest import INT8, KV8, KV8_STEP, Graph, Manifest
@@ -67,7 +67,7 @@ def finish_decoder(
     answers."""
     manifest, recorded, context = staged.manifest, staged.recorded, staged.manifest.context
     quick = options.effort == "quick"
-    engine = open_engine(writer.staged(manifest), context=context)
+    engine = open_engine(Bundle(writer.staging, manifest), context=context)
     if recorded is not None:
         options.report(0, 0, "checking against the model in float32")
         found = check.check(engine, recorded, chunk=QUICK_CHUNK if quick else CHUNK)
@@ -87,7 +87,7 @@ def finish_decoder(
     if draft_text:
         from edge.export.successors import write_successors
 
-        write_successors(writer, writer.staged(manifest), engine, draft_text, options.report)
+        write_successors(writer, Bundle(writer.staging, manifest), engine, draft_text, options.report)
     kv8 = staged.kv8
     if kv8 is None:
         from edge.export.lower.cpu.kv8 import largest_of, write_kv8
@@ -123,7 +123,7 @@ def _with_kv8(
     little of this model's keys and values."""
     more = dataclasses.replace(manifest, graphs=[*manifest.graphs, graph])
     options.report(0, 0, "checking the KV cache in int8")
-    engine = open_engine(writer.staged(more), context=manifest.context, kv=INT8)
+    engine = open_engine(Bundle(writer.staging, more), context=manifest.context, kv=INT8)
     if recorded is not None:
         found = check.check(engine, recorded, chunk=KV8_STEP)
         lost = found.kl_mean - manifest.quality["kl_mean"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import BundleWriter
+from edge.bundle import Bundle, BundleWriter
 from edge.errors import ExportError, InputError
 from edge.export import check
 from edge.runtime.check.golden import Golden, record_form
@@ -111,7 +111,7 @@ def check_target(
     Raises:
         ExportError: they do not answer as the model does.
     """
-    engine = make_engine(writer.staged(manifest), Variant(target=name), open_provider("cpu"))
+    engine = make_engine(Bundle(writer.staging, manifest), Variant(target=name), open_provider("cpu"))
     quality: dict[str, float] = {}
     if compare is not None:
         found = compare(engine)

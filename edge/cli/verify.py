@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider
 
 NAME = "verify"
+SHOWN = 5  # files that are not the bundle's
 HELP = "Check a bundle's files and replay its recorded answers."
 ROLES = {
     "prefill": ", int8, for long prompts",
@@ -64,6 +66,10 @@ def _check_files(bundle: Bundle) -> None:
     with bar("Hashing files", size, unit="bytes") as advance:
         bundle.check_files(advance)
     print(f"Files    {len(files)} intact, {size / 1e6:.1f} MB")
+    if others := bundle.unlisted:
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        shown = ", ".join(repr(name[:100]) for name in others[:SHOWN])
+        print(f"         not in the manifest, so nothing reads or checks it: {shown}{more}")
 
 
 def _replay(bundle: Bundle, provider: Provider) -> None:
@@ -108,10 +114,18 @@ def _emit(bundle: Bundle, folder: Path, provider: Provider) -> None:
 
 def _tell(report: GoldenReport) -> None:
     """What a replay found, in lines."""
-    ties = len(report.near_ties)
+    ties, different = len(report.near_ties), report.different
+    same = report.tokens - ties - different
     told = f", {ties} near-tie{'s' if ties > 1 else ''}" if ties else ""
-    print(f"Answers  {report.prompts} prompts, {report.tokens} tokens: {report.tokens - ties} as recorded{told}")
+    told += f", {different} different" if different else ""
+    count = f"{same} of {report.tokens}" if different else f"{report.tokens} tokens: {same}"
+    print(f"Answers  {report.prompts} prompts, {count} as recorded{told}")
     for tie in report.near_ties:
         print(f"         near-tie at {tie}")
-    apart = report.largest_difference
-    print(f"Logits   distances within {apart:.2g} of the recorded; {report.tolerance:.2g} is tolerated")
+    apart, tolerated = report.largest_difference, f"{report.tolerance:.2g} is tolerated"
+    if apart <= report.tolerance:
+        print(f"Logits   distances within {apart:.2g} of the recorded; {tolerated}")
+    elif math.isnan(apart):
+        print(f"Logits   not numbers; {tolerated}")
+    else:
+        print(f"Logits   distances up to {apart:.3g} from the recorded; {tolerated}")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import GOLDEN, Bundle
 from edge.errors import BundleError
-from edge.manifest import FLOAT32, INT8, KV8, SKIP
+from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import BLOCKED, Engine, Tree
 from edge.runtime.engine.variant import DECODER, PREFILL, TREE, Variant
@@ -34,12 +34,15 @@ from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
 from edge.targets import TARGETS, target_for
-from edge.typed_json import read_json, typed
+from edge.typed_json import typed
 
 TOP = 5
 MARGIN = 2.0  # tolerance as a multiple of the largest difference between the recorder's own kernels
 MIN_TOLERANCE = 1e-3
 ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and values, in multiples of their size (RMS)
+MAX_TOLERANCE = 32.0  # exports wrote up to 2.9 (SmolLM2-135M, 4 bits); one this much larger lets anything pass
+MAX_CASES, MAX_TOKENS, MAX_TOP = 256, 1 << 16, 64  # of all cases together, and of a step; exports write 4, 400 and 5
+MOST_BYTES = 16 << 20  # of the file
 MAX_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
 
 
@@ -68,7 +71,7 @@ class FormCase:
         tops = self.first, self.last
         return (
             len(self.ids) == tokens > 0
-            and all(top.ids and len(top.ids) == len(top.logits) for top in tops)
+            and all(0 < len(top.ids) == len(top.logits) <= MAX_TOP for top in tops)
             and all(0 <= token < vocab for token in (*self.ids, *self.first.ids, *self.last.ids))
         )
 
@@ -122,6 +125,7 @@ class GoldenReport:
     tolerance: float
     prompts: int = 0
     tokens: int = 0
+    different: int = 0  # of the tokens: neither as recorded nor a near-tie
     largest_difference: float = 0.0
     near_ties: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -190,6 +194,11 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
         deviation = max(deviation, _deviation(engine, given, tops))
         cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
     tolerance = float(f"{max(MIN_TOLERANCE, MARGIN * deviation):.2g}")
+    if tolerance > MAX_TOLERANCE:
+        raise BundleError(
+            f"The model's answers cannot be recorded: the logits of two kernels differ by {deviation:.3g}, which no "
+            "host could tell from a fault; export it with other weights."
+        )
     return Golden(f"onnxruntime {onnxruntime.__version__}", tolerance, cases, [])
 
 
@@ -210,25 +219,48 @@ def record_form(engine: Engine, golden: Golden, role: str) -> GoldenForm:
 
 def read_golden(bundle: Bundle) -> Golden:
     """The bundle's golden answers; BundleError where the file cannot be read, or is not what `record_golden` writes."""
-    path = bundle.path(GOLDEN)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise BundleError(f"{path} cannot be read ({e}); export or copy the bundle again.") from None
-    golden = typed(read_json(text, str(path)), Golden, str(path))
-    vocab = bundle.manifest.dims.vocab_size
+    raw, path = bundle.read_json(GOLDEN, MOST_BYTES)
+    golden, manifest = typed(raw, Golden, path), bundle.manifest
+    vocab, advice = manifest.dims.vocab_size, "export the model again."
+    if not golden.cases:
+        raise BundleError(f"{path} has no recorded answers; {advice}")
+    if len(golden.cases) > MAX_CASES or sum(map(_tokens_of, golden.cases)) > MAX_TOKENS:
+        raise BundleError(
+            f"{path} has more than {MAX_CASES} recorded answers, or {MAX_TOKENS} tokens of them, which no export "
+            f"records; {advice}"
+        )
     for i, case in enumerate(golden.cases):
         known = all(0 <= token < vocab for token in (*case.prompt_ids, *case.source_ids))
         if not case.prompt_ids or not known or not case.own.fits(len(case.greedy_ids), vocab):
-            raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; export the model again.")
-    if not golden.cases:
-        raise BundleError(f"{path} has no recorded answers; export the model again.")
+            raise BundleError(f"{path}: cases[{i}] is no recorded answer of this model; {advice}")
+        if len(case.prompt_ids) + len(case.greedy_ids) > manifest.context or not _is_source(case, manifest):
+            raise BundleError(f"{path}: cases[{i}] is longer than this model takes, or no input of it; {advice}")
     for form in golden.forms:
         sizes = [len(case.greedy_ids) for case in golden.cases]
         if len(form.cases) != len(sizes) or not all(map(FormCase.fits, form.cases, sizes, repeat(vocab))):
-            where = f"{path}: forms {form.role!r}"
-            raise BundleError(f"{where} is no record of this model's answers; export the model again.")
+            where = f"{path}: forms {form.role[:60]!r}"
+            raise BundleError(f"{where} is no record of this model's answers; {advice}")
+    for tolerance in (golden.tolerance, *(form.tolerance for form in golden.forms)):
+        if not 0 <= tolerance <= MAX_TOLERANCE:
+            raise BundleError(
+                f"{path} tolerates that logits differ by {tolerance:g}, and at most {MAX_TOLERANCE:g} says anything of "
+                f"a model; {advice}"
+            )
     return golden
+
+
+def _tokens_of(case: GoldenCase) -> int:
+    return len(case.prompt_ids) + len(case.greedy_ids) + len(case.source_ids)
+
+
+def _is_source(case: GoldenCase, manifest: Manifest) -> bool:
+    """Whether a case has the input that this kind of model takes."""
+    seed, ids, encoder = case.source_seed, len(case.source_ids), manifest.encoder
+    if encoder is None:
+        return seed is None and not ids
+    if encoder.input == "audio":
+        return seed is not None and 0 <= seed < 2**32 and not ids
+    return seed is None and 1 <= ids <= encoder.max_length
 
 
 def replay_golden(
@@ -244,8 +276,9 @@ def replay_golden(
             _check_token(report, place, logits, own.ids[i])
             if top := own.at(i):
                 difference = _distance(logits, top)
-                report.largest_difference = max(report.largest_difference, difference)
-                if not difference <= report.tolerance:  # so that NaN is a fault
+                if not difference <= report.largest_difference:  # so that NaN stays, and is a fault
+                    report.largest_difference = difference
+                if not difference <= report.tolerance:
                     report.faults.append(f"{place}: two logits are {difference:.3g} farther or closer than recorded")
             report.tokens += 1
             progress(1)
@@ -302,12 +335,17 @@ def noise(seed: int, samples: int = 32_000) -> NDArray[np.float32]:
 
 def _check_token(report: GoldenReport, place: str, logits: NDArray[np.float32], recorded: int) -> None:
     best = int(logits.argmax())
+    if np.isnan(logits[best]):  # the best one, wherever there is one
+        report.different += 1
+        report.faults.append(f"{place}: logits are not numbers")
+        return
     if best == recorded:
         return
     gap = float(logits[best] - logits[recorded])
     if gap <= report.tolerance:
         report.near_ties.append(f"{place}: {best} instead of {recorded}, whose logit is only {gap:.2g} lower")
     else:
+        report.different += 1
         report.faults.append(f"{place}: {best} instead of the recorded {recorded}, whose logit is {gap:.3g} lower")
 
 
@@ -318,6 +356,8 @@ def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:
 
 def _top(logits: NDArray[np.float32]) -> TopLogits:
     ids = np.argsort(-logits, kind="stable")[:TOP]
+    if not np.isfinite(logits[ids]).all():
+        raise BundleError("The model's logits are not numbers, so there is nothing to record; export other weights.")
     return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
 
 

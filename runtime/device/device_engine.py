@@ -64,7 +64,7 @@ class DeviceEngine(Engine):
         return plan_for(self.bundle, self.target, 1).weights
 
     def _open(self) -> Session:
-        path = self.bundle.path(self.target.decoder)
+        path = self.bundle.file(self.target.decoder)
         read_graph(path, path.parent)
         limit = self.variant.limit
         if limit is not None:
@@ -73,7 +73,7 @@ class DeviceEngine(Engine):
 
     def _open_encoder(self, source: int | None) -> Encoder:
         assert self.target.encoder is not None
-        path = self.bundle.path(self.target.encoder)
+        path = self.bundle.file(self.target.encoder)
         read_graph(path, path.parent)
         session = self.provider.open_model(path, str(path), path.parent, weights=self._weights)
         return Encoder(self.bundle, self.provider, source, session=session, dtype=self.target.activations)
@@ -85,9 +85,9 @@ class DeviceEngine(Engine):
 
     def path(self, name: str) -> Path:
         if name == self.target.name:
-            return self.bundle.path(self.target.decoder)
+            return self.bundle.file(self.target.decoder)
         if name == "encoder" and self.target.encoder is not None:
-            return self.bundle.path(self.target.encoder)
+            return self.bundle.file(self.target.encoder)
         return super().path(name)
 
     @property

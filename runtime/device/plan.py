@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.bundle import WEIGHTS, Bundle
+from edge.bundle import Bundle
 from edge.runtime.providers.base import memory_type
-from edge.targets import DeviceTarget
+from edge.targets import DeviceTarget, weights_of
 
 WORKSPACE = 512 << 20  # bytes of activations, recorded steps and the device's libraries: an estimate, not measured yet
 LEAST = 16  # tokens of a context
@@ -38,7 +38,7 @@ class DevicePlan:
 
 def plan_for(bundle: Bundle, target: DeviceTarget, context: int, branches: int = 1) -> DevicePlan:
     """The plan of a target for this context. BundleError is not raised: sizes were checked."""
-    weights = bundle.path(target.decoder).with_name(WEIGHTS).stat().st_size
+    weights = bundle.size(weights_of(target))
     size = memory_type(target.activations).itemsize
     row = sum(2 * layer.heads * layer.head_dim * size for layer in bundle.manifest.kv.layers)
     return DevicePlan(weights, row, WORKSPACE, context, branches)

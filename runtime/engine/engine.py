@@ -19,6 +19,7 @@ from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, 
 from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
@@ -92,6 +93,7 @@ class Engine:
         self.session = self._open()
         self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
         self._look_at(self.session)
+        self._check_fits()
         self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Wanted], StepBuffers]] = WeakKeyDictionary()
         self._bound: WeakKeyDictionary[Seat, dict[tuple[str, ...], Any]] = WeakKeyDictionary()  # by outputs
         self._logits: WeakKeyDictionary[Seat, Buffer] = WeakKeyDictionary()
@@ -103,6 +105,11 @@ class Engine:
     def _open(self) -> Session:
         """The session over the variant's graph, or over the first of several."""
         return self.provider.open(self.bundle, self.variant.role)
+
+    def _check_fits(self) -> None:
+        """BundleError where a graph has other sizes than the manifest states, of which memory is taken."""
+        for name, session in self.sessions.items():
+            check_fits(self.bundle, session, name)
 
     def _look_at(self, session: Session) -> None:
         """See what its graph can do."""
@@ -331,7 +338,9 @@ class PrefillEngine:
     @cached_property
     def session(self) -> Session:
         """The session over the graph, opened by the first prompt that is long enough (`edge.runtime.decode.loop`)."""
-        return self._provider.open(self._bundle, "prefill")
+        session = self._provider.open(self._bundle, "prefill")
+        check_fits(self._bundle, session, "prefill")
+        return session
 
     @property
     def opened(self) -> dict[str, Session]:

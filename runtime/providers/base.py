@@ -123,7 +123,10 @@ class Session:
         self.inputs = frozenset(value.name for value in inputs)
         self.optional = frozenset(value.name for value in inference.get_overridable_initializers())
         self.types = {value.name: NUMPY_TYPES[value.type] for value in inputs if value.type in NUMPY_TYPES}
-        self.outputs = frozenset(value.name for value in inference.get_outputs())
+        outputs = inference.get_outputs()
+        self.outputs = frozenset(value.name for value in outputs)
+        # Of inputs and outputs: a number, or a name where the size differs from run to run.
+        self.shapes: dict[str, list[int | str | None]] = {value.name: value.shape for value in (*inputs, *outputs)}
         # Whether a row of its results is the same, bit for bit, whatever stands next to it in a step.
         self.independent = False
         # The names of the bundle's nodes in each node that is several of them.

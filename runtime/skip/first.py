@@ -7,11 +7,15 @@ keys and values are consistent and no decision hangs on how the prompt was cut i
 
 from __future__ import annotations
 
+import io
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.errors import BundleError, InputError
+from edge.errors import BundleError, InputError, on_one_line
 from edge.runtime.skip.base import middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.prompt import PromptPolicy
@@ -21,6 +25,7 @@ HELP = "the layers that routers, trained by edge tune, find the prompt does not 
 TRAITS = {"asked": "first[:threshold=P|:skip=N]"}
 
 THRESHOLD = 0.5  # of the mean probability that a layer is needed
+HEADER = 1 << 16  # bytes: more than numpy writes before an array
 EPSILON = 1e-6  # of the root mean square that a router divides the stream by
 
 
@@ -86,12 +91,24 @@ def read_routers(bundle: Bundle, units: int) -> NDArray[np.float32]:
     if manifest.routers is None:
         raise InputError(f"{manifest.name} has no routers, which the policy first needs; edge tune trains them.")
     path, shape = bundle.path(manifest.routers), (units, manifest.dims.hidden_size + 1)
+    raw = io.BytesIO(bundle.read(manifest.routers, HEADER + 4 * math.prod(shape)))
     try:
-        routers: NDArray[np.float32] = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as e:
-        raise BundleError(f"{path} cannot be read as routers: {e}") from None
-    if routers.shape != shape or routers.dtype != np.float32:
+        found, in_columns, dtype = read_header(raw)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, EOFError) as e:  # what Python's parser may raise
+        raise BundleError(f"{path} cannot be read as routers: {on_one_line(e)}.") from None
+    values = raw.read()
+    if found != shape or dtype != np.float32 or len(values) != 4 * math.prod(shape):
         raise BundleError(
-            f"{path} holds routers of another model: {routers.dtype} of shape {routers.shape}, not float32 of {shape}."
+            f"{path} holds routers of another model: {dtype} of shape {str(found)[:100]}, not float32 of {shape}."
         )
-    return routers
+    return np.frombuffer(values, np.float32).reshape(shape, order="F" if in_columns else "C")
+
+
+def read_header(raw: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """What stands before an array as numpy writes it: its shape, whether it is stored by columns, and its type."""
+    version = np.lib.format.read_magic(raw)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"it is of version {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, in_columns, dtype = read(raw)
+    return shape, in_columns, dtype

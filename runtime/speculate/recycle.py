@@ -34,6 +34,7 @@ TRAITS = {"serves": ("decoder",), "trees": True}
 
 SEED = "recycle.bin"
 CANDIDATES = 8  # of each token; the paper's number
+WIDEST = 64  # candidates of each token of a bundle's file, at most
 LEVELS = 8  # of how sure a row is of its first candidate
 HEAD = 8  # bytes
 CHUNK = 128  # prompt tokens of a step
@@ -182,20 +183,16 @@ def write_seed(tokens: NDArray[Any], candidates: NDArray[Any], sure: NDArray[Any
 def read_seed(bundle: Bundle) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]] | None:
     """Tokens [N], candidates [N, k] and levels [N] of the bundle's file; None without one, BundleError where it
     cannot be read or is not what `write_seed` writes."""
-    if all(file.path != SEED for file in bundle.manifest.files):
+    if not bundle.has(SEED):
         return None
-    path = bundle.path(SEED)
-    try:
-        raw = path.read_bytes()
-    except OSError as e:
-        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    vocab = bundle.manifest.dims.vocab_size
+    path, raw = bundle.file(SEED), bundle.read(SEED, HEAD + vocab * (4 + 4 * WIDEST + 1))
     count, width = struct.unpack_from("<II", raw) if len(raw) >= HEAD else (0, 0)
-    if not width or len(raw) != HEAD + count * (4 + 4 * width + 1):
+    if not 1 <= width <= WIDEST or len(raw) != HEAD + count * (4 + 4 * width + 1):
         raise BundleError(f"{path} is not a table of candidates; export or copy the bundle again.")
     tokens = np.frombuffer(raw, "<u4", count, HEAD)
     candidates = np.frombuffer(raw, "<u4", count * width, HEAD + 4 * count).reshape(count, width)
     sure = np.frombuffer(raw, np.uint8, count, HEAD + 4 * count * (1 + width))
-    vocab = bundle.manifest.dims.vocab_size
     if count and (max(tokens.max(), candidates.max()) >= vocab or sure.max() >= LEVELS):
         raise BundleError(f"{path} names tokens that the vocabulary of {vocab} does not have; export the bundle again.")
     return tokens, candidates, sure

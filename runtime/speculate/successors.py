@@ -16,6 +16,7 @@ import numpy as np
 
 from edge.bundle import Bundle
 from edge.errors import BundleError
+from edge.regular_file import open_regular
 
 FILE = "successors.bin"
 HEAD = struct.Struct("<II")  # the logarithm of the number of slots, and that of levels
@@ -64,7 +65,7 @@ def _mixed(third: int, second: int, last: int) -> int:
 
 def table_nbytes(bundle: Bundle) -> int:
     """Bytes of the bundle's file, all of which may become resident; 0 where it has none."""
-    return next((file.size for file in bundle.manifest.files if file.path == FILE), 0)
+    return bundle.sizes.get(FILE, 0)
 
 
 class Successors:
@@ -72,9 +73,9 @@ class Successors:
     what `write_table` writes."""
 
     def __init__(self, bundle: Bundle) -> None:
-        path = bundle.path(FILE)
+        path = bundle.file(FILE)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 kept = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as e:  # an empty file cannot be mapped
             raise BundleError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None

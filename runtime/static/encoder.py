@@ -20,7 +20,7 @@ from edge.targets import Table, Target
 
 def read_table(bundle: Bundle, table: Table) -> NDArray[np.float32]:
     """A table [rows, columns] of a bundle, mapped."""
-    return np.memmap(bundle.path(table.path), np.float32, "r", shape=(table.rows, table.columns))
+    return np.memmap(bundle.file(table.path), np.float32, "r", shape=(table.rows, table.columns))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class StaticEncoder(Encoder):
             host_provider = open_provider("cpu")
             self._frontend = host_provider.open(bundle, "frontend")
         if target.encoder.embedding is not None:
-            rows = np.memmap(bundle.path(target.encoder.embedding), np.float16, "r")
+            rows = np.memmap(bundle.file(target.encoder.embedding), np.float16, "r")
             self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
         self._tables = {table.input: read_table(bundle, table)[None] for table in target.encoder.tables}
         self._bias = read_table(bundle, target.biases[1]) if target.biases else None

@@ -17,6 +17,7 @@ from edge.errors import BundleError, InputError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Tree, Wanted
+from edge.runtime.engine.fits import check_shapes
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
@@ -48,7 +49,7 @@ class StaticEngine(Engine):
         super().__init__(bundle, variant, provider)
         dims = bundle.manifest.dims
         self._embedding = np.memmap(
-            bundle.path(self.target.embedding), np.float16, "r", shape=(dims.vocab_size, dims.hidden_size)
+            bundle.file(self.target.embedding), np.float16, "r", shape=(dims.vocab_size, dims.hidden_size)
         )
         self._tables = {table.input: read_table(bundle, table) for table in self.target.tables}
         self._bias = read_table(bundle, self.target.biases[0]) if self.target.biases else None
@@ -62,8 +63,37 @@ class StaticEngine(Engine):
             )
         self.context = min(limit, DEFAULT_CONTEXT) if asked is None else asked
         self._opened: dict[str, Session] = {}
-        first, *_ = [self.opened(path) for graph in next(iter(self.target.by_context.values())) for path in graph.paths]
-        return first
+        context, graphs = next(iter(self.target.by_context.items()))
+        for graph in graphs:
+            self.parts(graph, context)
+        return self.opened(graphs[0].paths[0])
+
+    def parts(self, graph: StaticGraph, context: int) -> list[Session]:
+        """The sessions over a graph's parts; BundleError where these have other sizes than the target states."""
+        shapes, opened = self.shapes(graph, context), [self.opened(path) for path in graph.paths]
+        for path, session in zip(graph.paths, opened, strict=True):
+            check_shapes(self.bundle, session, path, shapes)
+        return opened
+
+    def shapes(self, graph: StaticGraph, context: int) -> dict[str, tuple[int, ...]]:
+        """What a graph over a cache of `context` rows takes and gives, but for an encoder's output."""
+        dims, target, size = self.bundle.manifest.dims, self.target, graph.size
+        masks = dims.num_heads if target.biases else 1
+        shapes: dict[str, tuple[int, ...]] = {
+            "rows": (1, size, dims.hidden_size),
+            "mask": (1, masks, target.groups * size, context + size),
+            "logit_rows": (graph.rows,),
+            "logits": (1, graph.rows, dims.vocab_size),
+        }
+        shapes |= {table.input: (1, size, table.columns) for table in target.tables}
+        for i, layer in enumerate(self.kv.layers):
+            shapes[f"past.{i}.key"] = 1, layer.heads, layer.head_dim, context
+            shapes[f"past.{i}.value"] = 1, layer.heads, context, layer.head_dim
+            shapes |= {f"new.{i}.{part}": (1, size, layer.heads, layer.head_dim) for part in ("key", "value")}
+        return shapes
+
+    def _check_fits(self) -> None:
+        """Nothing: `parts` does, also of graphs that are opened later."""
 
     def opened(self, path: str) -> Session:
         """A session over a graph, or a part of one. Those of longer contexts are opened when a cache needs them."""
@@ -84,7 +114,7 @@ class StaticEngine(Engine):
         """What is opened instead of each of the target's graphs, or it itself."""
         paths, compiled = self.target.graph_paths, self._compiled
         return {
-            path: self.bundle.path(file)
+            path: self.bundle.file(file)
             for path, file in zip(paths, compiled.paths if compiled else paths, strict=True)
         }
 
@@ -210,15 +240,14 @@ class _Bound:
     """A graph bound to a cache, with what the host writes and reads."""
 
     def __init__(self, engine: StaticEngine, graph: StaticGraph, cache: StaticCache) -> None:
-        provider, dims, target = engine.provider, engine.bundle.manifest.dims, engine.target
+        provider, target = engine.provider, engine.target
         self.graph, self._capacity = graph, cache.rows
-        binding = Chain(provider, [engine.opened(path) for path in graph.paths])
-        size, width = graph.size, cache.rows + graph.size
-        masks = len(engine._bias) if engine._bias is not None else 1
+        binding = Chain(provider, engine.parts(graph, cache.rows))
+        size, width, shapes = graph.size, cache.rows + graph.size, engine.shapes(graph, cache.rows)
         given = {
-            "rows": provider.allocate((1, size, dims.hidden_size), np.float32),
-            "mask": provider.allocate((1, masks, target.groups * size, width), np.float32),
-            "logit_rows": provider.allocate((graph.rows,), np.int32),
+            "rows": provider.allocate(shapes["rows"], np.float32),
+            "mask": provider.allocate(shapes["mask"], np.float32),
+            "logit_rows": provider.allocate(shapes["logit_rows"], np.int32),
         }
         tables = {table.input: provider.allocate((1, size, table.columns), np.float32) for table in target.tables}
         given |= tables
@@ -227,10 +256,10 @@ class _Bound:
         self.rows, self.asked = given["rows"].array, given["logit_rows"].array
         self.tables = {name: buffer.array[0] for name, buffer in tables.items()}
         self.positions = np.zeros(size, np.intp)
-        self.mask = given["mask"].array.reshape(masks * target.groups, size, width)
+        self.mask = given["mask"].array.reshape(-1, size, width)
         self._binding = binding
         self._cross: Cross | None = None
-        made = provider.allocate((1, graph.rows, dims.vocab_size), np.float32)
+        made = provider.allocate(shapes["logits"], np.float32)
         binding.output("logits", made)
         self.logits = made.array[0]
         self.new: list[tuple[NDArray[Any], NDArray[Any]]] = []

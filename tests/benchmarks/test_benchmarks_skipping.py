@@ -147,7 +147,7 @@ def routed(by_layer: Bundle, tmp_path: Path) -> Bundle:
     routers = np.random.default_rng(2).standard_normal((4, by_layer.manifest.dims.hidden_size + 1))
     with BundleWriter(tmp_path / "routed.edge") as writer:
         shutil.copytree(by_layer.root, writer.staging, dirs_exist_ok=True)
-        return writer.commit(in_units(writer.staged(by_layer.manifest), 1, routers).manifest)
+        return writer.commit(in_units(Bundle(writer.staging, by_layer.manifest), 1, routers).manifest)
 
 
 def test_one_run_measures_bundles_policies_sets_and_drafts(

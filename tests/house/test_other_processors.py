@@ -121,7 +121,7 @@ def export_whisper(folder: Path) -> None:
         speech = Speech(16_000, 32_000, start, IDS["<|notimestamps|>"], IDS["<|0.00|>"])
         own = {"encoder": built.encoder, "cross": built.cross, "speech": speech, "graphs": graphs}
         manifest = tiny_manifest(built, "encoder-decoder", 60, Tokens(end, [end], end, False), **own)
-        engine = open_engine(writer.staged(manifest))
+        engine = open_engine(Bundle(writer.staging, manifest))
         golden = record_golden(engine, [GoldenInput([start], source_seed=1)])
         writer.write_file(GOLDEN, json.dumps(dataclasses.asdict(golden)))
         writer.write_file("tokenizer.json", "{}")

@@ -1,0 +1,69 @@
+"""The sizes that a manifest states, compared with those of graphs and weights before memory is taken for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge.bundle import WEIGHTS, Bundle
+from edge.errors import BundleError
+
+if TYPE_CHECKING:
+    from edge.manifest import Manifest
+    from edge.runtime.providers.base import Session
+
+Sizes = dict[int, int]  # of a shape's dimensions, by their places; the others are the host's to choose
+NONE = -1  # the size of a layer that the manifest does not have
+
+
+def check_weights(bundle: Bundle) -> None:
+    """BundleError where the file of weights is smaller than what the manifest has in it."""
+    manifest, there = bundle.manifest, bundle.size(WEIGHTS)
+    groups = [*manifest.groups, *(() if manifest.prefill is None else manifest.prefill.groups)]
+    stated = sum(group.bytes for group in groups)
+    if max(stated, manifest.dims.vocab_size) > there:
+        raise BundleError(
+            f"{bundle.path(WEIGHTS)} has {there} bytes, too few for weights of {stated} bytes and a vocabulary of "
+            f"{manifest.dims.vocab_size}; export the model again."
+        )
+
+
+def check_fits(bundle: Bundle, session: Session, name: str) -> None:
+    """BundleError where a graph's inputs and outputs are not of the sizes that the manifest states. name: of the
+    graph."""
+    for value, shape in session.shapes.items():
+        for place, size in _stated(bundle.manifest, value).items():
+            if place >= len(shape) or shape[place] != size:
+                raise _misfit(bundle, value, name, shape, f"{size} for its dimension {place + 1}")
+
+
+def check_shapes(bundle: Bundle, session: Session, name: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """BundleError where inputs and outputs of a graph of fixed sizes are not of these shapes."""
+    for value, shape in session.shapes.items():
+        if value in shapes and tuple(shape) != shapes[value]:
+            raise _misfit(bundle, value, name, shape, f"{shapes[value]}")
+
+
+def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated: str) -> BundleError:
+    return BundleError(
+        f"{bundle.root}: {value[:60]} of the graph {name} has the shape {str(shape)[:100]}, and the manifest states "
+        f"{stated}; export the model again."
+    )
+
+
+def _stated(manifest: Manifest, value: str) -> Sizes:
+    """What a manifest states of an input or output."""
+    kind, _, rest = value.partition(".")
+    if kind == "logits":
+        return {2: manifest.dims.vocab_size}
+    if kind == "at":
+        return {2: manifest.dims.hidden_size}
+    layout = {"past": manifest.kv, "present": manifest.kv, "cross": manifest.cross}.get(kind)
+    number, _, part = rest.partition(".")
+    if layout is None or part not in ("key", "value"):
+        return {}
+    if not number.isdecimal() or int(number) >= len(layout.layers):
+        return {0: NONE}
+    layer, encoder = layout.layers[int(number)], manifest.encoder
+    turned = kind == "cross" and part == "value" and encoder is not None and encoder.values_transposed
+    return {1: layer.heads, 2 if turned else 3: layer.head_dim}
