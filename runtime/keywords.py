@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
+from edge.errors import InputError
+
 if TYPE_CHECKING:
     from edge.runtime.decode.beam import EarlyStopping
 
@@ -66,7 +68,12 @@ def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
     """The options with the fields that `keywords` name replaced.
 
     Raises:
-        TypeError: there is no such field.
-        InputError: a value out of its range.
+        InputError: there is no such field, or a value out of its range.
     """
-    return dataclasses.replace(options, **keywords) if keywords else options  # type: ignore[type-var]
+    if not keywords:
+        return options
+    names = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+    for name in keywords:
+        if name not in names:
+            raise InputError(f"There is no option {name!r}; there are {', '.join(names)}.")
+    return dataclasses.replace(options, **keywords)  # type: ignore[type-var]

@@ -7,6 +7,7 @@ prompt are made ready meanwhile. `edge run` starts before it imports what only t
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -20,6 +21,7 @@ from edge.runtime.engine.fits import check_weights
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
+from edge.runtime.options import shown
 from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
@@ -96,7 +98,13 @@ def load(
         BundleError: the bundle is missing, damaged or of another version.
         InputError: an option out of its range, too little memory, or a bundle of another kind.
     """
-    loading = start(path, with_keywords(options or DEFAULTS, keywords))
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"A bundle is loaded by the path of its folder, and not by {shown(path)}.")
+    if options is not None and not isinstance(options, LoadOptions):
+        raise InputError(f"Bundles are loaded by LoadOptions, not by {type(options).__name__}.")
+    if kind is not None and not isinstance(kind, type):
+        raise InputError(f"The kind must be a class such as edge.Model, not {shown(kind)}.")
+    loading = start(path, with_keywords(DEFAULTS if options is None else options, keywords))
     try:
         model = loading.model()
     finally:

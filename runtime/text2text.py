@@ -17,8 +17,28 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never
-from edge.runtime.decode.beam import BeamOptions, EarlyStopping, Hypothesis
+from edge.runtime.decode.answer import (
+    INTERRUPTED,
+    MAX_TOKENS,
+    Ends,
+    FinishReason,
+    GenerateOptions,
+    Piece,
+    Result,
+    Timings,
+    never,
+)
+from edge.runtime.decode.beam import (
+    BEAMS,
+    DIVERSITY,
+    EARLY_STOPPING,
+    GROUPS,
+    LENGTH_PENALTY,
+    N_BEST,
+    BeamOptions,
+    EarlyStopping,
+    Hypothesis,
+)
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
@@ -27,6 +47,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
+from edge.runtime.options import option, text, texts, unless_none, whole
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.tokenizer import Text
@@ -52,29 +73,23 @@ class Text2TextOptions(SamplingOptions):
         InputError: a value out of its range, or values that do not go together.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: Sequence[str] = ()
-    beams: int | None = None
-    groups: int = 1
-    diversity: float = 0.0
-    length_penalty: float | None = None
-    early_stopping: EarlyStopping | None = None
-    n_best: int = 1
-    no_repeat_ngram: int | None = None
-    source_language: str | None = None
-    target_language: str | None = None
-    interrupted: Callable[[], bool] = never
+    max_tokens: int | None = option(None, unless_none(MAX_TOKENS))
+    min_tokens: int | None = option(None, unless_none(whole("fewest tokens", "0 or more", least=0)))
+    stop: Sequence[str] = option((), texts("stop string"))
+    beams: int | None = option(None, unless_none(BEAMS))
+    groups: int = option(1, GROUPS)
+    diversity: float = option(0.0, DIVERSITY)
+    length_penalty: float | None = option(None, unless_none(LENGTH_PENALTY))
+    early_stopping: EarlyStopping | None = option(None, unless_none(EARLY_STOPPING))
+    n_best: int = option(1, N_BEST)
+    no_repeat_ngram: int | None = option(None, unless_none(whole("n-gram size", "0 or more", least=0)))
+    source_language: str | None = option(None, unless_none(text("source language")))
+    target_language: str | None = option(None, unless_none(text("target language")))
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", stop)
-        GenerateOptions(max_tokens=1 if self.max_tokens is None else self.max_tokens, stop=stop)
         least = self.min_tokens or 0
-        for name, value in (("fewest tokens", least), ("n-gram size", self.no_repeat_ngram or 0)):
-            if value < 0:
-                raise InputError(f"The {name} must be 0 or more, not {value}.")
         if self.max_tokens is not None and least > self.max_tokens:
             raise InputError(f"At least {least} and at most {self.max_tokens} tokens cannot both hold.")
         if self.beams is not None:
@@ -366,4 +381,6 @@ def _own(options: Text2TextOptions | GenerateOptions | None) -> Text2TextOptions
         return UNSET
     if isinstance(options, Text2TextOptions):
         return options
+    if not isinstance(options, GenerateOptions):
+        raise InputError(f"Outputs are shaped by Text2TextOptions, not by {type(options).__name__}.")
     return Text2TextOptions(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})

@@ -13,6 +13,7 @@ from edge.errors import InputError
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.memory.process import MIB, held
+from edge.runtime.options import function, option, texts, whole
 from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ def never() -> bool:
     return False
 
 
+MAX_TOKENS = whole("most tokens to generate", "1 or more", least=1)
+INTERRUPTED = function("option interrupted")
+
+
 @dataclass(frozen=True)
 class GenerateOptions(SamplingOptions):
     """What shapes one answer: how tokens are chosen (`SamplingOptions`) and what ends it.
@@ -43,17 +48,9 @@ class GenerateOptions(SamplingOptions):
         InputError: a value out of its range.
     """
 
-    max_tokens: int = 512
-    stop: Sequence[str] = ()
-    interrupted: Callable[[], bool] = never
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_tokens < 1:
-            raise InputError(f"The most tokens to generate must be 1 or more, not {self.max_tokens}.")
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        StopStrings(self.stop)
+    max_tokens: int = option(512, MAX_TOKENS)
+    stop: Sequence[str] = option((), texts("stop string"))
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
 
 @dataclass

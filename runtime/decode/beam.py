@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import FinishReason, never
+from edge.runtime.decode.answer import INTERRUPTED, FinishReason, never
 from edge.runtime.decode.branches import Branches, Made
 from edge.runtime.decode.logits_processors import Processor
-from edge.runtime.decode.sampling import check_number
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Likeliest
+from edge.runtime.engine.variant import MOST_BEAMS
 from edge.runtime.largest import largest
+from edge.runtime.options import Options, number, one_of, option, whole
 
 EarlyStopping = Literal["never"] | bool
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
@@ -33,8 +34,16 @@ Found = tuple[float, int, int]
 LOWEST = float(np.finfo(np.float32).min)
 
 
+BEAMS = whole("number of beams", "1 or more", least=1, most=MOST_BEAMS)
+GROUPS = whole("number of beam groups", "1 or more", least=1, most=MOST_BEAMS)
+N_BEST = whole("number of best texts", "1 or more", least=1, most=MOST_BEAMS)
+DIVERSITY = number("diversity", "a number of 0 or more, up to 1e30", least=0, most=1e30)
+LENGTH_PENALTY = number("length penalty", "a number from -20 to 20", least=-20, most=20)  # more would overflow
+EARLY_STOPPING = one_of("early stopping", "true, false or never", (True, False, "never"))
+
+
 @dataclass(frozen=True)
-class BeamOptions:
+class BeamOptions(Options):
     """How beams are searched.
 
     Args:
@@ -52,35 +61,25 @@ class BeamOptions:
         InputError: a value out of its range, or values that do not go together.
     """
 
-    beams: int = 4
-    groups: int = 1
-    diversity: float = 0.0
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    n_best: int = 1
-    max_tokens: int = 512
-    interrupted: Callable[[], bool] = never
+    beams: int = option(4, BEAMS)
+    groups: int = option(1, GROUPS)
+    diversity: float = option(0.0, DIVERSITY)
+    length_penalty: float = option(1.0, LENGTH_PENALTY)
+    early_stopping: EarlyStopping = option(False, EARLY_STOPPING)
+    n_best: int = option(1, N_BEST)
+    max_tokens: int = option(512, whole("maximum of tokens to generate", "1 or more", least=1))
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("number of beams", self.beams),
-            ("number of beam groups", self.groups),
-            ("number of best texts", self.n_best),
-            ("maximum of tokens to generate", self.max_tokens),
-        ):
-            check_number(name, value, lambda v: v >= 1, "1 or more", whole=True)
+        super().__post_init__()
         if self.n_best > self.beams:
             raise InputError(f"{self.beams} beams cannot give {self.n_best} texts; ask for as many beams.")
         if self.beams % self.groups:
             raise InputError(f"{self.beams} beams cannot be split into {self.groups} groups of one size.")
-        check_number("length penalty", self.length_penalty, lambda v: True, "a number")
-        check_number("diversity", self.diversity, lambda v: v >= 0, "a number of 0 or more")
         if self.groups > 1 and self.diversity == 0:
             raise InputError(f"{self.groups} beam groups need a diversity above 0, or they would all find the same.")
         if self.groups == 1 and self.diversity > 0:
             raise InputError("A diversity needs beam groups, which it keeps different; give 2 or more.")
-        if self.early_stopping not in (True, False, "never"):
-            raise InputError(f"Early stopping must be true, false or never, not {self.early_stopping!r}.")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ The steps and their order are those of transformers' `generate`: penalty, temper
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +15,7 @@ from edge.errors import InputError
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.largest import largest
+from edge.runtime.options import Options, number, option, unless_none, whole
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
@@ -26,8 +25,12 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 NUCLEUS = 256  # the first guess of how many of the largest weights sum up to top_p
 
 
+TEMPERATURE = number("temperature", "a number of 0 or more", least=0)
+SEED = whole("seed", "a whole number of 0 or more", least=0, most=2**128 - 1)  # numpy's have 128 bits
+
+
 @dataclass(frozen=True)
-class SamplingOptions:
+class SamplingOptions(Options):
     """How the next token is chosen. The default is greedy: the same prompt gives the same answer.
 
     Args:
@@ -43,37 +46,22 @@ class SamplingOptions:
         InputError: a value out of its range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float | None = None
-    seed: int | None = None
+    temperature: float = option(0.0, TEMPERATURE)
+    top_k: int = option(0, whole("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
+    top_p: float = option(1.0, number("top-p", "above 0 and at most 1", above=0, most=1))
+    min_p: float = option(0.0, number("min-p", "between 0 and 1", least=0, most=1))
+    repetition_penalty: float | None = option(
+        None, unless_none(number("repetition penalty", "a number above 0 (1: no penalty)", above=0))
+    )
+    seed: int | None = option(None, unless_none(SEED))
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, lambda v: v >= 0, "a number of 0 or more")
-        check_number("top-k", self.top_k, lambda v: v >= 0, "a whole number of 0 or more (0: all tokens)", whole=True)
-        check_number("top-p", self.top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
-        check_number("min-p", self.min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
-        penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty
-        check_number("repetition penalty", penalty, lambda v: v > 0, "a number above 0 (1: no penalty)")
-        if self.seed is not None:
-            check_number("seed", self.seed, lambda v: v >= 0, "a whole number of 0 or more", whole=True)
+        super().__post_init__()
         if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0):
             raise InputError(
                 "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a "
                 "temperature above 0, or leave them out."
             )
-
-
-def check_number(name: str, value: object, valid: Callable[[float], bool], wanted: str, whole: bool = False) -> None:
-    """Raise InputError where an option is no finite number, or no `whole` one, or not a valid one."""
-    kind = numbers.Integral if whole else numbers.Real
-    if isinstance(value, kind) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and valid(number):
-            return
-    raise InputError(f"The {name} must be {wanted}, not {value!r}.")
 
 
 def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
+from edge.runtime.options import Options, flag, number, option, refused, text, unless_none, whole
 from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
@@ -23,11 +24,26 @@ if TYPE_CHECKING:
 AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
+MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
+BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
+
 _log = logging.getLogger(__name__)
 
 
+def amount(value: Any) -> int | str:
+    """The check of an amount of memory: bytes, or a text, which is read where it is used."""
+    return str(value) if isinstance(value, str) else int(BYTES(value))
+
+
+def named_or_made(value: Any) -> str | Provider:
+    """The check of a provider: its name, or an object that opens graphs."""
+    if isinstance(value, str) or (hasattr(value, "open") and hasattr(value, "allocate")):
+        return value
+    raise refused("provider", "a name such as cpu, or a provider", value)
+
+
 @dataclass(frozen=True)
-class LoadOptions:
+class LoadOptions(Options):
     """How a bundle is loaded.
 
     Args:
@@ -56,17 +72,17 @@ class LoadOptions:
             these on the CPU. Default: yes on an NPU.
     """
 
-    context: int | None = None
-    threads: int | None = None
-    prefill_chunk: int | None = None
-    memory: int | str | None = None
-    beams: int | None = None
-    speculate: str = AUTO
-    exact: bool | None = None
-    skip: str = OFF
-    kv: str = AUTO
-    provider: str | Provider = AUTO
-    strict: bool | None = None
+    context: int | None = option(None, unless_none(whole("context", "1 token or more", least=1)))
+    threads: int | None = option(None, unless_none(whole("number of threads", "at least 1", least=1)))
+    prefill_chunk: int | None = option(None, unless_none(whole("prefill chunk", "1 token or more", least=1)))
+    memory: int | str | None = option(None, unless_none(amount))
+    beams: int | None = option(None, unless_none(whole("number of beams", "1 or more", least=1, most=MOST_BEAMS)))
+    speculate: str = option(AUTO, text("option speculate"))
+    exact: bool | None = option(None, unless_none(flag("option exact")))
+    skip: str = option(OFF, text("option skip"))
+    kv: str = option(AUTO, text("option kv"))
+    provider: str | Provider = option(AUTO, named_or_made)
+    strict: bool | None = option(None, unless_none(flag("option strict")))
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -136,8 +152,6 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     check_provider(options.provider)
     if options.prefill_chunk is not None and not decoder:
         raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
-    if options.beams is not None and options.beams < 1:
-        raise InputError(f"The number of beams must be 1 or more, not {options.beams}.")
     speculate = check_argument(options.speculate, bundle)
     if not decoder and speculate != OFF and (options.beams or 1) > 1:
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
@@ -181,17 +195,17 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
                 "choose the provider cpu."
             )
         return None
-    refused = {
+    unfit = {
         "--exact": options.exact,
         f"--skip {options.skip}": options.skip != OFF,
         f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
         f"--kv {options.kv}": options.kv != AUTO,
         "--memory": options.memory is not None and target != CUDA,
     }
-    for option, asked in refused.items():
+    for given, asked in unfit.items():
         if asked:
             raise InputError(
-                f"{option} does not apply to the graphs of {bundle.manifest.name} for {target}; leave it out, or choose"
+                f"{given} does not apply to the graphs of {bundle.manifest.name} for {target}; leave it out, or choose"
                 " the provider cpu."
             )
     return target

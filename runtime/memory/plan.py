@@ -30,6 +30,7 @@ from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, PREFILL_CHUNK
 from edge.runtime.memory.footprint import SLACK, Demand, Footprint, MemoryModel
+from edge.runtime.options import shown
 from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
 
@@ -47,6 +48,7 @@ OWN_TABLES = 8  # tokens of a step from which on the tables that a bundle brings
 SHOWN = 10**6  # bytes, to which a list of budgets is rounded up
 WIDEST = 64  # tokens of a step that `Plan.widest` looks for
 
+DIGITS = 1000  # of an amount: a Decimal has no more than a million
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
 SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmg]i?)?b?\s*", re.IGNORECASE)
 
@@ -64,10 +66,10 @@ class Plan:
 
 def parse_size(text: str) -> int:
     """Bytes of ``300MB``, ``1.5GB``, ``512MiB`` or a plain number of bytes; InputError for anything else."""
-    found = SIZE.fullmatch(text)
+    found = SIZE.fullmatch(text) if len(text) <= DIGITS else None
     size = int(Decimal(found[1]) * UNITS[(found[2] or "").lower()]) if found else 0
     if size < 1:
-        raise InputError(f"{text!r} is not an amount of memory; write it like 300MB, 1.5GB or 512MiB.")
+        raise InputError(f"{shown(text)} is not an amount of memory; write it like 300MB, 1.5GB or 512MiB.")
     return size
 
 

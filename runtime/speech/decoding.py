@@ -16,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import never
-from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
+from edge.runtime.decode.answer import INTERRUPTED, never
+from edge.runtime.decode.beam import BEAMS, BeamOptions, beam_search, new_cache
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
-from edge.runtime.decode.sampling import Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.decode.sampling import SEED, TEMPERATURE, Categorical, Sampler, SamplingOptions, greedy
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.memory.process import held
+from edge.runtime.options import Options, number, option, several, unless_none
 from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.speech.lengths import encoder_window, repeats
@@ -37,7 +38,7 @@ REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log
 
 
 @dataclass(frozen=True)
-class DecodingOptions:
+class DecodingOptions(Options):
     """How one window is decoded.
 
     Args:
@@ -53,20 +54,28 @@ class DecodingOptions:
         InputError: a value out of its range.
     """
 
-    temperatures: Sequence[float] = TEMPERATURES
-    beams: int = 1
-    compression_ratio_threshold: float | None = REPETITIVE
-    logprob_threshold: float | None = UNSURE
-    no_speech_threshold: float | None = 0.6
-    seed: int = 0
-    interrupted: Callable[[], bool] = never
+    temperatures: Sequence[float] = option(
+        TEMPERATURES,
+        several(
+            *(TEMPERATURE, "temperatures", "numbers of 0 or more in a list"),
+            "There is no temperature to decode at; name at least one, such as 0.",
+        ),
+    )
+    beams: int = option(1, BEAMS)
+    compression_ratio_threshold: float | None = option(
+        REPETITIVE, unless_none(number("compression ratio threshold", "a number, or None for any"))
+    )
+    logprob_threshold: float | None = option(
+        UNSURE, unless_none(number("log probability threshold", "a number, or None for any"))
+    )
+    no_speech_threshold: float | None = option(
+        0.6, unless_none(number("no-speech threshold", "a number, or None for no window"))
+    )
+    seed: int = option(0, SEED)
+    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise InputError("There is no temperature to decode at; name at least one, such as 0.")
-        for temperature in self.temperatures:
-            SamplingOptions(temperature=temperature, seed=self.seed)
-        BeamOptions(beams=self.beams)
+        super().__post_init__()
         if self.beams > 1 and 0 not in self.temperatures:
             raise InputError(
                 f"{self.beams} beams are for temperature 0, which is none of those given; leave out the beams or the "

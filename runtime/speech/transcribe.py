@@ -21,6 +21,7 @@ from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import TranscribeKeywords, with_keywords
 from edge.runtime.loaded import Loaded
+from edge.runtime.options import flag, function, option, text, unless_none
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
@@ -53,11 +54,11 @@ class TranscribeOptions(DecodingOptions):
         InputError: a value out of its range.
     """
 
-    language: str | None = None
-    task: str = "transcribe"
-    previous_text: bool = True
-    skip_silence: bool = True
-    progress: Callable[[float], None] | None = None
+    language: str | None = option(None, unless_none(text("language")))
+    task: str = option("transcribe", text("task"))
+    previous_text: bool = option(True, flag("option previous_text"))
+    skip_silence: bool = option(True, flag("option skip_silence"))
+    progress: Callable[[float], None] | None = option(None, unless_none(function("option progress")))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ class Transcriber(Loaded):
                 the file, after everything before it was transcribed.
             MissingExtraError: the file's format or rate needs a library that is not installed.
         """
-        options = with_keywords(options or TranscribeOptions(), keywords)
+        if options is not None and not isinstance(options, TranscribeOptions):
+            raise InputError(f"Transcriptions are shaped by TranscribeOptions, not by {type(options).__name__}.")
+        options = with_keywords(TranscribeOptions() if options is None else options, keywords)
         if options.beams > 1 and self._speculate != OFF:
             raise InputError(
                 f"The drafter {self._speculate} drafts one text at a time; leave it out, or ask for one beam."

@@ -1,0 +1,185 @@
+"""The fields of options: each has a check, which gives the value as the code uses it, or says what is wrong with it.
+
+    @dataclass(frozen=True)
+    class SamplingOptions(Options):
+        temperature: float = option(0.0, number("temperature", "a number of 0 or more", least=0))
+
+Numbers may be of any type that is one: numpy's, a Fraction, a Decimal. True and False are none, nor are texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from edge.errors import InputError
+
+Check = Callable[[Any], Any]
+"""Gives a value as a plain type of Python's, or raises InputError."""
+LARGEST = 2**63 - 1  # maximum of a whole number: what a size of the system can say
+SHOWN = 80  # characters of a value in a sentence
+_CHECK = "check"
+
+
+def option(default: Any, check: Check) -> Any:
+    """A field of `Options`."""
+    return dataclasses.field(default=default, metadata={_CHECK: check})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What has only fields made by `option`; InputError where a value is of the wrong type or out of its range."""
+
+    def __post_init__(self) -> None:
+        for name, check in _checks(type(self)):
+            object.__setattr__(self, name, check(getattr(self, name)))
+
+
+@lru_cache
+def _checks(options: type[Options]) -> list[tuple[str, Check]]:
+    return [(field.name, field.metadata[_CHECK]) for field in dataclasses.fields(options)]
+
+
+def unless_none(check: Check) -> Check:
+    """What `check` wants, or None."""
+    return lambda value: None if value is None else check(value)
+
+
+def number(
+    name: str,
+    wanted: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+) -> Check:
+    """A finite number from `least` to `most` and larger than `above`. name, wanted: for the sentence."""
+
+    def check(value: Any) -> float:
+        if _is_number(value):
+            try:
+                plain = float(value)
+            except (ArithmeticError, ValueError, TypeError):  # too large, or a Decimal that signals
+                plain = math.nan
+            if math.isfinite(plain) and least <= plain <= most and plain > above:
+                return plain
+        raise refused(name, wanted, value)
+
+    return check
+
+
+def whole(name: str, wanted: str, *, least: int, most: int = LARGEST) -> Check:
+    """A whole number from `least` to `most`. name, wanted: for the sentence."""
+
+    def check(value: Any) -> int:
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            plain = operator.index(value)
+            if least <= plain <= most:
+                return plain
+            if plain > most:
+                raise InputError(f"The {name} must be at most {most:,}, not {shown(value)}.")
+        raise refused(name, wanted, value)
+
+    return check
+
+
+def flag(name: str) -> Check:
+    """True or False."""
+
+    def check(value: Any) -> bool:
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
+        raise refused(name, "True or False", value)
+
+    return check
+
+
+def text(name: str) -> Check:
+    """A text."""
+
+    def check(value: Any) -> str:
+        if isinstance(value, str):
+            return str(value)
+        raise refused(name, "a text", value)
+
+    return check
+
+
+def texts(name: str) -> Check:
+    """Texts in a list or a tuple, none of them empty, or one text alone."""
+
+    def check(value: Any) -> tuple[str, ...]:
+        found = (value,) if isinstance(value, str) else value
+        if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+            raise refused(f"{name}s", "a text, or a list of texts", value)
+        if "" in found:
+            raise InputError(f"A {name} is empty; give at least one character, or no {name} at all.")
+        return tuple(map(str, found))
+
+    return check
+
+
+def several(each: Check, name: str, wanted: str, none: str) -> Check:
+    """One value or more in a list, a tuple or an array of one dimension. none: what is said where there is none."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim == 1):
+            raise refused(name, wanted, value)
+        if not len(value):
+            raise InputError(none)
+        return tuple(map(each, value))
+
+    return check
+
+
+def one_of(name: str, wanted: str, values: Iterable[Any]) -> Check:
+    """One of a few values, of the same type."""
+    known = tuple(values)
+
+    def check(value: Any) -> Any:
+        for each in known:
+            if (type(value) is type(each) or (isinstance(value, np.bool_) and type(each) is bool)) and value == each:
+                return each
+        raise refused(name, wanted, value)
+
+    return check
+
+
+def function(name: str) -> Check:
+    """Something that can be called."""
+
+    def check(value: Any) -> Any:
+        if callable(value):
+            return value
+        raise refused(name, "a function", value)
+
+    return check
+
+
+def refused(name: str, wanted: str, value: object) -> InputError:
+    """The error for an option that has another value than is wanted."""
+    return InputError(f"The {name} must be {wanted}, not {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value as a sentence shows it: on one line and not long, whatever it is."""
+    try:
+        said = " ".join(repr(value).split())
+    except Exception:  # a number of many thousand digits has no text, and a class may have any __repr__
+        return f"this {type(value).__name__}"
+    return said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, numbers.Real) or (  # a Decimal is a number and says no more
+        isinstance(value, numbers.Number) and not isinstance(value, numbers.Complex)
+    )
