@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Unpack
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from edge.errors import InputError
-from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.decode.answer import (
+    FinishReason,
+    GenerateOptions,
+    Piece,
+    Result,
+    answer,
+    check_length,
+    check_prompt,
+    collect,
+    own,
+)
 from edge.runtime.keywords import GenerateKeywords, with_keywords
+from edge.runtime.options import shown
 from edge.runtime.text.template import Message, check_messages
 
 if TYPE_CHECKING:
+    from edge.runtime.engine.cache import KVCache
     from edge.runtime.model import Model
+
+
+UNDER_WAY = (
+    "An answer of this chat is still under way; read its stream to the end or close it, or use a chat for each "
+    "conversation."
+)
+
+
+class _Turn(NamedTuple):
+    """A conversation whose last message is to be answered. before: the messages before it, as the chat had them. text,
+    tokens: the whole prompt."""
+
+    before: list[Message]
+    messages: list[Message]
+    text: str
+    tokens: list[int]
 
 
 class Chat:
@@ -25,20 +55,36 @@ class Chat:
     """
 
     def __init__(self, model: Model, *, system: str | None = None) -> None:
+        if system is not None and not isinstance(system, str):
+            raise InputError(f"The system message must be a text, not {shown(system)}.")
         if system is not None and model.template is None:
             raise InputError("The system message has no place, because the bundle has no chat template.")
         self._model = model
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._busy = threading.Lock()  # while an answer is under way
         self._cache = model.engine.new_cache()
-        self.reset()
+        self._forget()
 
     def reset(self) -> None:
-        """Start over: forget every turn but the system message."""
+        """Start over: forget every turn but the system message; InputError while an answer is under way."""
+        with self._alone():
+            self._forget()
+
+    def _forget(self) -> None:
         self.messages: list[Message] = list(self._opening)
-        self._cache.reset()
         self._cached: list[int] = []  # the tokens in the KV cache
         self._said: list[int] = []  # the tokens of the whole conversation, without the last answer's end token
         self._said_text = ""  # their text, as the template writes it
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nothing else changes the conversation meanwhile; InputError where something does already."""
+        if not self._busy.acquire(blocking=False):
+            raise InputError(UNDER_WAY)
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     @property
     def cached_tokens(self) -> int:
@@ -52,57 +98,91 @@ class Chat:
 
     def stream(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Say something and stream the answer. What was said of it counts also when it is cut short.
 
+        The answer is under way from its first piece on until it ends, its `close` is called, or nobody has it any more.
+        A stream of which no piece was taken changes nothing; what was said in other ones meanwhile comes before it.
+
         Raises:
-            InputError: the message is empty, or the conversation does not fit into the context any more.
+            InputError: the message is empty, the conversation does not fit into the context any more, or another answer
+                is under way.
         """
         started = time.perf_counter_ns()
         options = with_keywords(own(options), keywords)
-        messages: list[Message] = [*self.messages, {"role": "user", "content": message}]
-        check_messages(messages)
-        prompt_text = self._render(messages)
-        prompt = self._tokens(prompt_text)
-        check_room(len(prompt), self._model.engine, "start the conversation over")
-        shared = _shared(self._cached, prompt)
-        shared = min(shared, self._cache.reusable)
-        self._cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
-        self._cached = prompt[: self._cache.length]
-        return self._answer(messages, prompt_text, prompt, options, started)
+        if self._busy.locked():
+            raise InputError(UNDER_WAY)
+        return self._answer(message, self._turn(message), options, started)
 
     def generate(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
     ) -> Result:
         """Say something and return the whole answer; see `stream`."""
-        return collect(self.stream(message, options, **keywords))
+        with closing(self.stream(message, options, **keywords)) as pieces:
+            return collect(pieces)
+
+    def _turn(self, message: str) -> _Turn:
+        """The conversation with this message."""
+        model, before = self._model, self.messages
+        messages: list[Message] = [*before, {"role": "user", "content": message}]
+        check_messages(messages)
+        text = self._render(messages)
+        check_length(len(text), model.most_tokens)
+        tokens = self._tokens(text)
+        check_prompt(tokens, model.engine, "start the conversation over")
+        return _Turn(before, messages, text, tokens)
 
     def _answer(
-        self, messages: list[Message], prompt_text: str, prompt: list[int], options: GenerateOptions, started: int
-    ) -> Iterator[Piece]:
+        self, message: str, turn: _Turn, options: GenerateOptions, started: int
+    ) -> Generator[Piece, None, None]:
         model = self._model
         engine, text, chunk, drafts = model.engine, model.text, model.prefill_chunk, model.speculation
-        shown: list[str] = []
-        sampled: list[int] = []
-        ended = False
-        try:
-            for piece in answer(
-                engine, text, self._cache, prompt, options, chunk=chunk, started_ns=started, speculation=drafts
-            ):
-                shown.append(piece.text)
-                if piece.token_id is not None:
-                    sampled.append(piece.token_id)
-                ended = piece.finish_reason == "stop"
-                yield piece
-        finally:
-            self.messages = [*messages, {"role": "assistant", "content": "".join(shown)}]
-            self._cached = (prompt + sampled)[: self._cache.length]
-            if ended and sampled[-1] in text.eos:
-                sampled.pop()
-                ended = False
-            # After a stop string the tokens say more than the text that was shown: the text is encoded anew.
-            self._said = [] if ended else prompt + sampled
-            self._said_text = prompt_text + "".join(shown)
+        with self._alone():
+            if turn.before is not self.messages:  # something was said since the stream was made
+                turn = self._turn(message)
+            parts: list[str] = []
+            sampled: list[int] = []
+            try:
+                for piece in answer(
+                    *(engine, text, self._begun(turn.tokens), turn.tokens, options),
+                    chunk=chunk,
+                    started_ns=started,
+                    speculation=drafts,
+                ):
+                    parts.append(piece.text)
+                    if piece.token_id is not None:
+                        sampled.append(piece.token_id)
+                    last = piece
+                    yield piece
+            except GeneratorExit:  # nobody wants the rest: all is as after the last piece
+                self._keep(turn, parts, sampled, last.finish_reason)
+                raise
+            except BaseException:  # what the cache holds, or whether the last piece counts, nobody knows
+                if any(parts):
+                    self.messages = [*turn.messages, {"role": "assistant", "content": "".join(parts)}]
+                self._cache = engine.new_cache()
+                raise
+            self._keep(turn, parts, sampled, last.finish_reason)
+
+    def _begun(self, prompt: list[int]) -> KVCache:
+        """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""
+        cache = self._cache
+        shared = min(_shared(self._cached, prompt), cache.reusable)
+        self._cached, self._said = [], []
+        cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
+        return cache
+
+    def _keep(self, turn: _Turn, parts: list[str], sampled: list[int], finish: FinishReason | None) -> None:
+        """Remember an answer as far as it was shown."""
+        said, tokens = "".join(parts), turn.tokens + sampled
+        self.messages = [*turn.messages, {"role": "assistant", "content": said}]
+        self._cached = tokens[: self._cache.length]
+        self._said_text = turn.text + said
+        # After a stop string the tokens say more than the text that was shown: the text is encoded anew.
+        if finish != "stop":
+            self._said = tokens
+        elif sampled[-1] in self._model.text.eos:
+            self._said = tokens[:-1]
 
     def _render(self, messages: list[Message]) -> str:
         template = self._model.template

@@ -72,6 +72,14 @@ class Loaded:
             release_freed()  # what reading the tokenizer took: 48 MiB of one with 128,000 tokens
         return engine
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a text may have, as far as that is known without waiting for the weights."""
+        engine, manifest = self._engine, self.bundle.manifest
+        if manifest.encoder is not None:
+            return manifest.encoder.max_length
+        return manifest.context if engine is None or isinstance(engine, Background) else engine.context
+
     @cached_property
     def speculation(self) -> Speculation | None:
         """What drafts, and what it has learnt; None where nothing does."""

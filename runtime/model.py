@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Unpack
 
@@ -11,15 +11,19 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_room, collect, own
+from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_length, check_prompt, collect, own
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
+from edge.runtime.options import flag, shown, text, unless_none, whole
 from edge.runtime.speculate.base import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text.tokenizer import Text
 
 Prompt = str | Sequence[Message]
+RAW = unless_none(flag("option raw"))
+SYSTEM = unless_none(text("system message"))
+WIDTH = whole("number of prompts side by side", "1 or more", least=1)
 
 
 class Model(Loaded):
@@ -71,9 +75,13 @@ class Model(Loaded):
         Raises:
             InputError: the prompt is empty, or a system message cannot be placed.
         """
-        return self.text.encode_prompt(self._rendered(prompt, system, raw))
+        text = self._rendered(prompt, SYSTEM(system), RAW(raw))
+        check_length(len(text), self.most_tokens)
+        return self.text.encode_prompt(text)
 
     def _rendered(self, prompt: Prompt, system: str | None, raw: bool) -> str:
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+            raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         check_messages(messages)
         if isinstance(prompt, str) and (raw or self.template is None):
@@ -114,7 +122,7 @@ class Model(Loaded):
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
-        check_room(len(ids), engine, "shorten it")
+        check_prompt(ids, engine, "shorten it")
         cache = engine.new_cache(min(engine.context, len(ids) + options.max_tokens))
         chunk, drafts = self.prefill_chunk, self.speculation
         return answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
@@ -156,6 +164,9 @@ class Model(Loaded):
             InputError: a prompt is empty or longer than the context, named by its number; or as `check_width`.
         """
         self.check_width(width)
+        if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
+            raise InputError(f"Prompts are a list of texts or conversations, and not {shown(prompts)}.")
+        prompts = list(prompts)
         if not isinstance(options, Sequence):
             options = [own(options)] * len(prompts)
         options = [with_keywords(own(each), keywords) for each in options]
@@ -165,17 +176,15 @@ class Model(Loaded):
         for number, prompt in enumerate(prompts, 1):
             try:
                 ids.append(self.prompt_ids(prompt, system=system, raw=raw))
-                check_room(len(ids[-1]), self.engine, "shorten it")
+                check_prompt(ids[-1], self.engine, "shorten it")
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None
         return self._answers(prompts, ids, options, system, raw, width)
 
     def check_width(self, width: int | None) -> None:
         """Raise InputError where answers cannot grow `width` side by side; None: as many as can."""
-        if width is None or width == 1:
+        if width is None or WIDTH(width) == 1:
             return
-        if width < 1:
-            raise InputError(f"The number of prompts side by side must be 1 or more, not {width}.")
         if not self.bundle.manifest.graph("decoder").batch:
             raise InputError(
                 f"The graph of {self.bundle.manifest.name} takes one prompt at a time, not {width} side by side; "

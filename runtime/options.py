@@ -43,7 +43,7 @@ class Options:
 
 
 @lru_cache
-def _checks(options: type[Options]) -> list[tuple[str, Check]]:
+def _checks(options: type[Any]) -> list[tuple[str, Check]]:
     return [(field.name, field.metadata[_CHECK]) for field in dataclasses.fields(options)]
 
 

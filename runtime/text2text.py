@@ -26,6 +26,8 @@ from edge.runtime.decode.answer import (
     Piece,
     Result,
     Timings,
+    check_length,
+    check_tokens,
     never,
 )
 from edge.runtime.decode.beam import (
@@ -47,7 +49,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import option, text, texts, unless_none, whole
+from edge.runtime.options import option, shown, text, texts, unless_none, whole
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.tokenizer import Text
@@ -279,23 +281,38 @@ class Text2Text(Loaded):
     def _tokens(
         self, engine: Engine, task: _Task, source: list[int], drafts: Drafts, found: list[Hypothesis]
     ) -> Iterator[int]:
-        """The output's tokens as they come; the cache is used again when they are done."""
+        """The output's tokens as they come; the cache is used again when they are done, and not where they failed."""
         assert engine.encoder is not None
         cross = engine.encoder.encode_text(np.array(source, np.int64))
         cache = self._cache(engine, task, cross)
         try:
-            if task.beam.beams > 1:
-                forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
-                yield from beam.search(
-                    engine, cache, task.prompt, task.beam, found,
-                    eos=self.text.eos, processors=task.processors, forced=forced,
-                )  # fmt: skip
-                return
-            prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
-            sampler, chunk = self._sampler(task), len(prompt)
-            yield from generate(engine, cache, prompt, sampler, chunk=chunk, interrupted=interrupted, drafts=drafts)
-        finally:
+            yield from self._run(engine, cache, task, drafts, found)
+        except GeneratorExit:  # nobody wants the rest
+            self._keep(cache)
+            raise
+        self._keep(cache)
+
+    def _keep(self, cache: KVCache) -> None:
+        """Use a cache again, as long as the model is there."""
+        if self._engine is not None:
             self._spare.append(cache)
+
+    def _run(
+        self, engine: Engine, cache: KVCache, task: _Task, drafts: Drafts, found: list[Hypothesis]
+    ) -> Iterator[int]:
+        if task.beam.beams > 1:
+            forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
+            return beam.search(
+                engine, cache, task.prompt, task.beam, found,
+                eos=self.text.eos, processors=task.processors, forced=forced,
+            )  # fmt: skip
+        prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
+        sampler, chunk = self._sampler(task), len(prompt)
+        return generate(engine, cache, prompt, sampler, chunk=chunk, interrupted=interrupted, drafts=drafts)
+
+    def close(self) -> None:
+        self._spare.clear()
+        super().close()
 
     def _cache(self, engine: Engine, task: _Task, cross: Cross) -> KVCache:
         """A cache for one input: one whose input is done, with its bound buffers, where it is large enough."""
@@ -351,7 +368,11 @@ class Text2Text(Loaded):
 
     def _source(self, text: str, options: Text2TextOptions) -> tuple[list[int], list[int]]:
         """The tokens of a text as the encoder takes them, and those of the text alone."""
+        if not isinstance(text, str):
+            raise InputError(f"A text is turned into another, and not {shown(text)}.")
+        check_length(len(text), self.most_tokens)
         source, bare = self._framing.tokens(text, options.source_language, options.target_language)
+        check_tokens(source, self.bundle.manifest)
         self._check_length(source)
         return source, bare
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
+from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.providers.base import Buffer
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
@@ -75,10 +76,13 @@ class BatchStep:
                 given |= {f"{name}.{i}.{part}": slots.first(buffer, size) for name in ("past", "present")}
         session = engine.session
         self._bound = session.bind()
-        for name in session.inputs:
-            self._bound.input(name, given[name])
-        for name in session.outputs & given.keys():
-            self._bound.output(name, given[name])
+        try:
+            for name in session.inputs:
+                self._bound.input(name, given[name])
+            for name in session.outputs & given.keys():
+                self._bound.output(name, given[name])
+        except FAILURES as e:
+            raise failed(engine.bundle, e) from e
 
     def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> Any:
         """Append a token to each of the caches, which are in the first slots, through the units of `route`; logits
@@ -97,7 +101,10 @@ class BatchStep:
             self._total[:] = caches[0].total
         self._runs[:] = False
         self._runs[list(route)] = True
-        self._bound.run()
+        try:
+            self._bound.run()
+        except FAILURES as e:
+            raise failed(self._engine.bundle, e) from e
         if self._asked == CANDIDATES:
             return self._engine.candidates_of(self._result)[:count]
         return self._made[:count, 0]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from edge.errors import InputError
+from edge.errors import BundleError, InputError
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.memory.process import MIB, held
@@ -17,9 +17,12 @@ from edge.runtime.options import function, option, texts, whole
 from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
 
 if TYPE_CHECKING:
+    from edge.manifest import Manifest
     from edge.runtime.engine.cache import KVCache
     from edge.runtime.engine.engine import Engine
     from edge.runtime.speculate.speculation import Figures, Speculation
+
+LONGEST_TOKEN = 256  # characters: of the vocabularies in use none has a token of more than 128
 
 FinishReason = Literal["stop", "length", "context", "interrupted"]
 """``stop``: an end token or a stop string; ``length``: max_tokens; ``context``: the KV cache is full;
@@ -122,13 +125,35 @@ def own(options: GenerateOptions | None) -> GenerateOptions:
     return options
 
 
-def check_room(prompt_tokens: int, engine: Engine, advice: str) -> None:
-    """Raise InputError where a prompt does not fit into the engine's context."""
-    if prompt_tokens > engine.context:
+def check_length(characters: int, tokens: int) -> None:
+    """Raise InputError for a text that cannot fit into so many tokens, before the tokenizer works on it for minutes."""
+    if characters > LONGEST_TOKEN * tokens:
+        raise InputError(
+            f"The text has {characters:,} characters, which cannot fit into {tokens:,} tokens; shorten it or split it."
+        )
+
+
+def check_prompt(prompt: Sequence[int], engine: Engine, advice: str) -> None:
+    """Raise InputError where a prompt does not fit into the engine's context; BundleError where it has tokens that the
+    model does not have."""
+    manifest = engine.bundle.manifest
+    check_tokens(prompt, manifest)
+    if len(prompt) > engine.context:
         what = "raise the context" if engine.plan is None else "raise the memory or the context"
         raise InputError(
-            f"The prompt has {prompt_tokens} tokens and the context holds {engine.context} (the bundle allows up to "
-            f"{engine.bundle.manifest.context}); {advice} or {what}."
+            f"The prompt has {len(prompt)} tokens and the context holds {engine.context} (the bundle allows up to "
+            f"{manifest.context}); {advice} or {what}."
+        )
+
+
+def check_tokens(tokens: Sequence[int], manifest: Manifest) -> None:
+    """Raise BundleError where the tokenizer gives what the model has no embedding for."""
+    vocab = manifest.dims.vocab_size
+    if not 0 <= min(tokens) <= max(tokens) < vocab:  # a text has one token at least: see `Text`
+        wrong = next(token for token in tokens if not 0 <= token < vocab)
+        raise BundleError(
+            f"The tokenizer of {manifest.name} gives the token {wrong}, and its model has {vocab}, counted from 0; "
+            "export the model again."
         )
 
 

@@ -5,6 +5,7 @@ Each follows the logits processor of transformers that its docstring names, for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,13 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from edge.errors import BundleError, InputError
 from edge.manifest import Generation
 
 if TYPE_CHECKING:
     from edge.runtime.decode.sampling import Sampler
+
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 Processor = Callable[[NDArray[np.int64], NDArray[np.float32]], None]
 """Is given B texts so far as token ids [B, L], the decoder's first tokens included, and the scores of what may follow
@@ -26,11 +30,14 @@ class RepetitionPenalty:
     """Makes tokens that occurred less likely (Keskar et al. 2019, section 4.1; RepetitionPenaltyLogitsProcessor)."""
 
     def __init__(self, penalty: float) -> None:
-        self._penalty = np.float32(penalty)
+        self._penalty = np.float32(min(max(penalty, SMALLEST), LARGEST))
 
     def __call__(self, texts: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         said = np.take_along_axis(scores, texts, axis=1)  # [B, L]
-        np.put_along_axis(scores, texts, np.where(said < 0, said * self._penalty, said / self._penalty), axis=1)
+        with np.errstate(over="ignore"):
+            scaled = np.where(said < 0, said * self._penalty, said / self._penalty)
+        np.clip(scaled, -LARGEST, LARGEST, out=scaled, where=np.isfinite(said))  # what was finite stays so
+        np.put_along_axis(scores, texts, scaled, axis=1)
 
 
 class NoRepeatNgrams:
@@ -148,7 +155,15 @@ class ProcessedSampler:
         scores[0] = logits
         for process in self._processors:
             process(self._text[:, : self._length], scores)
-        token = self._sampler(scores[0])
+        try:
+            token = self._sampler(scores[0])
+        except BundleError:
+            if math.isfinite(logits.max()):
+                raise InputError(
+                    "The rules of this answer forbid every token: those that were said, that repeat words or are "
+                    "suppressed, and an end too early; leave out one of these options."
+                ) from None
+            raise
         if self._length == self._text.shape[1]:
             self._text = np.pad(self._text, ((0, 0), (0, self._length + 16)))
         self._text[0, self._length] = token

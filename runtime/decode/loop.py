@@ -16,6 +16,7 @@ from edge.runtime.decode.sampling import Categorical, Sampler, greedy
 from edge.runtime.engine.binding import all_rows
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.failures import no_token
 
 # Prompts of this many tokens and more run through the int8 prefill graph, where the bundle has one. The same on every
 # device and at every call: what was measured, or asked before, must not decide what an answer says.
@@ -55,10 +56,17 @@ def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[S
     whether somebody else wants them.
     """
     if sampler is greedy and engine.chooses and not logits:
-        return engine.choose, int
+        return engine.choose, chosen
     if engine.remote and isinstance(sampler, Categorical) and not logits:
         return engine.candidates, sampler.among
     return engine.step, sampler
+
+
+def chosen(token: int) -> int:
+    """What `Engine.choose` found; BundleError where that is nothing."""
+    if token < 0:
+        raise no_token()
+    return int(token)
 
 
 def prefill(
@@ -155,7 +163,7 @@ def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[i
     Returns:
         The tokens drawn, of which all but the last were drafted, and the indices in the draft of those.
     """
-    rows = p.tolist() if choose is int else p
+    rows = p.tolist() if choose is chosen else p
     sampled, path, at = [choose(rows[0])], list[int](), -1
     parents = range(-1, len(x.tokens) - 1) if x.parents is None else x.parents
     for node, (parent, drafted) in enumerate(zip(parents, x.tokens, strict=True)):  # children stand behind their parent

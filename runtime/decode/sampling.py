@@ -5,6 +5,7 @@ The steps and their order are those of transformers' `generate`: penalty, temper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
+from edge.runtime.engine.failures import no_token
 from edge.runtime.largest import largest
 from edge.runtime.options import Options, number, option, unless_none, whole
 
@@ -21,7 +23,7 @@ Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
 
 DRAW_BLOCK = 256  # weights summed at once while drawing: a cumulative sum over a vocabulary costs ten times more
-SMALLEST = float(np.finfo(np.float32).tiny)
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 NUCLEUS = 256  # the first guess of how many of the largest weights sum up to top_p
 
 
@@ -73,8 +75,20 @@ def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sample
 
 
 def greedy(logits: NDArray[np.float32]) -> int:
-    """The most likely token; the first of equals."""
-    return int(logits.argmax())
+    """The most likely token; the first of equals. BundleError where its logit is not finite: of several logits with one
+    that is no number, that is the largest."""
+    token = int(logits.argmax())
+    if not math.isfinite(logits.item(token)):
+        raise no_token(logits.item(token))
+    return token
+
+
+def largest_logit(logits: NDArray[np.float32]) -> float:
+    """The largest of logits; BundleError where that is not finite: one is no number, or infinite, or all are -inf."""
+    found = float(logits.max())
+    if not math.isfinite(found):
+        raise no_token(found)
+    return found
 
 
 class Categorical:
@@ -88,28 +102,32 @@ class Categorical:
     def among(self, candidates: Candidates) -> int:
         """As for all logits of the row, and the same token: of the candidates where these decide, else of all."""
         options, tokens, logits = self._options, candidates.tokens, candidates.logits
+        best = largest_logit(logits)
         last = float(logits[-1])  # tokens that are not among them may have as much
         if options.top_k and options.top_k < len(logits) and last < logits[options.top_k - 1]:
             chosen = tokens[logits >= logits[options.top_k - 1]]
-        elif not options.top_k and options.top_p == 1 and _weights(logits, options.temperature)[-1] < options.min_p:
+        elif options.top_k or options.top_p < 1:
+            return self(candidates.whole())
+        elif _weights(logits, best, options.temperature)[-1] < options.min_p:
             chosen = tokens
         else:
             return self(candidates.whole())
         order = np.argsort(chosen)  # as they stand in the row
-        return self._drawn(logits[: len(chosen)][order], chosen[order])
+        return self._drawn(logits[: len(chosen)][order], best, chosen[order])
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         options = self._options
         tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
+        best = largest_logit(logits)
         if 0 < options.top_k < logits.shape[0]:
             tokens = _most_likely(logits, options.top_k)
             logits = logits[tokens]
-        return self._drawn(logits, tokens)
+        return self._drawn(logits, best, tokens)
 
-    def _drawn(self, logits: NDArray[np.float32], tokens: NDArray[np.intp] | None) -> int:
-        """A token of these, or of the whole row."""
+    def _drawn(self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None) -> int:
+        """A token of these, or of the whole row. best: the largest of the logits."""
         options = self._options
-        weights = _weights(logits, options.temperature)  # [candidates] float32
+        weights = _weights(logits, best, options.temperature)  # [candidates] float32
         threshold = options.min_p
         if options.top_p < 1:
             threshold = max(threshold, _nucleus_threshold(weights, options.top_p))
@@ -121,10 +139,11 @@ class Categorical:
         return drawn if tokens is None else int(tokens[drawn])
 
 
-def _weights(logits: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
-    """exp((logit - largest) / temperature): probabilities up to a factor."""
+def _weights(logits: NDArray[np.float32], best: float, temperature: float) -> NDArray[np.float32]:
+    """exp((logit - best) / temperature): probabilities up to a factor. best: the largest of the logits."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to exp(-inf) = 0, as it should
-        weights: NDArray[np.float32] = (logits - logits.max()) / np.float32(max(temperature, SMALLEST))
+        divisor = np.float32(min(max(temperature, SMALLEST), LARGEST))  # -inf over infinity would be no number
+        weights: NDArray[np.float32] = (logits - np.float32(best)) / divisor
     np.exp(weights, out=weights)
     return weights
 
@@ -163,4 +182,7 @@ def _draw(weights: NDArray[np.float32], uniform: float) -> int:
     start = block * DRAW_BLOCK
     within = np.cumsum(weights[start : start + DRAW_BLOCK], dtype=np.float64)
     point -= blocks[block - 1] if block else 0.0
-    return int(start + min(np.searchsorted(within, point, side="right"), within.shape[0] - 1))
+    drawn = int(np.searchsorted(within, point, side="right"))
+    if drawn == within.shape[0]:  # the block's sum was rounded otherwise: the last one that has a weight
+        drawn = int(np.searchsorted(within, within[-1]))
+    return start + drawn

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, KVLayer
+from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.providers.base import Buffer, Provider, Session, memory_type
 
 Shape = tuple[int, int, int, int]
@@ -71,6 +72,7 @@ class Encoder:
     ) -> None:
         manifest = bundle.manifest
         assert manifest.encoder is not None and manifest.cross is not None
+        self._bundle = bundle
         self.max_length = source or manifest.encoder.max_length
         self._why = " in the memory that it may take" if self.max_length < manifest.encoder.max_length else ""
         self._layers = manifest.cross.layers
@@ -128,17 +130,23 @@ class Encoder:
             raise InputError(f"A window holds {window} samples, not {len(pcm)}.")
         padded = np.zeros((1, window), np.float32)
         padded[0, : len(pcm)] = pcm
-        (features,) = self._frontend.run({"pcm": padded})
+        try:
+            (features,) = self._frontend.run({"pcm": padded})
+        except (*FAILURES, ValueError) as e:  # ValueError: more than one output
+            raise failed(self._bundle, e) from e
         made: NDArray[np.float32] = features
         return made
 
     def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:
-        cross = into if into is not None and into.length == length else self._new(length, into)
-        binding = self._session.bind()
-        binding.input(name, self._provider.adopt(array))
-        for made, buffer in cross.named.items():
-            binding.output(made, buffer)
-        binding.run()
+        try:
+            cross = into if into is not None and into.length == length else self._new(length, into)
+            binding = self._session.bind()
+            binding.input(name, self._provider.adopt(array))
+            for made, buffer in cross.named.items():
+                binding.output(made, buffer)
+            binding.run()
+        except FAILURES as e:
+            raise failed(self._bundle, e) from e
         return cross
 
     def _new(self, length: int, into: Cross | None) -> Cross:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, 
 from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.variant import PLAIN, Variant
@@ -178,7 +180,7 @@ class Engine:
         tree: Tree | None = None,
     ) -> NDArray[np.int64]:
         """As `step`, with the token that has the largest logit [R], the first of equals, in the place of logits, which
-        stay inside the graph. Older bundles have no such output (`chooses`)."""
+        the graph keeps to itself; -1 where that logit is not finite. Older bundles have no such output (`chooses`)."""
         return self._step(cache, tokens, rows, tree, TOKENS)
 
     def likeliest(
@@ -257,7 +259,12 @@ class Engine:
         asked: Wanted,
     ) -> NDArray[Any]:
         """A step, as it is asked for: its logits or its likeliest tokens."""
-        rows: NDArray[Any] = self._ran(cache, tokens, wanted, tree, asked).made[0]
+        first = cache.length <= cache.prompt  # the first step of an answer
+        step = self._ran(cache, tokens, wanted, tree, asked)
+        rows: NDArray[Any] = step.made[0]
+        if asked == TOKENS:
+            logits = None if self.remote else step.outputs["logits"].array[0]
+            _check_tokens(rows, logits, self.bundle.manifest.dims.vocab_size, first)
         return rows
 
     def _ran(
@@ -274,15 +281,18 @@ class Engine:
         steps = self._steps.get(cache.seat)
         if steps is None:
             steps = self._steps[cache.seat] = {}
-        step = steps.get(shape)
-        if step is None:
-            step = self._make_step(cache, size, rows, self._outputs_for(cache, rows, asked))
-            if isinstance(asked, int):
-                step.inputs[LIKELIEST_COUNT] = self.provider.adopt(np.array([asked], np.int64))
-            if size <= KEPT_STEP:
-                steps[shape] = step
-        step.fill(tokens, cache.length, wanted, tree)
-        self._compute(cache, step, tree)
+        try:
+            step = steps.get(shape)
+            if step is None:
+                step = self._make_step(cache, size, rows, self._outputs_for(cache, rows, asked))
+                if isinstance(asked, int):
+                    step.inputs[LIKELIEST_COUNT] = self.provider.adopt(np.array([asked], np.int64))
+                if size <= KEPT_STEP:
+                    steps[shape] = step
+            step.fill(tokens, cache.length, wanted, tree)
+            self._compute(cache, step, tree)
+        except FAILURES as e:
+            raise failed(self.bundle, e) from e
         return step
 
     def _make_step(self, cache: KVCache, size: int, rows: int, outputs: dict[str, Buffer]) -> StepBuffers:
@@ -314,7 +324,8 @@ class Engine:
                 LIKELIEST_LOGARITHMS: allocate((rows, asked), np.float32),
             }
         if asked == TOKENS:
-            return {"tokens": allocate((1, rows), np.int64)}
+            tokens = {"tokens": allocate((1, rows), np.int64)}
+            return tokens if self.remote else {**tokens, "logits": self._logits_for(cache, rows)}
         return {"logits": self._logits_for(cache, rows)}
 
     def _logits_for(self, cache: KVCache, rows: int) -> Buffer:
@@ -327,6 +338,20 @@ class Engine:
         if shared is None:
             shared = self._logits[cache.seat] = provider.allocate((KEPT_STEP, vocab), np.float32)
         return provider.part(shared, (1, rows, vocab))
+
+
+def _check_tokens(tokens: NDArray[np.int64], logits: NDArray[np.float32] | None, vocab: int, whole: bool) -> None:
+    """Put -1 in place of tokens [R] that a model does not have, or that have no finite logit in `logits` [R, V]: a
+    graph passes over what is no number. whole: whether to look at all logits: one token may have none in every step."""
+    if tokens.size == 1 and logits is not None and not whole:  # nearly every step
+        token = tokens.item(0)
+        if 0 <= token < vocab and math.isfinite(logits.item(token)):
+            return
+    for row, token in enumerate(tokens.tolist()):
+        if not 0 <= token < vocab or (
+            logits is not None and not math.isfinite(logits[row].max() if whole else logits.item(row, token))
+        ):
+            tokens[row] = -1
 
 
 class PrefillEngine:
@@ -357,11 +382,14 @@ class PrefillEngine:
         size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
         cache.check_room(size)
         tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
-        made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
         ran = tokens.shape[0]
-        step = Step(WholeBinding(self.session, cache, ran), cache, ran, rows.shape[0], {"logits": made})
-        step.fill(tokens, cache.length, rows, None)
-        step.run(cache, None)
+        try:
+            made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
+            step = Step(WholeBinding(self.session, cache, ran), cache, ran, rows.shape[0], {"logits": made})
+            step.fill(tokens, cache.length, rows, None)
+            step.run(cache, None)
+        except FAILURES as e:
+            raise failed(self._bundle, e) from e
         cache.length -= ran - size
         found: NDArray[np.float32] = step.made[0, :wanted]
         return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.options import Options, flag, number, option, refused, text, unless_none, whole
+from edge.runtime.options import LARGEST, Options, flag, number, option, refused, text, unless_none, whole
 from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
 MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
+CONTEXT = whole("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
 BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class LoadOptions(Options):
             these on the CPU. Default: yes on an NPU.
     """
 
-    context: int | None = option(None, unless_none(whole("context", "1 token or more", least=1)))
+    context: int | None = option(None, unless_none(CONTEXT))
     threads: int | None = option(None, unless_none(whole("number of threads", "at least 1", least=1)))
     prefill_chunk: int | None = option(None, unless_none(whole("prefill chunk", "1 token or more", least=1)))
     memory: int | str | None = option(None, unless_none(amount))

@@ -8,6 +8,7 @@ it has of the text, accepted drafted tokens included, so that it runs next to no
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def written(
     budget: Budget,
     vocab: int | None = None,
 ) -> Draft:
-    """A draft of at least one token, the likeliest each time, graded by its probability.
+    """A draft of the likeliest token each time, graded by its probability, which ends where logits are not finite.
 
     run: gives the logits [V] of what follows some tokens. logits: of what follows the text. vocab: tokens that may be
     drafted; default: all.
@@ -185,6 +186,8 @@ def written(
     while True:
         known = logits[:vocab]
         token = int(known.argmax())
+        if not math.isfinite(known.item(token)):
+            break
         probability = 1 / float(np.exp(known - known[token]).sum())
         chance *= probability
         if tokens and chance < budget.min_chance:

@@ -10,13 +10,14 @@ The engine is one over the bundle's graph `skip`, in units that drafts leave out
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.errors import InputError
+from edge.errors import BundleError, InputError
 from edge.manifest import SKIP
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.decode.loop import reader
@@ -128,14 +129,14 @@ class SelfDraft(Drafter):
         self._tried_at = len(context)
         units, start = self._choice.trial(), cache.length - WINDOW
         route = self._engine.leaving_out([i for unit in units for i in unit])
-        kept = cache.put_aside(start)
+        kept, right = cache.put_aside(start), 0
         cache.truncate(start)
         try:
             text, rows = np.array(context[start : start + WINDOW], np.int64), np.arange(WINDOW)
             step, choose = reader(self._engine, greedy)
-            with self._engine.through(cache, route):
-                said = [choose(row) for row in step(cache, text, rows)]
-            right = np.equal(said, context[start + 1 : start + WINDOW + 1])
+            with self._engine.through(cache, route), contextlib.suppress(BundleError):  # no token can be chosen
+                for row, token in zip(step(cache, text, rows), context[start + 1 :], strict=False):
+                    right += choose(row) == token
         finally:
             cache.put_back(start, kept)
-        self._choice.tried(units, float(right.mean()))
+        self._choice.tried(units, right / WINDOW)

@@ -43,13 +43,13 @@ def open_audio(path: str | Path, rate: int) -> Audio:
         MissingExtraError: the file's format or rate needs soundfile or soxr, which are not installed.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; name a sound file.")
     try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; name a sound file.")
         if path.stat().st_size == 0:
             raise InputError(f"{path} is an empty file; there is nothing to hear in it.")
-    except OSError as e:
-        raise InputError(f"The sound file {path} cannot be read: {e.strerror}.") from None
+    except (OSError, ValueError) as e:  # ValueError: a name with a character that no name has
+        raise InputError(f"The sound file {path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: its library libsndfile is not there

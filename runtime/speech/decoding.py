@@ -20,7 +20,7 @@ from edge.runtime.decode.answer import INTERRUPTED, never
 from edge.runtime.decode.beam import BEAMS, BeamOptions, beam_search, new_cache
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
-from edge.runtime.decode.sampling import SEED, TEMPERATURE, Categorical, Sampler, SamplingOptions, greedy
+from edge.runtime.decode.sampling import SEED, TEMPERATURE, Categorical, Sampler, SamplingOptions, greedy, largest_logit
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
@@ -159,6 +159,7 @@ class Decoder:
         cache = self._heard()
         cache.reset()
         logits = self._engine.step(cache, np.array([self._speech.start], np.int64))[-1]
+        largest_logit(logits)  # or what is wrong with them
         return max(self._speech.languages, key=lambda code: float(logits[self._speech.languages[code]]))
 
     def decode(self, prompt: Sequence[int]) -> Decoded | None:
@@ -225,6 +226,7 @@ class Decoder:
         logits = self._engine.step(cache, tokens[start:], np.array([0, len(prompt) - start - 1], np.int64))
         self._first[:] = logits[1]
         token = self._speech.no_speech
+        largest_logit(logits[0])  # or what is wrong with them
         return None if token is None else math.exp(_log_probability(logits[0], token, self._work))
 
     def _maximum(self, prompt: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ begins where the last finished segment of the one before ended, and is given tha
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import TranscribeKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import flag, function, option, text, unless_none
+from edge.runtime.options import flag, function, option, shown, text, unless_none
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speech.audio import Audio, from_samples, open_audio
 from edge.runtime.speech.decoding import Decoded, Decoder, DecodingOptions
@@ -127,6 +128,8 @@ class Transcriber(Loaded):
         check_speech_options(self.speech, options)
         if isinstance(sound, np.ndarray):
             sound = from_samples(sound, self.speech.sample_rate)
+        elif isinstance(sound, bytes | bytearray) or not isinstance(sound, str | os.PathLike | Audio):
+            raise InputError(f"Sound is the path of a file, or an array of samples, and not {shown(sound)}.")
         elif not isinstance(sound, Audio):
             sound = open_audio(sound, self.speech.sample_rate)
         return Transcription(self, sound, options)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.encoder import Cross, Encoder
+from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.static.mask import source_mask_of
@@ -40,6 +41,7 @@ class StaticEncoder(Encoder):
 
     def __init__(self, bundle: Bundle, target: Target, provider: Provider, session: Session) -> None:
         assert target.encoder is not None and bundle.manifest.cross is not None
+        self._bundle = bundle
         self.max_length, self.any_length = target.encoder.length, False
         self._name, self._why = f"{target.name}, encoder", f" in the graphs for {target.name}"
         self._layers, self._dtype = bundle.manifest.cross.layers, np.dtype(target.kv)
@@ -79,7 +81,10 @@ class StaticEncoder(Encoder):
 
     def _run(self, given: dict[str, NDArray[Any]], into: Cross | None) -> StaticCross:
         names = [value.name for value in self._session.inference.get_outputs()]
-        made = dict(zip(names, self._session.run(given), strict=True))
+        try:
+            made = dict(zip(names, self._session.run(given), strict=True))
+        except FAILURES as e:
+            raise failed(self._bundle, e) from e
         cross = into if isinstance(into, StaticCross) else self._empty()
         for i, (key, value) in enumerate(cross.buffers):
             key[:] = made[f"cross.{i}.key"].transpose(0, 2, 3, 1)

@@ -17,6 +17,7 @@ from edge.errors import BundleError, InputError
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Tree, Wanted
+from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_shapes
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import find_support
@@ -212,7 +213,10 @@ class StaticEngine(Engine):
             here = np.flatnonzero((rows >= start) & (rows < start + count))
             step.fill(self, cache, tokens[start : start + count], tree, start, first)
             step.ask(rows[here] - start, count)
-            step.run()
+            try:
+                step.run()
+            except FAILURES as e:
+                raise failed(self.bundle, e) from e
             if tree is not None:
                 cache.contiguous = False
             cache.positions[cache.length : cache.length + count] = step.positions[:count]

@@ -36,7 +36,7 @@ class Framing:
         if not text.strip():
             raise InputError("The text is empty; give the model something to work on.")
         format = self._format
-        bare = self._text.encode(text)
+        bare = self._text.encode_some(text)
         framed = [*format.prefix, *bare, *format.suffix]
         if format.target_in_source:
             framed = self._to_target(bare, framed, target)

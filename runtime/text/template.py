@@ -27,6 +27,11 @@ class Message(TypedDict):
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise InputError where a conversation is malformed or its last message, the one to answer, is empty."""
     for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise InputError(
+                f"Message {i} of the conversation is a {type(message).__name__}, and not a dict with a role and a "
+                "content."
+            )
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise InputError(f"Message {i} of the conversation needs a text under {key!r}.")

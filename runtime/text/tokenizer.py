@@ -47,8 +47,16 @@ class Text:
         return self._tokenizer.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it."""
-        return self._led(self.encode(text))
+        """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it;
+        InputError where the text has no tokens."""
+        return self._led(self.encode_some(text))
+
+    def encode_some(self, text: str) -> list[int]:
+        """As `encode`, of a text that must have a token: InputError where the tokenizer leaves nothing of it."""
+        ids = self.encode(text)
+        if not ids:
+            raise InputError("The text has no tokens: the tokenizer leaves nothing of it; write something else.")
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD."""

@@ -81,15 +81,15 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
     Raises:
         InputError: a line that the model cannot take, before anything is answered; or the file cannot be written.
     """
-    from edge.runtime.decode.answer import check_room
+    from edge.runtime.decode.answer import check_prompt
 
     model.check_width(args.batch)
     lines = lines_of(text)
 
     def length(line: str) -> int:
-        tokens = len(model.prompt_ids(line, system=args.system, raw=args.raw))
-        check_room(tokens, model.engine, "shorten it")
-        return tokens
+        tokens = model.prompt_ids(line, system=args.system, raw=args.raw)
+        check_prompt(tokens, model.engine, "shorten it")
+        return len(tokens)
 
     def make(waiting: Sequence[int]) -> Answers:
         prompts = [lines[i] for i in waiting]
