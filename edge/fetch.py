@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from edge import catalog, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
@@ -181,8 +182,16 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
     try:
         import huggingface_hub as hub
         from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import tqdm
     except ModuleNotFoundError as e:
         raise _Unavailable(f"{e.name} is not installed (run: pip install 'edge-lm[export]')") from None
+
+    class Bars(tqdm):  # type: ignore[misc]  (Any)
+        """The library's bars of bytes: they draw with control characters, which a command's `Screen` shows as text."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"file": sys.__stderr__})
+
     answer = Future[list[str]]()
 
     def ask() -> None:
@@ -208,6 +217,7 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
             allow_patterns=[*HUB_FILES, *(HUB_BIN_FILES if bins else [])],
             local_files_only=files is None,
             force_download=again,
+            tqdm_class=Bars,
         )
     except Exception as e:
         if isinstance(e, OSError) and e.errno is not None:  # of the disk

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from edge.errors import InputError
+
+MOST = 1 << 28  # bytes of a text: more than any model reads in days, and what /dev/zero has in a moment
+MOST_LINE = 1 << 24
 
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text that people wrote on any system."""
     return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def read_whole(file: BinaryIO, name: str) -> bytes:
+    """All that a file, a pipe or a device gives; InputError where that does not end. name: what errors call it."""
+    data = file.read(MOST + 1)
+    if len(data) > MOST:
+        raise InputError(f"{name} has more than {MOST >> 20} MiB; split it, or name another.")
+    return data
 
 
 def read_text(path: Path, kind: str = "") -> str:
@@ -20,8 +32,10 @@ def read_text(path: Path, kind: str = "") -> str:
     """
     name = f"{kind} {path}".strip()
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = read_whole(file, name).decode()
     except UnicodeDecodeError as e:
         raise InputError(f"{name} is not UTF-8 at byte {e.start}; convert it.") from None
     except OSError as e:
         raise InputError(f"{name} cannot be read: {e.strerror}.") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser
+from edge.cli.progress import drawn
 from edge.cli.tables import console, table
 from edge.errors import ExportError
 
@@ -126,12 +127,10 @@ def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], 
     if not sys.stderr.isatty():
         yield lambda done, total, text: None, lambda sentence: print(sentence, file=sys.stderr, flush=True)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+    with drawn(*columns) as bar:
         shown: dict[str, TaskID] = {}  # at most one
 
         def progress(done: int, total: int, text: str) -> None:
@@ -143,7 +142,7 @@ def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], 
                 shown[stage] = bar.add_task(text, total=None)
             bar.update(shown[stage], completed=done, total=total or None, description=text)
 
-        yield progress, console.print
+        yield progress, bar.console.print
 
 
 def _show(bundle: Bundle, seconds: float) -> None:

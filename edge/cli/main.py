@@ -9,16 +9,21 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
+from edge.cli import streams
 from edge.cli.arguments import Parser
-from edge.errors import EdgeError, InputError
+from edge.cli.screen import install
+from edge.errors import EdgeError, InputError, on_one_line
 from edge.extras import extra_of
 from edge.registry import Registry
 
 COMMANDS = Registry("edge.cli", "command")
 ABOUT = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
 
+LONG_NAME = 200  # characters of a path that a sentence shows
+LONGEST = 6000  # characters of a sentence: room for a path of the longest, and the sentence around it
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # the disk, a file, or what one may take
 
 
@@ -27,26 +32,32 @@ def main(args: list[str] | None = None) -> int:
 
     0 all went well; 1 an error nobody foresaw; 2 one sentence says what was wrong; 130 interrupted.
     """
-    _print_any_character()
     if args is None:  # this process is the command's own
         os.environ.setdefault("EDGE_HUGE_PAGES", "1")
         os.environ["PYTHONSAFEPATH"] = "1"  # should a library start a Python, it takes no code from the current folder
         args = sys.argv[1:]
+    closed = streams.complete()
+    _print_any_character()
+    install()
     args, debug = _take_debug(args)
     if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)  # `kill` cleans up as Ctrl-C does
     try:
+        if closed:
+            raise InputError("Standard output is closed; redirect it, for example to /dev/null.")
         status = _dispatch(args)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        return _reader_gone()
+    except BrokenPipeError:  # the reader of our output has gone (`edge models | head -1`): say nothing
+        return 1
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         if debug:
             raise
         return _explain(error)
+    finally:
+        streams.settle()
 
 
 def _print_any_character() -> None:
@@ -115,30 +126,45 @@ def _explain(error: Exception) -> int:
         return _say(str(error), 2)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
         return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge-lm[{extra}]'", 2)
-    if isinstance(error, OSError) and error.errno in FULL:
-        _drop_output()
-        return _say(f"{error.filename or 'The output'} could not be written: {error.strerror}.", 2)
-    kind = type(error).__name__
-    detail = " ".join(str(error).split())
-    about = f"{kind}: {detail[:200]}" if detail else kind
+    if isinstance(error, OSError):
+        return _say(_refusal(error), 2)
+    if isinstance(error, MemoryError):
+        return _say("Memory ran out; close other programs, or choose a smaller model, context or batch.", 2)
+    if isinstance(error, RecursionError):
+        return _say("What edge was given is nested too deeply to be read.", 2)
+    about = f"{type(error).__name__}: {on_one_line(error, 200)}"
     return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", 1)
 
 
+def _refusal(error: OSError) -> str:
+    """A sentence about what the system refused."""
+    reason = error.strerror or on_one_line(error)
+    if error.errno in FULL:
+        return f"{_named(error) or 'The output'} could not be written: {reason}."
+    if name := _named(error):
+        return f"{name} cannot be used: {reason}."
+    if not streams.settle():
+        return f"The output could not be written: {reason}."
+    try:
+        Path.cwd()
+    except OSError:
+        return "The current folder is no longer there; change to another."
+    return f"The system refused what edge asked of it: {reason}."
+
+
+def _named(error: OSError) -> str:
+    """The file that an error is about, where it says so; the middle of a very long name is left out."""
+    given = error.filename
+    name = os.fsdecode(given) if isinstance(given, str | bytes) else ""
+    return name if len(name) <= LONG_NAME else f"{name[: LONG_NAME // 2]}...{name[-LONG_NAME // 2 :]}"
+
+
 def _say(sentence: str, status: int) -> int:
-    print(f"edge: {' '.join(sentence.split())}", file=sys.stderr)
+    said = " ".join(sentence.split())
+    said = said if len(said) <= LONGEST else f"{said[:LONGEST]}..."
+    with contextlib.suppress(OSError):  # where standard error is full, the status remains
+        print(f"edge: {said}", file=sys.stderr)
     return status
-
-
-def _reader_gone() -> int:
-    """The reader of our output has gone (`edge models | head -1`): say nothing, also not while Python shuts down."""
-    _drop_output()
-    return 1
-
-
-def _drop_output() -> None:
-    """Let what Python still writes to standard output when it ends go nowhere."""
-    with contextlib.suppress(OSError):  # it may have no file descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_json, add_provider
-from edge.cli.tables import console, print_json, table
+from edge.cli.tables import console, labelled, print_json, table
 from edge.manifest import KV8
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
     if plan.budget is not None:
         budget = f"{show_size(plan.budget)}, {footprint.peak / plan.budget:.0%} of it used at the peak"
     for name, value in {**_facts(manifest, plan, speeds, drafts), "Budget": budget}.items():
-        out.print(f"[bold]{name:14}[/] {value}")
+        out.print(labelled(f"{name:14} ", value))
 
 
 def _facts(

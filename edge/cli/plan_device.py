@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from edge.cli.tables import console, print_json, table
+from edge.cli.tables import console, labelled, print_json, table
 from edge.errors import InputError
 from edge.runtime.device.plan import LEAST, plan_for
 from edge.runtime.engine.engine import DEFAULT_CONTEXT
@@ -53,4 +53,4 @@ def plan_device(
     if fitting is not None:
         facts["Fits"] = f"a context of {fitting:,} tokens"
     for title, value in facts.items():
-        out.print(f"[bold]{title:14}[/] {value}")
+        out.print(labelled(f"{title:14} ", value))

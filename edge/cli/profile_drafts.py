@@ -26,8 +26,6 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
 
     drafters: those to measure; where none is named, all that need no argument and that the bundle has the parts for.
     """
-    from rich.markup import escape
-
     for name in drafters:
         check_name(name)
         if name == OFF:
@@ -72,7 +70,7 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
             if each is plain
             else (f"{each.share:.0%}", f"{each.accepted_per_step:.2f}", f"{each.draft_ms:.3f}")
         )
-        rows.add_row(escape(each.drafter), drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
+        rows.add_row(each.drafter, drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
     console().print(rows)
     print("Drafts: steps with any. A step: tokens accepted in it, and ms of drafting. Gain: over plain decoding (off).")
 

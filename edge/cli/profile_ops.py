@@ -7,7 +7,7 @@ from collections import defaultdict
 from rich.console import Console
 
 from edge.cli.profile_tables import ms
-from edge.cli.tables import console, table
+from edge.cli.tables import console, labelled, table
 from edge.runtime.profile.record import Peaks, Profile
 from edge.runtime.profile.roofline import Part, StepTime, step_times
 
@@ -21,15 +21,15 @@ def show_ops(profile: Profile) -> None:
         _peaks(profile.peaks, out)
     for step in step_times(profile.ops, profile.peaks):
         _parts(step, out)
-        out.print(f"[bold]By operator[/] {_types(step)}")
-        out.print(f"[bold]By layer[/]    {_layers(step)}")
+        out.print(labelled("By operator ", _types(step)))
+        out.print(labelled("By layer    ", _layers(step)))
 
 
 def _peaks(peaks: Peaks, out: Console) -> None:
     cache = "" if peaks.cache_gb_per_s is None else f", {peaks.cache_gb_per_s:,.0f} from the caches"
     products = ", ".join(f"{rate:,.0f} {name}" for name, rate in peaks.gemm_gflop_per_s.items())
     reads = f"{peaks.memory_gb_per_s:,.0f} GB/s from memory{cache}"
-    out.print(f"\n[bold]This machine[/] reads {reads}; GFLOP/s: {products}")
+    out.print(labelled("\nThis machine", f" reads {reads}; GFLOP/s: {products}"))
 
 
 def _parts(step: StepTime, out: Console) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.text import Text
 
-from edge.cli.tables import console, table
+from edge.cli.tables import console, labelled, table
 from edge.runtime.profile.compare import Comparison, Row
 from edge.runtime.profile.record import CurvePoint, Placement, Profile, Stats
 
@@ -18,11 +19,9 @@ def show(profile: Profile) -> None:
     """Print everything that a profile holds, except the operators."""
     out = console()
     device, bundle = profile.device, profile.bundle
-    out.print(
-        f"[bold]{bundle.name}[/] ({bundle.family}, {bundle.weights}, {bundle.bytes / 1e6:,.0f} MB) on "
-        f"[bold]{device.name}[/]: {device.cpu}, {device.cores} cores, {device.threads} threads; {device.runtime}, "
-        f"{device.provider}; {profile.created}"
-    )
+    machine = f"{device.cpu}, {device.cores} cores, {device.threads} threads; {device.runtime}, {device.provider}"
+    shown = labelled(bundle.name, f" ({bundle.family}, {bundle.weights}, {bundle.bytes / 1e6:,.0f} MB) on ")
+    out.print(shown + labelled(device.name, f": {machine}; {profile.created}"))
     _first_tokens(profile, out)
     _output_tokens(profile, out)
     if profile.curve:
@@ -32,9 +31,9 @@ def show(profile: Profile) -> None:
     if any(row.provider != device.provider for row in profile.placement):
         show_placement(profile.placement, out)
     for name, value in _facts(profile).items():
-        out.print(f"[bold]{name:10}[/] {value}")
+        out.print(labelled(f"{name:10} ", value))
     for note in profile.notes:
-        out.print(f"[yellow]Note:[/] {note}")
+        out.print(labelled("Note: ", note))
 
 
 def show_placement(placement: Sequence[Placement], out: Console) -> None:
@@ -86,7 +85,7 @@ def _curve(points: list[CurvePoint], out: Console, over: str = "") -> None:
         cells = []
         for context in contexts:
             time, one = times.get((size, context)), times.get((1, context))
-            cells.append("" if time is None else ms(time) + (f" [dim]{time / one:5.2f}[/]" if one else ""))
+            cells.append("" if time is None else Text.assemble(ms(time), (f" {time / one:5.2f}" if one else "", "dim")))
         shown.add_row(str(size), *cells)
     out.print(shown)
 
@@ -127,7 +126,7 @@ def _facts(profile: Profile) -> dict[str, str]:
 def show_comparison(comparison: Comparison, name_a: str, name_b: str) -> None:
     """Print two profiles side by side: b over a, and the better one where that is more than noise."""
     out = console()
-    out.print(f"a: [bold]{name_a}[/], b: [bold]{name_b}[/]")
+    out.print(Text.assemble("a: ", (name_a, "bold"), ", b: ", (name_b, "bold")))
     if comparison.differences:
         settings = table("They differ in", "", "a", "b", text=3)
         for each in comparison.differences:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from edge.cli.screen import install
+from edge.cli.tables import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 
 @contextmanager
@@ -16,11 +23,22 @@ def bar(title: str, total: float, unit: str = "") -> Iterator[Callable[[float], 
     if not sys.stderr.isatty():
         yield lambda step: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn()
+    with drawn(*columns) as progress:
         task = progress.add_task(title, total=total)
         yield lambda step: progress.advance(task, step)
+
+
+@contextmanager
+def drawn(*columns: ProgressColumn) -> Iterator[Progress]:
+    """Draws bars on standard error, a terminal, and prints above them what is printed meanwhile. What goes to a file
+    or a pipe goes on there."""
+    from rich.progress import Progress
+
+    to_screen = sys.stdout.isatty()
+    with Progress(*columns, console=console(stderr=True), transient=True, redirect_stdout=to_screen) as progress:
+        install()  # before what rich prints with: it obeys escape sequences
+        yield progress

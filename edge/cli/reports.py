@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from edge.cli.screen import screened
 from edge.errors import InputError
 
 
@@ -36,7 +37,8 @@ def write_report(path: Path, text: str) -> None:
     """
     if _is_device(path):
         try:
-            path.write_text(text, encoding="utf-8")
+            with path.open("w", encoding="utf-8") as file:
+                screened(file).write(text)
         except OSError as e:
             raise InputError(f"The report {path} could not be written: {e.strerror}.") from None
         return

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
+
+from edge.cli.screen import below, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
+    from rich.text import Text
 
 
-def console(*, wrap: bool = False) -> Console:
-    """Standard output. wrap: tables are made as narrow as the terminal."""
+def console(*, stderr: bool = False, wrap: bool = False) -> Console:
+    """Standard output, or standard error. Text means what it says: it has no markup, and its control characters are
+    shown on a terminal.
+
+    wrap: tables are made as narrow as the terminal.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=not wrap)
+    file = below(sys.stderr if stderr else sys.stdout)
+    shown = visible if file.isatty() else str
+
+    class Visible(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(shown(text), **options)
+
+        def render(self, *content: Any, **options: Any) -> Iterator[Segment]:
+            for segment in super().render(*content, **options):
+                yield segment if segment.control else segment._replace(text=shown(segment.text))
+
+    return Visible(file=file, highlight=False, soft_wrap=not wrap, markup=False, emoji=False)
+
+
+def labelled(label: str, text: str = "") -> Text:
+    """A line that a label in bold begins."""
+    from rich.text import Text
+
+    return Text.assemble((label, "bold"), text)
 
 
 def table(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.cli.run.parser import taken
 from edge.cli.run.terminal import INTERRUPTED, CtrlC, peak_memory
+from edge.cli.screen import below, screened
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class _Output:
         self._file: TextIO = sys.stdout
         if self._path is not None:
             try:
-                self._file = self._path.open("a", encoding="utf-8")  # `__exit__` closes it
+                self._file = screened(self._path.open("a", encoding="utf-8"))  # `__exit__` closes it
                 self._earlier = self._path.is_file() and self._path.stat().st_size > 0
             except OSError as e:
                 raise InputError(f"The output file {self._path} cannot be written: {e.strerror}.") from None
@@ -214,16 +215,19 @@ class _Progress:
         from edge.runtime.speech.formats import clock
 
         whole = "" if self._duration is None else f" of {clock(self._duration)[:-4]}, {position / self._duration:.0%}"
-        sys.stderr.write(f"\r{clock(position)[:-4]}{whole}, {position / max(self.seconds, 1e-3):.1f}x\x1b[K")
-        sys.stderr.flush()
+        self._draw(f"{clock(position)[:-4]}{whole}, {position / max(self.seconds, 1e-3):.1f}x")
         self._drawn, self._shown = now, True
 
     def clear(self) -> None:
         """Take the line away before something else is printed."""
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            self._draw("")
             self._shown = False
+
+    def _draw(self, line: str) -> None:
+        out = below(sys.stderr)
+        out.write(f"\r{line}\x1b[K")
+        out.flush()
 
 
 def _figures(running: Transcription, segments: int, seconds: float) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+from edge.cli.screen import below, visible
+
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Piece, Timings
 
@@ -56,8 +58,10 @@ def ask() -> str | None:
 
 def note(text: str) -> None:
     """Say something that is not the model's, dimmed on a terminal."""
-    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+        return
+    print(f"\x1b[2m{visible(text)}\x1b[0m", file=below(sys.stderr), flush=True)
 
 
 def show(pieces: Iterable[Piece]) -> Piece:

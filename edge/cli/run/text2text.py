@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge.cli.run.parser import EARLY_STOPPING, OUTPUT_OF_LINES, taken
-from edge.cli.run.prompt import decoded, read_prompt
+from edge.cli.run.prompt import lines_of_input, read_prompt
 from edge.cli.run.terminal import INTERRUPTED, CtrlC, ask, note, show_with_figures
 from edge.errors import InputError
 from edge.text_file import lines_of
@@ -103,12 +103,11 @@ def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace,
     from edge.cli.run.lines import answer
 
     model.check(options)
-    for number, data in enumerate(sys.stdin.buffer, 1):
-        line = decoded(data, f"Line {number} of standard input")
+    for name, line in lines_of_input():
         try:
             shown = answer(model, line, options, args.json).shown if line.strip() else ""
         except InputError as e:
-            raise InputError(f"Line {number} of standard input: {e}") from None
+            raise InputError(f"{name}: {e}") from None
         if interrupted():
             return
         print(shown, flush=True)

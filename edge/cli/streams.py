@@ -1,0 +1,67 @@
+"""The standard streams of a process that a shell may have closed, or whose other end may be gone or full."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from edge.errors import InputError
+
+
+def complete() -> bool:
+    """Put something in the place of each standard stream that is closed; returns whether standard output was.
+
+    A file that is opened later would get its number, and what libraries print would go into that file.
+    """
+    closed = sys.stdout is None
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(number, True)
+        os.close(number)
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(_Closed()))
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+    return closed
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w", encoding="utf-8")
+
+
+class _Closed(io.RawIOBase):
+    """Standard input where there is none: reading says so."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> NoReturn:
+        raise InputError("Standard input is closed; name what to read, or redirect it.")
+
+
+def settle() -> bool:
+    """Write out what was printed; False where that fails. What is left then goes nowhere when Python ends."""
+    return all([_flushed(stream) for stream in (sys.stdout, sys.stderr)])
+
+
+def _flushed(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except (OSError, ValueError):  # ValueError: it was closed
+        drop(stream)
+        return False
+    return True
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still written to a stream go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # it may have no file descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
