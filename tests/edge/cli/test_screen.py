@@ -1,0 +1,238 @@
+"""What reaches a person's terminal: nothing that others wrote acts there, and files and pipes get every byte."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from paper_bundles import sealed_again
+from profile_example import example_profile
+
+from edge.bundle import Bundle
+from edge.cli.main import main
+from edge.cli.screen import visible
+from edge.manifest import sealed
+
+ACTING = "\x00\x07\x08\x0b\x0c\x0e\x1b\x1f\x7f\x80\x85\x90\x9b\x9d\x9f\u2028\u2029\u202a\u202e\u2066\u2069\udc9b\udcff"
+HARMLESS = "ordinary text, Grüße, 日本語, \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}, a\ttab\nand lines\r\n"
+TITLE = "\x1b]0;renamed\x07"  # each names what it would do
+HOSTILE = f"{TITLE}\x1b[2J\x9b31m\u202e\x85[bold]x[/] [/] :smile:"
+WRITTEN = r"\x1b]0;renamed\x07\x1b[2J\x9b31m\u202e\x85[bold]x[/][/]:smile:"  # without spaces
+OURS = re.compile(r"\x1b\[[0-9;]*[mK]|\x1b\[\d*[AG]|\x1b\[\?25[lh]|\r")  # colours, bars and erased lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Shown = tuple[int, str, str]
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Runs a command whose standard output and error are terminals, or not; gives its status and what came out."""
+
+    def run(*args: object, out: bool = True, err: bool = True) -> Shown:
+        streams = [Terminal() if terminal else io.StringIO() for terminal in (out, err)]
+        monkeypatch.setattr(sys, "stdout", streams[0])
+        monkeypatch.setattr(sys, "stderr", streams[1])
+        status = main([str(arg) for arg in args])
+        return status, streams[0].getvalue(), streams[1].getvalue()
+
+    return run
+
+
+def acts(text: str) -> list[str]:
+    """Characters in the text that would act on a terminal, but for ours."""
+    return [c for c in OURS.sub("", text) if c in ACTING]
+
+
+def harmed(bundle: Bundle, hostile: str = HOSTILE) -> Bundle:
+    """The bundle with escape sequences in every text of its manifest that names no file or part."""
+    manifest = bundle.manifest
+    named = {name: getattr(manifest, name) + hostile for name in ("name", "producer", "weights")}
+    source = {name: f"{value}{hostile}" for name, value in dataclasses.asdict(manifest.source).items()}
+    groups = [dataclasses.asdict(each) | {"name": each.name + hostile, "method": hostile} for each in manifest.groups]
+    quality = {f"{name}{hostile}": figure for name, figure in manifest.quality.items()}
+    path = bundle.root / "edge.json"
+    more = {**named, "source": source, "groups": groups, "quality": quality}
+    path.write_text(sealed(json.loads(path.read_text()) | more))
+    return bundle
+
+
+def test_every_character_that_acts_is_shown_and_no_other_changes() -> None:
+    for code in range(0x3000):
+        c = chr(code)
+        shown = visible(c)
+        assert shown == (rf"\x{code:02x}" if code < 256 else rf"\u{code:04x}") if c in ACTING else True
+        if c.isprintable() or c in "\n\t":
+            assert shown == c
+        elif code < 0xA0:
+            assert shown.isprintable() and len(shown) == 4
+    assert visible(HARMLESS) == HARMLESS
+    assert not acts(visible(ACTING))
+    assert visible("a\rb\r\n") == "a\\x0db\r\n"
+    assert visible("\udc9b\ud800") == r"\x9b\ud800"
+
+
+def test_a_sequence_in_pieces_is_shown_as_the_whole_is() -> None:
+    draw = random.Random(5)
+    for _ in range(200):
+        text = "".join(draw.choices(ACTING + HARMLESS.replace("\r", "") + "[]0;m", k=40))
+        cuts = sorted(draw.choices(range(41), k=5))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, 40], strict=True)]
+        assert "".join(map(visible, pieces)) == visible(text)
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "verify", "run"])
+def test_what_a_bundle_says_of_itself_does_not_act(show: Show, command: str, tiny_bundle: Bundle) -> None:
+    arguments = ["hi", "--max-tokens", "2"] if command == "run" else []
+    status, out, err = show(command, harmed(tiny_bundle).root, *arguments)
+    assert status == 0, err
+    assert not acts(out + err)
+    if command in ("inspect", "plan"):
+        assert WRITTEN in re.sub(r"\s", "", OURS.sub("", out))  # a table wraps
+
+
+def test_neither_does_what_a_profile_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge.cli.profile_ops import show_ops
+    from edge.cli.profile_tables import show, show_comparison
+    from edge.runtime.profile.compare import compare
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    profile = example_profile()
+    profile = dataclasses.replace(
+        profile,
+        bundle=dataclasses.replace(profile.bundle, name=HOSTILE, family=HOSTILE),
+        device=dataclasses.replace(profile.device, name=HOSTILE, cpu=HOSTILE),
+        notes=[HOSTILE],
+        ops=[dataclasses.replace(op, op_type=HOSTILE) for op in profile.ops],
+    )
+    show(profile)
+    show_ops(profile)
+    show_comparison(compare(profile, profile), HOSTILE, HOSTILE)
+    shown = terminal.getvalue()
+    assert not acts(shown)
+    written = WRITTEN.replace(r"\x07", "")  # rich drops bells in lines of several styles
+    assert re.sub(r"\s", "", OURS.sub("", shown)).replace(r"\x07", "").count(written) >= 7
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+@pytest.mark.parametrize("err", [True, False])
+def test_a_pipe_gets_every_byte_whatever_standard_error_is(
+    show: Show, command: str, err: bool, tiny_bundle: Bundle
+) -> None:
+    hostile = "\x1b[2J\x1b]0;renamed"  # of the others rich leaves out some
+    harmed(tiny_bundle, hostile)
+    for options in ([], ["--json"]):
+        status, out, _ = show(command, tiny_bundle.root, *options, out=False, err=err)
+        assert status == 0
+        assert (json.dumps(hostile)[1:-1] if options else hostile) in out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_errors_are_shown_on_a_terminal_and_raw_elsewhere(show: Show, terminal: bool, tmp_path: Path) -> None:
+    for arguments in (
+        ("run", tmp_path / f"{TITLE}x.edge"),
+        ("inspect", tmp_path / f"\x9b2J{TITLE}"),
+        (f"{TITLE}command",),
+        ("models", "show", f"{TITLE}"),
+        ("export", tmp_path / TITLE, "-o", tmp_path / "x.edge"),
+    ):
+        status, _, err = show(*arguments, err=terminal)
+        assert status == 2
+        if terminal:
+            assert not acts(err) and r"\x1b]0;" in err
+        else:
+            assert "\x1b" in err or r"\x1b" in err
+
+
+def test_a_template_s_error_does_not_act(show: Show, tiny_bundle: Bundle) -> None:
+    path = tiny_bundle.root / "edge.json"
+    template = {"chat_template": f"{{{{ raise_exception({HOSTILE!r}) }}}}"}
+    path.write_text(sealed(json.loads(path.read_text()) | template))
+    status, _, err = show("run", tiny_bundle.root, "hi")
+    assert status == 2 and not acts(err) and r"\x1b]0;renamed" in err
+
+
+@pytest.fixture
+def answers_act(tiny_bundle: Bundle) -> Bundle:
+    """A bundle each of whose tokens is an escape sequence, torn between two tokens."""
+    path = tiny_bundle.path("tokenizer.json")
+    content = json.loads(path.read_text())
+    acting = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]+"}, "content": "31m\x1b]0;renamed\x07\x9b2J\x1b["}
+    content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], acting]}
+    path.write_text(json.dumps(content))
+    sealed_again(tiny_bundle)
+    return tiny_bundle
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--raw"]])
+def test_a_model_s_answer_does_not_act_and_a_pipe_gets_it_raw(
+    show: Show, answers_act: Bundle, options: list[str]
+) -> None:
+    command = ["run", answers_act.root, "hi", "--max-tokens", "3", *options]
+    status, out, err = show(*command)
+    assert status == 0 and not acts(out + err)
+    assert "]0;renamed" in out
+    if "--json" not in options:
+        _, piped, _ = show(*command, out=False)
+        assert "\x1b]0;renamed\x07\x9b2J\x1b[" in piped
+        assert out == visible(piped)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are a Unix thing")
+def test_in_a_chat_only_our_own_codes_reach_the_terminal(answers_act: Bundle) -> None:
+    import pty
+
+    harmed(Bundle(answers_act.root, answers_act.manifest), TITLE)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "edge.cli.main", "run", str(answers_act.root), "--max-tokens", "3"]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        os.write(ours, b"The moon\n/stats\n/quit\n")
+        shown = b""
+        try:
+            while data := os.read(ours, 1 << 16):
+                shown += data
+        except OSError:  # the other end was closed
+            pass
+        assert process.wait(60) == 0, shown
+    os.close(ours)
+    text = shown.decode()
+    assert "\x1b]" not in text and "\x07" not in text and "\x9b" not in text, text
+    assert r"\x1b]0;renamed\x07\x9b2J\x1b[" in text
+    assert "\x1b[2m" in text, "notes are dimmed"
+
+
+def test_a_report_of_a_profile_cannot_be_ended_by_a_name() -> None:
+    from edge.runtime.profile.html import page
+
+    profile = example_profile()
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    bundle = dataclasses.replace(profile.bundle, name=hostile, family=hostile)
+    made = page(dataclasses.replace(profile, bundle=bundle, notes=[hostile]))
+    assert "<script>alert" not in made and "<img" not in made
+
+
+def test_only_one_place_makes_consoles_and_none_goes_around_the_screen() -> None:
+    """A stream of Python's own, a console of rich's or a write to a file descriptor would."""
+    folder = Path(sys.modules["edge.cli.main"].__file__ or "").parent
+    around = re.compile(r"\bConsole\(|sys\.__std|os\.write\(|\.buffer\.write|rich\.print|from rich import print")
+    found = {path.name for path in folder.rglob("*.py") if around.search(path.read_text())}
+    assert found == set()
+    drawing = {path.name for path in folder.rglob("*.py") if re.search(r"\\x1b\[|\bbelow\(", path.read_text())}
+    assert drawing == {"screen.py", "tables.py", "terminal.py", "speech.py"}
