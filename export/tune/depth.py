@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from edge.home import replace_text
 from edge.export.quantize.base import Progress
 from edge.export.tune.gates import Gate
 from edge.export.tune.network import Network, Tensors, divergence
+from edge.home import replace_text
 
 
 def least_missed(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorGroup
+from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import instructions
 from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.providers.kernels import map_weights
@@ -270,7 +271,11 @@ def _unigram(bundle: Bundle) -> bool:
     """Whether the tokenizer is a Unigram model, found without taking its file into private memory."""
     path = bundle.path(TOKENIZER)
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with (
+            unchanged([mapped_file(path)]),
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
             return content.find(b'"Unigram"') >= 0
     except (OSError, ValueError) as e:  # an empty file cannot be mapped
         raise BundleError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.errors import BundleError, DeviceError, on_one_line
+from edge.errors import BundleError, DeviceError, EdgeError, on_one_line
+from edge.runtime.mapped_file import MappedFile
 from edge.runtime.providers.base import SIMULATES, Binding, Buffer, Device, Session, open_session
 from edge.runtime.providers.cpu import Cpu, session_options
 
@@ -76,7 +77,7 @@ class Accelerator(Cpu):
         advice = f"the provider {self.name} cannot run it here, and the provider cpu may"
         with standard_output_kept() if self.simulated else contextlib.nullcontext():
             opened = open_session(model, name, options, None, profile, advice)
-        session = DeviceSession(opened.inference, self.name)
+        session = DeviceSession(opened.inference, self.name, opened.files)
         if self._strict:
             self._check_placement(session, name)
         return session
@@ -100,8 +101,8 @@ class DeviceBinding(Binding):
     """See `Binding`. onnxruntime copies what a device with memory of its own reads when it is bound, so that all inputs
     are bound again for every run."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        super().__init__(session)
+    def __init__(self, session: ort.InferenceSession, files: Sequence[MappedFile] = ()) -> None:
+        super().__init__(session, files)
         self._inputs: dict[str, Buffer] = {}
         self.run = partial(self._run, self.run)
 
@@ -117,12 +118,12 @@ class DeviceBinding(Binding):
 class DeviceSession(Session):
     """See `Session`; a device that fails in the middle of a run, or disappears, is a DeviceError."""
 
-    def __init__(self, inference: ort.InferenceSession, provider: str) -> None:
-        super().__init__(inference)
+    def __init__(self, inference: ort.InferenceSession, provider: str, files: Iterable[MappedFile]) -> None:
+        super().__init__(inference, files)
         self._provider = provider
 
     def bind(self) -> Binding:
-        binding = DeviceBinding(self.inference)
+        binding = DeviceBinding(self.inference, self.files)
         binding.run = partial(self._guarded, binding.run)
         return binding
 
@@ -132,6 +133,8 @@ class DeviceSession(Session):
     def _guarded(self, run: Callable[[], T]) -> T:
         try:
             return run()
+        except EdgeError:
+            raise
         except Exception as e:  # drivers' errors have no common base
             raise DeviceError(
                 f"The device of the provider {self._provider} failed ({on_one_line(e)}), and the answer ends here; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,14 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
-from edge.bundle import Bundle
+from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, on_one_line
 from edge.manifest import Manifest
+from edge.runtime.mapped_file import MappedFile, check, mapped_file, reading
 
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
+FOLDER = "session.model_external_initializers_file_folder_path"  # onnxruntime's option: where the weights are
 
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])  # what numpy, which has no such type, takes its memory for
@@ -91,11 +93,12 @@ class Buffer:
 
 
 class Binding:
-    """A session whose inputs and outputs are bound once and run many times. Binding an input again replaces it."""
+    """A session whose inputs and outputs are bound once and run many times. Binding an input again replaces it. files:
+    that its runs read."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, files: Sequence[MappedFile] = ()) -> None:
         self._bound = session.io_binding()
-        self.run: Callable[[], None] = partial(session.run_with_iobinding, self._bound)
+        self.run: Callable[[], None] = reading(files, partial(session.run_with_iobinding, self._bound))
 
     def input(self, name: str, buffer: Buffer) -> None:
         """Read an input from this memory."""
@@ -115,10 +118,12 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 
 class Session:
     """A graph that a provider has opened. inputs, outputs: their names. optional: those of inputs that nobody need
-    give. types: those of inputs that are floats."""
+    give. types: those of inputs that are floats. files: that its runs read: where one was changed, a run ends with the
+    error that says so."""
 
-    def __init__(self, inference: ort.InferenceSession) -> None:
+    def __init__(self, inference: ort.InferenceSession, files: Iterable[MappedFile] = ()) -> None:
         self.inference = inference
+        self.files = list(files)
         inputs = inference.get_inputs()
         self.inputs = frozenset(value.name for value in inputs)
         self.optional = frozenset(value.name for value in inference.get_overridable_initializers())
@@ -136,11 +141,11 @@ class Session:
 
     def bind(self) -> Binding:
         """A new binding."""
-        return Binding(self.inference)
+        return Binding(self.inference, self.files)
 
     def run(self, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """All outputs, each in its own memory."""
-        made: list[NDArray[Any]] = self.inference.run(None, inputs)
+        made: list[NDArray[Any]] = reading(self.files, partial(self.inference.run, None, inputs))()
         return made
 
 
@@ -217,20 +222,41 @@ def open_session(
     providers: list[str] | None,
     profile: Path | None = None,
     advice: str = "export or copy the bundle again",
+    files: Iterable[MappedFile] = (),
 ) -> Session:
     """A session on exactly these providers, without onnxruntime's second try on the CPU; BundleError where it fails.
 
-    providers: by onnxruntime's names; default: those that the options hold. advice: what to do where it fails.
+    providers: by onnxruntime's names; default: those that the options hold. advice: what to do where it fails. files:
+    that it reads next to its weights.
     """
+    read = [*_weights_of(model, options), *files]
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
     try:
-        return Session(ort.InferenceSession(model, options, providers=providers, enable_fallback=False))
+        session = Session(ort.InferenceSession(model, options, providers=providers, enable_fallback=False), read)
     except Exception as e:  # onnxruntime raises a dozen types without a common base
+        check(read)
         raise BundleError(
             f"{name} could not be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); {advice}."
         ) from e
+    check(read)
+    return session
+
+
+def _weights_of(model: Path | bytes, options: ort.SessionOptions) -> list[MappedFile]:
+    """The file of weights that a model reads, where there is one."""
+    try:
+        folder = Path(options.get_session_config_entry(FOLDER))
+    except RuntimeError:  # the options name none: next to the model
+        if isinstance(model, bytes):
+            return []
+        folder = model.parent
+    path = folder / WEIGHTS
+    try:
+        return [mapped_file(path)] if path.is_file() else []
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
 
 
 def nodes_by_provider(session: Session) -> dict[str, list[str]]:

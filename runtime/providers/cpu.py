@@ -18,7 +18,8 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import Manifest
 from edge.runtime.largest import largest_of_each
-from edge.runtime.providers.base import CPU, Buffer, Device, Session, Support, nodes_by_provider, open_session
+from edge.runtime.mapped_file import check, mapped_file, unchanged
+from edge.runtime.providers.base import CPU, FOLDER, Buffer, Device, Session, Support, nodes_by_provider, open_session
 from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
@@ -71,6 +72,10 @@ class Cpu:
         return _devices()
 
     def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
+        with unchanged([mapped_file(bundle.path(WEIGHTS))]):  # from what was packed to what is loaded
+            return self._open(bundle, role, profile)
+
+    def _open(self, bundle: Bundle, role: str, profile: Path | None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
         kernels = find_kernels() if self.own_kernels else None
         own = None
@@ -82,6 +87,7 @@ class Cpu:
             try:
                 return self._own(kernels, own, str(path), bundle.root, profile)
             except BundleError as e:
+                check(own.files)
                 without_kernels(str(e))
         with huge_pages(weights.stat().st_size):
             return self._session(path, str(path), bundle.root, profile)
@@ -94,7 +100,7 @@ class Cpu:
         except Exception as e:  # onnxruntime's errors have no class of their own
             raise BundleError(f"onnxruntime {ort.__version__} does not take edge_kernels ({e})") from e
         with graph.lent(kernels) as model:
-            session = open_session(model, name, options, [EXECUTION_PROVIDER], profile)
+            session = open_session(model, name, options, [EXECUTION_PROVIDER], profile, files=graph.files)
         session.independent, session.inside = graph.independent, graph.inside
         session.inference.edge_matrices = graph.matrices  # bindings and runs keep it alive, and not ours
         return session
@@ -158,7 +164,7 @@ def session_options(folder: Path | None) -> ort.SessionOptions:
     options.add_session_config_entry("session.dynamic_block_base", "4")
     options.add_session_config_entry("session.use_env_allocators", "1")
     if folder is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        options.add_session_config_entry(FOLDER, str(folder))
     return options
 
 

@@ -10,7 +10,7 @@ import ctypes
 import importlib.metadata
 import math
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from edge.errors import BundleError, DeviceError, InputError, on_one_line
 from edge.manifest import Manifest
+from edge.runtime.mapped_file import MappedFile, reading
 from edge.runtime.providers.accelerator import Accelerator, DeviceSession
 from edge.runtime.providers.base import BFLOAT16, GPU, Binding, Buffer, Device, Session, Support, open_session
 from edge.runtime.providers.captures import NONE, Captures
@@ -203,7 +204,7 @@ class Cuda(Accelerator):
                     "other programs that use it."
                 ) from e
             raise
-        session = CudaSession(opened.inference, self)
+        session = CudaSession(opened.inference, self, opened.files)
         if self._strict:
             self._check_placement(session, name)
         return session
@@ -287,8 +288,8 @@ class Cuda(Accelerator):
 class CudaSession(DeviceSession):
     """See `Session`."""
 
-    def __init__(self, inference: ort.InferenceSession, provider: Cuda) -> None:
-        super().__init__(inference, provider.name)
+    def __init__(self, inference: ort.InferenceSession, provider: Cuda, files: Iterable[MappedFile]) -> None:
+        super().__init__(inference, provider.name, files)
         self.memory_kind, self.number = provider._memory_kind, provider._number
         self.captures = Captures(inference.release_captured_graph)
 
@@ -323,7 +324,7 @@ class CudaBinding(Binding):
 
     def run(self) -> None:
         """Run what is bound. It is no attribute, as in its base, which would keep this binding alive."""
-        self._session._guarded(self._run)
+        reading(self._session.files, partial(self._session._guarded, self._run))()
 
     def input(self, name: str, buffer: Buffer) -> None:
         assert isinstance(buffer, DeviceBuffer), "another provider's memory"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.manifest import KV8, KVLayer
+from edge.runtime.mapped_file import MappedFile
 from edge.runtime.providers.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
 from edge.runtime.providers.kernel_chains import take_chains
@@ -53,13 +54,14 @@ class KernelGraph:
     """An ONNX model, and the packed matrices of its products, mapped into memory, which the products number.
 
     independent: whether a row of its results is the same, bit for bit, whatever stands next to it in a step. inside:
-    the names of the bundle's nodes in a node that is several of them, by its own name.
+    the names of the bundle's nodes in a node that is several of them, by its own name. files: that the matrices are in.
     """
 
     model: Any
     matrices: list[NDArray[np.uint8]]
     independent: bool
     inside: dict[str, list[str]]
+    files: list[MappedFile]
 
     @contextmanager
     def lent(self, kernels: Kernels) -> Iterator[bytes]:
@@ -105,7 +107,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
         return None
     for domain in (DOMAIN, INT8_DOMAIN):
         model.opset_import.add(domain=domain, version=1)
-    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside)
+    return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside, [packed.file])
 
 
 def attends_to_bytes(bundle: Bundle) -> bool:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
 from edge.home import cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
+from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers.kernels import OFF, VARIABLE, Kernels, Layout, find_kernels
 
 MARK = b"edge packed weights\n"
@@ -81,6 +82,7 @@ class PackedWeights:
 
     def __init__(self, path: Path, stamp: Path | None = None) -> None:
         self._bytes, found = _mapped(path)
+        self.file = mapped_file(path, "load the model again")
         end = len(self._bytes) - END.size
         length, checksum, mark = END.unpack(self._bytes[end:].tobytes())
         if mark != MARK or length > end:
@@ -123,7 +125,7 @@ def packed_weights(
         found = PackedWeights(path, _stamp_of(path))
         if found.has(wanted, weights, kernels):
             return found
-    with replacing(path) as part:
+    with replacing(path) as part, unchanged([mapped_file(bundle.path(WEIGHTS))]):
         checksum = _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything(), weights)
     _remember(_stamp_of(path), _stamp(path.stat(), checksum))
     _clean(path)

@@ -1,14 +1,13 @@
 """A bundle's table of successors: what the model usually says after the last three, two or one tokens.
 
 It is counted at export, in answers of the model (`edge.export.successors`), and never changes. A file of fixed size,
-`successors.bin`, has it as a hash table that is read in place: a slot of 8 bytes for each context, found by linear
+`successors.bin`, has it as a hash table that is used as it is: a slot of 8 bytes for each context, found by linear
 probing.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from collections.abc import Mapping
 
@@ -16,11 +15,12 @@ import numpy as np
 
 from edge.bundle import Bundle
 from edge.errors import BundleError
-from edge.regular_file import open_regular
+from edge.regular_file import read_regular
 
 FILE = "successors.bin"
 HEAD = struct.Struct("<II")  # the logarithm of the number of slots, and that of levels
 SLOT = 8  # bytes
+MOST_BITS = 24  # 128 MiB: exports write a thousandth of that
 FULL = 0.5  # maximum share of used slots: a miss then looks at two or three
 MULTIPLIER = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio (Knuth, TAOCP 3, 6.4)
 WORD = 2**64 - 1
@@ -69,18 +69,17 @@ def table_nbytes(bundle: Bundle) -> int:
 
 
 class Successors:
-    """The table of a bundle that has the file, mapped into memory; BundleError where the file cannot be read, or is not
+    """The table of a bundle that has the file, in memory; BundleError where the file cannot be read, or is not
     what `write_table` writes."""
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.file(FILE)
         try:
-            with open_regular(path) as file:
-                kept = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as e:  # an empty file cannot be mapped
-            raise BundleError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None
+            kept = memoryview(read_regular(path, HEAD.size + (SLOT << MOST_BITS)))
+        except OSError as e:
+            raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
         bits, levels = HEAD.unpack_from(kept) if len(kept) >= HEAD.size else (0, 0)
-        if not 1 <= bits <= 32 or levels != LEVELS or len(kept) != HEAD.size + (SLOT << bits):
+        if not 1 <= bits <= MOST_BITS or levels != LEVELS or len(kept) != HEAD.size + (SLOT << bits):
             raise BundleError(f"{path} is not a table of successors; export or copy the bundle again.")
         slots = np.frombuffer(kept, "<u8", offset=HEAD.size)
         vocab, found = bundle.manifest.dims.vocab_size, slots[slots != 0]

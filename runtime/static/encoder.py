@@ -13,6 +13,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
+from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.static.mask import source_mask_of
@@ -50,11 +51,14 @@ class StaticEncoder(Encoder):
         if self._speech is not None:
             host_provider = open_provider("cpu")
             self._frontend = host_provider.open(bundle, "frontend")
+        paths = [table.path for table in (*target.encoder.tables, *target.biases[1:])]
         if target.encoder.embedding is not None:
+            paths.append(target.encoder.embedding)
             rows = np.memmap(bundle.file(target.encoder.embedding), np.float16, "r")
             self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
         self._tables = {table.input: read_table(bundle, table)[None] for table in target.encoder.tables}
         self._bias = read_table(bundle, target.biases[1]) if target.biases else None
+        self._mapped = [mapped_file(bundle.path(path)) for path in paths]
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -68,9 +72,10 @@ class StaticEncoder(Encoder):
                 + ("shorten it or split it." if len(ids) else "give it some text.")
             )
         rows = np.zeros((1, size, self._embedding.shape[1]), np.float32)
-        rows[0, : len(ids)] = self._embedding[ids]
-        given = {"rows": rows, "mask": source_mask_of(len(ids), size, self._bias, self._masked)} | self._tables
-        cross = self._run(given, into)
+        with unchanged(self._mapped):
+            rows[0, : len(ids)] = self._embedding[ids]
+            given = {"rows": rows, "mask": source_mask_of(len(ids), size, self._bias, self._masked)} | self._tables
+            cross = self._run(given, into)
         cross.mask.array[:] = source_mask_of(len(ids), size, None, self._masked)[:, :, :1]
         return cross
 

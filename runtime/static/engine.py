@@ -20,6 +20,7 @@ from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Tree, Wa
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_shapes
 from edge.runtime.engine.variant import Variant
+from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import find_support
 from edge.runtime.providers.accelerator import Accelerator
 from edge.runtime.providers.base import NPU, RUNS, Provider, Session
@@ -49,6 +50,8 @@ class StaticEngine(Engine):
         self.target: Target = read_target(bundle, variant.target)
         super().__init__(bundle, variant, provider)
         dims = bundle.manifest.dims
+        tables = [table.path for table in (*self.target.tables, *self.target.biases[:1])]
+        self._mapped = [mapped_file(bundle.path(path)) for path in (self.target.embedding, *tables)]
         self._embedding = np.memmap(
             bundle.file(self.target.embedding), np.float16, "r", shape=(dims.vocab_size, dims.hidden_size)
         )
@@ -211,7 +214,8 @@ class StaticEngine(Engine):
             step = cache.bound[graph.size]
             step.read(cache)
             here = np.flatnonzero((rows >= start) & (rows < start + count))
-            step.fill(self, cache, tokens[start : start + count], tree, start, first)
+            with unchanged(self._mapped):
+                step.fill(self, cache, tokens[start : start + count], tree, start, first)
             step.ask(rows[here] - start, count)
             try:
                 step.run()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, InputError, on_one_line
+from edge.runtime.mapped_file import mapped_file, unchanged
 
 if TYPE_CHECKING:
     from edge.runtime.text.unigram import Tokenizer
@@ -80,9 +81,13 @@ class _Library:
 
         self._path = path
         try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            with (
+                unchanged([mapped_file(path)]),
+                path.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
                 check_character_maps(content)
-            self._tokenizer = Tokenizer.from_file(str(path))
+                self._tokenizer = Tokenizer.from_file(str(path))
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             added = self._tokenizer.get_added_tokens_decoder()
@@ -108,7 +113,7 @@ class _Library:
 
     def _refused(self, error: BaseException) -> BaseException:
         """A sentence instead of what the library raises: bare Exceptions, and Rust's panics, which are none."""
-        if isinstance(error, KeyboardInterrupt | SystemExit):
+        if isinstance(error, KeyboardInterrupt | SystemExit | BundleError):
             return error
         return BundleError(
             f"{self._path} cannot be read as a tokenizer ({on_one_line(error)}); export or copy the bundle again."

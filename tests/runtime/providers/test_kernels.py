@@ -15,9 +15,8 @@ import pytest
 from edge.bundle import Bundle
 from edge.home import cache_dir
 from edge.runtime.load import open_engine
-from edge.runtime.providers import cpu, kernel_graph, kernels
-from edge.runtime.providers.kernels import DOMAIN, VARIABLE, Kernels, find_kernels
-from edge.runtime.providers.onnx_proto import ModelProto
+from edge.runtime.providers import cpu, kernels
+from edge.runtime.providers.kernels import VARIABLE, Kernels, find_kernels
 from edge.runtime.providers.packed import PackedWeights
 
 TOKENS = np.array([5, 7, 9])

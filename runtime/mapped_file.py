@@ -1,0 +1,154 @@
+"""Files that are read through memory, and what another program does to them meanwhile.
+
+A page past the end of a file that was cut short cannot be read: the system ends the process (SIGBUS). Bytes that were
+changed are read as they are now. Both are refused here: a file is what it was when it was opened, or an error. What
+runs on it is compared before and after. The library of `edge_kernels`, where it is installed, also keeps a process
+alive whose file is cut short while it reads (Linux).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edge.errors import BundleError, EdgeError
+
+PACKAGE = "edge_kernels"
+NONE = -1  # instead of a guard's number
+ANY = ctypes.c_int(-1)  # of all guards
+COPY_AGAIN = "copy or export the bundle again"
+
+T = TypeVar("T")
+_known: weakref.WeakValueDictionary[tuple[int, int], MappedFile] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+class MappedFile:
+    """A file that something of this process has mapped into memory, as long as this object lives; `mapped_file` makes
+    one.
+
+    advice: what to do where it was changed. timed: whether another time of its last change is a change. error: what is
+    raised.
+    """
+
+    def __init__(self, path: Path, advice: str, timed: bool, error: type[EdgeError]) -> None:
+        self.path, self._advice, self._timed, self._error = path, advice, timed, error
+        if sys.platform == "win32":  # which lets nobody cut a mapped file short, nor rename a folder with an open file
+            self._stat: Callable[[], os.stat_result] = partial(os.stat, path)
+            self.guard = NONE
+        else:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._stat = partial(os.fstat, file)
+            library = _library()
+            self.guard = NONE if library is None else library.edge_guard(file, timed)
+            weakref.finalize(self, _release, file, self.guard).atexit = False
+        was = self._stat()
+        self._size, self._time = was.st_size, was.st_mtime_ns
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not what it was, or something has read pages that it no longer has."""
+        now = self._stat()
+        if now.st_size != self._size or (self._timed and now.st_mtime_ns != self._time):
+            return True
+        library = None if self.guard == NONE else _library()
+        return library is not None and bool(library.edge_changed(self.guard))
+
+    def check(self) -> None:
+        """Raise the error where it was changed."""
+        if self.changed:
+            raise self._error(f"{self.path} was changed or cut short while it was open; {self._advice}.")
+
+
+def mapped_file(
+    path: Path, advice: str = COPY_AGAIN, *, timed: bool = True, error: type[EdgeError] = BundleError
+) -> MappedFile:
+    """The file as it is now, the same object for all who read it while it is that. OSError where it cannot be read."""
+    stat = path.stat()
+    key = stat.st_dev, stat.st_ino
+    with _opening:
+        found = _known.get(key)
+        if found is None or found.changed:
+            found = _known[key] = MappedFile(path, advice, timed, error)
+        return found
+
+
+def check(files: Sequence[MappedFile]) -> None:
+    """Raise the error of the first of the files that was changed."""
+    for file in files:
+        file.check()
+
+
+@contextmanager
+def unchanged(files: Sequence[MappedFile]) -> Iterator[None]:
+    """Within it the files are read: an error where one was changed, instead of any that comes of it."""
+    check(files)
+    try:
+        yield
+    except Exception:
+        check(files)
+        raise
+    check(files)
+
+
+def reading(files: Sequence[MappedFile], run: Callable[[], T]) -> Callable[[], T]:
+    """`run`, which reads the files many times: before a run whose process could end, and after each, they are what they
+    were, or an error is raised. Files may be added to the sequence later."""
+    library = _library()
+    if library is None or any(file.guard == NONE for file in files):
+
+        def checked() -> T:
+            check(files)
+            try:
+                made = run()
+            except Exception:
+                check(files)
+                raise
+            check(files)
+            return made
+
+        return checked
+    any_changed: Callable[[Any], int] = library.edge_changed  # one call for all files: half a microsecond
+
+    def guarded() -> T:
+        try:
+            made = run()
+        except Exception:
+            check(files)
+            raise
+        if any_changed(ANY):
+            check(files)
+        return made
+
+    return guarded
+
+
+def _release(file: int, guard: int) -> None:
+    library = _library()
+    if guard != NONE and library is not None:
+        library.edge_unguard(guard)
+    os.close(file)
+
+
+@cache
+def _library() -> Any:
+    """The library that keeps a process alive; None where it is not installed, or older."""
+    if find_spec(PACKAGE) is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(import_module(PACKAGE).LIBRARY))
+        library.edge_guard.restype = library.edge_changed.restype = ctypes.c_int
+        library.edge_unguard.restype = None
+    except (OSError, AttributeError):  # `find_kernels` says so
+        return None
+    return library
