@@ -16,6 +16,7 @@ import re
 import shutil
 import socket
 import ssl
+import sys
 import tempfile
 import threading
 import time

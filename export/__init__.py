@@ -18,12 +18,13 @@ from types import ModuleType
 from typing import Any
 
 from edge.bundle import Bundle, BundleWriter
-from edge.errors import ExportError, InputError
+from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
 from edge.export import timeline
 from edge.export.memory import DRAFTS, Request, leave_out, read_limit
 from edge.export.quantize.base import Options, Progress
 from edge.extras import needing
+from edge.runtime.mapped_file import check_all
 
 PREFILL_WEIGHTS = ("int8", "none")
 QUICK, NORMAL, BEST = EFFORTS = ("quick", "normal", "best")
@@ -231,6 +232,7 @@ def export(
 
             manifest = write_trees(writer, manifest)
         write_golden(writer, golden)
+        check_all(CheckpointError)
         advance(0, 0, "hashing the bundle")
         return writer.commit(manifest)
 

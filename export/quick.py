@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import BundleWriter
+from edge.errors import CheckpointError
 from edge.export.finish import Staged, finish_decoder
 from edge.export.quantize.base import Options
 from edge.export.written import write_golden
 from edge.extras import needing
 from edge.manifest import Manifest
+from edge.runtime.mapped_file import check_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +55,7 @@ def stage(writer: BundleWriter, source: str, progress: Progress, say: Callable[[
             checkpoint, writer, name, chosen.weights, chosen.context, options, prefill=False, compare=True, say=say
         )
         write_routers(writer, staged.manifest, routers, None, say)
+    check_all(CheckpointError)
     writer.write_file(STAGED, pickle.dumps(staged))
 
 

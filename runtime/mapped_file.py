@@ -42,7 +42,7 @@ class MappedFile:
     """
 
     def __init__(self, path: Path, advice: str, timed: bool, error: type[EdgeError]) -> None:
-        self.path, self._advice, self._timed, self._error = path, advice, timed, error
+        self.path, self.error, self._advice, self._timed = path, error, advice, timed
         if sys.platform == "win32":  # which lets nobody cut a mapped file short, nor rename a folder with an open file
             self._stat: Callable[[], os.stat_result] = partial(os.stat, path)
             self.guard = NONE
@@ -67,7 +67,7 @@ class MappedFile:
     def check(self) -> None:
         """Raise the error where it was changed."""
         if self.changed:
-            raise self._error(f"{self.path} was changed or cut short while it was open; {self._advice}.")
+            raise self.error(f"{self.path} was changed or cut short while it was open; {self._advice}.")
 
 
 def mapped_file(
@@ -87,6 +87,11 @@ def check(files: Sequence[MappedFile]) -> None:
     """Raise the error of the first of the files that was changed."""
     for file in files:
         file.check()
+
+
+def check_all(error: type[EdgeError]) -> None:
+    """Raise the error where any file was changed whose changes are errors of this class."""
+    check([file for file in list(_known.values()) if file.error is error])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.quantize.base import QTensor
 from edge.manifest import Tokens
+from edge.runtime.mapped_file import MappedFile, mapped_file
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class Checkpoint(Protocol):
     def stored_type(self, name: str) -> str:
         """The type in the source: F32, F16, BF16, Q8_0, Q4_1, ..."""
         ...
+
+
+def mapped(path: Path) -> MappedFile:
+    """A file of weights that is about to be mapped into memory. OSError where it cannot be read."""
+    return mapped_file(path, "run the export again", error=CheckpointError)
 
 
 def finite(values: NDArray[np.float32], name: str, where: Path) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.checkpoint.base import mapped
 
 # CTranslate2's DataType: the name here and how the bytes are read.
 _TYPES: dict[int, tuple[str, np.dtype[Any]]] = {
@@ -49,6 +50,7 @@ class CTranslate2File:
         self.path = path
         self._data, self._at = memoryview(b""), 0  # the file, and how far its header was read
         try:
+            self._file = mapped(path)
             with path.open("rb") as file, contextlib.suppress(ValueError):  # an empty file cannot be mapped
                 self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             self.spec, self.variables = self._read()
@@ -79,6 +81,7 @@ class CTranslate2File:
         return int(self._stored(variable).item())
 
     def _stored(self, variable: Variable) -> NDArray[Any]:
+        self._file.check()
         return np.frombuffer(self._data, variable.dtype, prod(variable.shape), variable.offset).reshape(variable.shape)
 
     def _read(self) -> tuple[str, dict[str, Variable]]:

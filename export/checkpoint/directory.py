@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 
 from edge.errors import CheckpointError
 from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite, mapped
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
+from edge.runtime.mapped_file import MappedFile
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
@@ -56,7 +57,8 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
         raw = read_json(path)
-        stored = (_Stored(file, own, tensor) for file in _weight_files(root) for own, tensor in _load(file).items())
+        files = [(file, _mapped(file)) for file in _weight_files(root)]
+        stored = (_Stored(file, own, tensor, on) for file, on in files for own, tensor in _load(file).items())
         found = {name: each for each in stored if (name := _text_name(each.name))}
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
         text_config = raw.get("text_config")
@@ -120,6 +122,7 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if name in self._made:
             return self._made[name].make().numpy()
         stored = self._found[name]
+        stored.mapped.check()
         tensor = stored.tensor if rows is None else stored.tensor[rows]
         if tensor.dtype not in _TYPES:
             raise CheckpointError(
@@ -137,6 +140,7 @@ class _Stored:
     file: Path
     name: str
     tensor: torch.Tensor
+    mapped: MappedFile
 
 
 _Found = dict[str, _Stored]  # by the model's name
@@ -150,6 +154,13 @@ def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: st
         others += [other.removeprefix(f"{prefix}.") for other in others]
         if name not in found and (other := next((o for o in others if o in found), None)) is not None:
             found[name] = found[other]
+
+
+def _mapped(path: Path) -> MappedFile:
+    try:
+        return mapped(path)
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

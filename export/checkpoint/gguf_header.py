@@ -19,6 +19,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.export.checkpoint.base import mapped
 from edge.gguf_parts import parts_of
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -56,6 +57,7 @@ class GGUFHeader:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            self._file = mapped(path)
             with path.open("rb") as f:
                 if f.read(4) != b"GGUF":
                     raise CheckpointError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
@@ -99,6 +101,7 @@ class GGUFHeader:
         """A tensor's bytes: [..., bytes of one row] uint8, a view into the mapped file."""
         if name in self._joined:
             return self._joined[name].raw(name)
+        self._file.check()
         info = self.tensors[name]
         flat = np.frombuffer(self._data, dtype=np.uint8, count=info.size, offset=info.offset)
         return flat.reshape(*info.shape[:-1], -1)
