@@ -3,7 +3,7 @@
 // A score is a chain of multiply-adds over a head's dimensions, one lane for each key. Keys are taken by chunks of
 // kChunk, which begin at multiples of it, each by blocks of kBlock with a running maximum; chunks are put together in
 // order. So how many tokens a step has, which of them a thread takes, and how long vectors are makes no difference to
-// any bit of it. What a token must not attend to counts as exp(-infinity): 0, which changes no sum.
+// any bit of it. What a token must not attend to counts as exp(-infinity): 0, which changes no sum of finite numbers.
 #pragma once
 
 #include <cstddef>
@@ -50,10 +50,10 @@ struct AttentionForm {
   void (*rotate)(const float* x, const float* cos, const float* sin, int half, int dim, float factor,
                  const float* factors, float* out);
   // A query [dim] to integers of 15 bits, each 128 times a byte plus a second byte, in a form's own order. sums: of the
-  // first bytes, and of the second.
+  // first bytes, and of the second. The scale is no number where one of the query's is not finite.
   void (*round)(const float* x, int dim, int8_t* to, float& scale, int32_t* sums);
-  // Keys or values [dim] to bytes: each divided by its own of `scales`.
-  void (*to_bytes)(const float* x, const float* scales, int dim, int8_t* to);
+  // Keys or values [dim] to bytes: each divided by its own of `scales`. Returns whether all are finite.
+  bool (*to_bytes)(const float* x, const float* scales, int dim, int8_t* to);
   // The states of the tokens from `first` to `last` for the heads of a group: [token, head of the group].
   void (*chunk)(const Attention&, int kv_head, int chunk, int first, int last, float* states);
   // Put `more` to `state`, which has what comes before.

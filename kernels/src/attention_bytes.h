@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "attention.h"
 #include "functions.h"
@@ -34,15 +35,27 @@ struct QueryInBytes {
   }
 };
 
+// 0, or no number where one of x is not finite.
+template <class V>
+typename V::Floats NotFinite(typename V::Floats before, typename V::Floats x) {
+  return V::Sum(before, V::Sub(x, x));
+}
+
 template <class V>
 void Round(const float* x, int dim, int8_t* to, float& scale, int32_t* sums) {
-  auto most = V::Zero();
+  auto most = V::Zero(), wrong = V::Zero();
   for (int d = 0; d < dim; d += V::kColumns) {
     const auto each = V::Load(x + d);
     most = V::Max(most, V::Max(each, V::Mul(each, V::Every(-1))));
+    wrong = NotFinite<V>(wrong, each);
   }
-  const float largest = V::Largest(most), inverse = largest > 0 ? kLargestInt / largest : 0.0f;
-  scale = largest / kLargestInt;
+  const float largest = V::Largest(most), inverse = kLargestInt / largest;
+  scale = largest / kLargestInt + V::Total(wrong);
+  if (!(scale == scale && inverse <= std::numeric_limits<float>::max())) {  // rounded to zeros: see RoundsToZeros
+    std::memset(to, 0, 2 * dim);
+    sums[0] = sums[1] = 0;
+    return;
+  }
   int16_t firsts[256], seconds[256];
   for (int d = 0; d < dim; d += V::kColumns) {
     const auto whole = V::Round(V::Mul(V::Load(x + d), V::Every(inverse)));
@@ -62,14 +75,18 @@ void Round(const float* x, int dim, int8_t* to, float& scale, int32_t* sums) {
 
 // Keys or values x [dim] to bytes, each with its own of `scales`.
 template <class V>
-void ToBytes(const float* x, const float* scales, int dim, int8_t* to) {
+bool ToBytes(const float* x, const float* scales, int dim, int8_t* to) {
   const auto minus = V::Every(-1), below = V::Every(-128), above = V::Every(-127);
+  auto wrong = V::Zero();
   int16_t whole[256];
   for (int d = 0; d < dim; d += V::kColumns) {
-    const auto each = V::Max(V::Round(V::Div(V::Load(x + d), V::Load(scales + d))), below);
+    const auto from = V::Load(x + d);
+    wrong = NotFinite<V>(wrong, from);
+    const auto each = V::Max(V::Round(V::Div(from, V::Load(scales + d))), below);
     V::StoreShorts(whole + d, V::Mul(V::Max(V::Mul(each, minus), above), minus));
   }
   for (int d = 0; d < dim; d++) to[d] = static_cast<int8_t>(whole[d]);
+  return V::Total(wrong) == 0;
 }
 
 // scores [kRows, kKeys] = queries [kRows, dim] times keys [dim / 4, kKeys, 4], of which the first `count` are there.

@@ -170,7 +170,7 @@ void Merge(int dim, float* state, const float* more) {
 
 template <class V>
 void Finish(int dim, const float* state, const float* factors, float* out) {
-  const auto part = V::Every(state[1] > 0 ? 1.0f / state[1] : 0.0f);
+  const auto part = V::Every(state[1] == 0 ? 0.0f : 1.0f / state[1]);  // of no number: none
   for (int d = 0; d < dim; d += V::kColumns) {
     auto made = V::Mul(V::Load(state + kHead + d), part);
     if (factors) made = V::Mul(made, V::Load(factors + d));

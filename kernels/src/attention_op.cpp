@@ -5,28 +5,12 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_inputs.h"
 #include "operators.h"
 #include "tensors.h"
 
 namespace edge {
 namespace {
-
-enum Inputs {
-  kQuery,
-  kKey,
-  kValue,
-  kPastKey,
-  kPastValue,
-  kLast,
-  kTotal,
-  kCos,
-  kSin,
-  kPositions,
-  kBias,
-  kSink,
-  kKeyScale,
-  kValueScale
-};
 
 constexpr int kFewTokens = 16;  // up to which threads share chunks of the cache; of more they share tokens
 constexpr int kTokens = 32;     // that a thread takes at a time, of many
@@ -37,10 +21,10 @@ constexpr int kEnough = 8;      // chunks that threads share evenly
 class Attends : public Kernel {
  public:
   Attends(const Node& node, const Form& form)
-      : form_(form.attention), heads_(node.number("num_heads")), scale_(node.real("scale", 0)) {}
+      : form_(form.attention), heads_(node.number("num_heads", 0, 1, kMostHeads)), scale_(node.real("scale", 0)) {}
 
  protected:
-  float Scale(int dim) const { return scale_ > 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
+  float Scale(int dim) const { return scale_ != 0 ? scale_ : 1 / std::sqrt(static_cast<float>(dim)); }
 
   void Attend(Call& call, const Attention& a, const float* of_value, float* out) const {
     if (a.tokens <= kFewTokens)
@@ -60,8 +44,8 @@ class Attends : public Kernel {
     const int of_heads = chunks * a.kv_heads, parts = of_heads < kEnough ? (a.tokens + kPart - 1) / kPart : 1;
     const int part = (a.tokens + parts - 1) / parts;
     const size_t size = StateSize(a.dim), of_chunk = static_cast<size_t>(a.tokens) * a.group() * size;
-    float* all = ort::Reserve(call.room.states, of_chunk * of_heads);
-    const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + 3) / 4;
+    float* all = ort::Reserve(call.room.states, of_chunk * static_cast<size_t>(of_heads));
+    const size_t each = a.dim * (a.bytes ? 2 : 2 * sizeof(float)) * (a.tokens + size_t{3}) / 4;
     const bool alone = a.end(a.tokens - 1) * a.kv_heads * each < call.team.least();
     const int pieces = of_heads * parts;
     call.team.ShareBy(pieces, alone ? pieces : 1, [&](int begin, int end) {
@@ -112,37 +96,30 @@ class Attends : public Kernel {
 class GroupQuery : public Attends {
  public:
   GroupQuery(const Node& node, const Form& form) : Attends(node, form) {
-    kv_heads_ = node.number("kv_num_heads");
-    window_ = std::max(0, node.number("local_window_size"));  // -1 for none
-    rotary_ = node.number("do_rotary") != 0;
-    if (heads_ < 1 || kv_heads_ < 1 || heads_ % kv_heads_)
-      ort::Refuse(node.api, "numbers of heads that do not go together");
+    kv_heads_ = node.number("kv_num_heads", 0, 1, kMostHeads);
+    window_ = std::max(0, node.number("local_window_size", -1, -1, std::numeric_limits<int>::max()));  // -1 for none
+    rotary_ = node.number("do_rotary", 0, 0, 1) != 0;
+    if (heads_ % kv_heads_)
+      Refuse(node, "num_heads is ", int64_t{heads_}, ", which is no multiple of kv_num_heads, ", int64_t{kv_heads_});
+    for (const char* name : {"smooth_softmax", "qk_output", "rotary_interleaved"}) node.without(name);
+    if (node.real("softcap", 0) != 0) Refuse(node, "softcap is set, which these kernels do not compute");
+    const int bits = node.number("kv_cache_bit_width", 0, 0, 8);
+    if (bits != 0 && bits != 8) Refuse(node, "kv_cache_bit_width is ", int64_t{bits}, ", not 8");
   }
 
   void Compute(Call& call) const override {
-    auto input = [&](size_t i) { return call.input(i); };
-    const ort::Tensor query = input(kQuery), key = input(kKey), value = input(kValue), past_key = input(kPastKey),
-                      past_value = input(kPastValue), last = input(kLast), total = input(kTotal), cos = input(kCos),
-                      sin = input(kSin), positions = input(kPositions), bias = input(kBias),
-                      key_scale = input(kKeyScale), value_scale = input(kValueScale);
-    if (query.rank != 3 || past_key.rank != 4 || past_value.rank != 4)
-      ort::Refuse(call.api, "inputs of other ranks than expected");
-    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
-    const int dim = static_cast<int>(past_key.shape[3]), width = static_cast<int>(query.shape[2]);
-    const int rows = static_cast<int>(past_key.shape[2]), capacity = std::max(rows, *total.as<int32_t>());
-    const bool packed = !key.data, bytes = past_key.type == ort::kInt8;
-    if (width != (packed ? heads_ + 2 * kv_heads_ : heads_) * dim || dim % kLanes || dim > 256)
-      ort::Refuse(call.api, "heads of another size than expected");
-    if (bytes && !(key_scale.data && value_scale.data)) ort::Refuse(call.api, "a cache in 8 bits without scales");
-
+    const GroupQueryInputs in(call, heads_, kv_heads_, rotary_);
+    const int batch = in.batch, tokens = in.tokens, dim = in.dim, capacity = in.capacity;
+    const bool packed = in.packed, bytes = in.bytes;
     const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
     const int64_t cache[] = {batch, kv_heads_, capacity, dim};
-    auto* out = static_cast<float*>(call.output(0, made, 3));
-    void* keys = call.output(1, cache, 4);
-    void* values = call.output(2, cache, 4);
-    const size_t size = bytes ? 1 : sizeof(float), head_bytes = capacity * dim * size;
-    const int group = heads_ / kv_heads_;
-    if (!tokens) return;
+    const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
+    float* out = call.floats(0, made, 3);
+    auto* keys = static_cast<uint8_t*>(call.made(1, type, cache, 4));
+    auto* values = static_cast<uint8_t*>(call.made(2, type, cache, 4));
+    const size_t size = bytes ? 1 : sizeof(float), row_bytes = dim * size, head_bytes = capacity * row_bytes;
+    const size_t width = in.query.shape[2], kv_width = static_cast<size_t>(kv_heads_) * dim;
+    const int group = heads_ / kv_heads_, half = rotary_ ? in.half : 0;
 
     const size_t all_heads = static_cast<size_t>(tokens) * heads_;
     float* rotated = ort::Reserve(call.room.floats, all_heads * dim);
@@ -151,48 +128,48 @@ class GroupQuery : public Attends {
     int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, all_heads * 2) : nullptr;
 
     for (int b = 0; b < batch; b++) {
-      const int past = last.as<int32_t>()[b] + 1 - tokens;
-      if (past < 0 || past + tokens > capacity) ort::Refuse(call.api, "more rows than the cache has room for");
-      auto* of_keys = static_cast<uint8_t*>(keys) + b * kv_heads_ * head_bytes;
-      auto* of_values = static_cast<uint8_t*>(values) + b * kv_heads_ * head_bytes;
-      Copy(past_key, of_keys, b, past, rows, dim * size, head_bytes);
-      Copy(past_value, of_values, b, past, rows, dim * size, head_bytes);
+      const int past = in.past(b);
+      uint8_t *of_keys = keys + b * kv_heads_ * head_bytes, *of_values = values + b * kv_heads_ * head_bytes;
+      Copy(in.past_key, of_keys, b, past, in.rows, row_bytes, head_bytes);
+      Copy(in.past_value, of_values, b, past, in.rows, row_bytes, head_bytes);
 
-      const float* from = query.as<float>() + static_cast<size_t>(b) * tokens * width;
+      const size_t first_token = static_cast<size_t>(b) * tokens;
+      const float* from = in.query.as<float>() + first_token * width;
       const float* new_keys =
-          packed ? from + heads_ * dim : key.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
-      const float* new_values =
-          packed ? new_keys + kv_heads_ * dim : value.as<float>() + static_cast<size_t>(b) * tokens * kv_heads_ * dim;
-      const size_t stride = packed ? width : kv_heads_ * dim;
+          packed ? from + static_cast<size_t>(heads_) * dim : in.key.as<float>() + first_token * kv_width;
+      const float* new_values = packed ? new_keys + kv_width : in.value.as<float>() + first_token * kv_width;
+      const size_t stride = packed ? width : kv_width;
       auto prepare = [&](int t) {
-        const int64_t position = positions.data ? positions.as<int64_t>()[b * tokens + t] : past + t;
-        const int half = rotary_ ? static_cast<int>(cos.shape[1]) : 0;
         const float *c = nullptr, *s = nullptr;
         if (rotary_) {
-          const int64_t at = std::clamp<int64_t>(position, 0, cos.shape[0] - 1);
-          c = cos.as<float>() + at * half;
-          s = sin.as<float>() + at * half;
+          const int64_t at = in.positions.there ? in.positions.as<int64_t>()[first_token + t] : past + t;
+          c = in.cos.as<float>() + at * half;
+          s = in.sin.as<float>() + at * half;
         }
         for (int h = 0; h < heads_; h++) {
-          const float* factors = bytes ? key_scale.as<float>() + h / group * dim : nullptr;
+          const float* factors = bytes ? in.key_scale.as<float>() + h / group * dim : nullptr;
           const size_t at = static_cast<size_t>(t) * heads_ + h;
           float* made = rotated + at * dim;
-          form_.rotate(from + static_cast<size_t>(t) * width + h * dim, c, s, half, dim, Scale(dim), factors, made);
+          form_.rotate(from + t * width + h * dim, c, s, half, dim, Scale(dim), factors, made);
           if (bytes) form_.round(made, dim, rounded + at * dim * 2, rounded_scales[at], rounded_sums + 2 * at);
         }
         for (int h = 0; h < kv_heads_; h++) {
-          const size_t at = h * head_bytes + (past + t) * dim * size;
-          const float* value_from = new_values + t * stride + h * dim;
+          const size_t at = h * head_bytes + (past + t) * row_bytes;
+          const float *key_from = new_keys + t * stride + h * dim, *value_from = new_values + t * stride + h * dim;
           if (!bytes) {
-            form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr,
-                         reinterpret_cast<float*>(of_keys + at));
-            std::memcpy(of_values + at, value_from, dim * sizeof(float));
+            form_.rotate(key_from, c, s, half, dim, 1, nullptr, reinterpret_cast<float*>(of_keys + at));
+            std::memcpy(of_values + at, value_from, row_bytes);
             continue;
           }
-          float turned[256];
-          form_.rotate(new_keys + t * stride + h * dim, c, s, half, dim, 1, nullptr, turned);
-          form_.to_bytes(turned, key_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_keys + at));
-          form_.to_bytes(value_from, value_scale.as<float>() + h * dim, dim, reinterpret_cast<int8_t*>(of_values + at));
+          float turned[kLargestHead];
+          form_.rotate(key_from, c, s, half, dim, 1, nullptr, turned);
+          const bool finite = form_.to_bytes(turned, in.key_scale.as<float>() + h * dim, dim,
+                                             reinterpret_cast<int8_t*>(of_keys + at)) &&
+                              form_.to_bytes(value_from, in.value_scale.as<float>() + h * dim, dim,
+                                             reinterpret_cast<int8_t*>(of_values + at));
+          if (!finite)
+            Refuse(call, "the key or the value of token ", int64_t{t}, " of ", int64_t{tokens},
+                   " is not a number or infinite, which a cache in 8 bits cannot hold");
         }
       };
       const bool few = all_heads * dim < call.team.least();
@@ -203,14 +180,13 @@ class GroupQuery : public Attends {
 
       Attention a{heads_,  kv_heads_, dim,     tokens,         past,         capacity, window_, bytes, rotated,
                   of_keys, of_values, rounded, rounded_scales, rounded_sums, nullptr,  0,       0,     0};
-      if (bias.data) {
-        a.bias_token = bias.shape[3];
-        a.bias_head = bias.shape[1] > 1 ? bias.shape[2] * bias.shape[3] : 0;
-        a.bias = bias.as<float>() + (bias.shape[0] > 1 ? b * bias.shape[1] * bias.shape[2] * bias.shape[3] : 0);
+      if (in.bias.there) {
+        const size_t of_head = static_cast<size_t>(tokens) * in.bias.shape[3];
+        a.bias_token = in.bias.shape[3];
+        a.bias_head = in.bias.shape[1] > 1 ? of_head : 0;
+        a.bias = in.bias.as<float>() + (in.bias.shape[0] > 1 ? b * in.bias.shape[1] * of_head : 0);
       }
-      const float* of_value = bytes ? value_scale.as<float>() : nullptr;
-      float* to = out + static_cast<size_t>(b) * tokens * heads_ * dim;
-      Attend(call, a, of_value, to);
+      Attend(call, a, bytes ? in.value_scale.as<float>() : nullptr, out + first_token * heads_ * dim);
     }
   }
 
@@ -219,7 +195,7 @@ class GroupQuery : public Attends {
   void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes,
             size_t head_bytes) const {
     const auto* from = past.as<uint8_t>() + static_cast<size_t>(b) * kv_heads_ * rows * row_bytes;
-    if (from == to) return;
+    if (from == to || !count) return;
     for (int h = 0; h < kv_heads_; h++)
       std::memcpy(to + h * head_bytes, from + static_cast<size_t>(h) * rows * row_bytes, count * row_bytes);
   }
@@ -230,27 +206,34 @@ class GroupQuery : public Attends {
 
 class MultiHead : public Attends {
  public:
-  using Attends::Attends;
+  MultiHead(const Node& node, const Form& form) : Attends(node, form) { node.without("unidirectional"); }
 
   // Inputs: queries [batch, tokens, heads * dim], and keys and values [batch, heads, keys, dim]; or queries, keys and
   // values of the same tokens, [batch, tokens, 3 * heads * dim], alone. Input 5 is added to scores: [1, heads or 1,
   // tokens, keys].
   void Compute(Call& call) const override {
     const ort::Tensor query = call.input(0), keys = call.input(1), values = call.input(2), bias = call.input(5);
-    const bool packed = !keys.data;
-    if (query.rank != 3 || query.shape[2] % (packed ? 3 * heads_ : heads_))
-      ort::Refuse(call.api, "heads of another size than expected");
-    const int batch = static_cast<int>(query.shape[0]), tokens = static_cast<int>(query.shape[1]);
-    const size_t row = query.shape[2], width = packed ? row / 3 : row;
-    const int dim = static_cast<int>(width) / heads_, count = packed ? tokens : static_cast<int>(keys.shape[2]);
-    const std::array<int64_t, 4> shape{batch, heads_, count, dim};
-    if (!count || dim % kLanes || dim > 256 || (!packed && (keys.shape != shape || values.shape != shape)))
-      ort::Refuse(call.api, "keys or values of another size than expected");
-    if (bias.data && (bias.rank != 4 || bias.shape[0] != 1 || bias.shape[2] != tokens || bias.shape[3] != count))
-      ort::Refuse(call.api, "a bias of another size than expected");
+    const bool packed = !keys.there;
+    ExpectNone(call, "bias", call.has_input(3));
+    ExpectNone(call, "key_padding_mask", call.has_input(4));
+    if (packed) ExpectNone(call, "value without key", values.there);
+    Expect(call, "query", query, ort::kFloat, {kAnySize, kAnySize, kAnySize});
+    const int batch = Within(call, "the number of sequences", query.shape[0]);
+    const int tokens = Within(call, "the number of tokens", query.shape[1], 0, kMostRows / heads_);
+    const int64_t row = query.shape[2], parts = int64_t{heads_} * (packed ? 3 : 1);
+    if (row % parts) Refuse(call, "query has ", row, " columns, which is no multiple of ", parts);
+    const int dim = HeadSize(call, "query", row / parts);
+    const size_t width = static_cast<size_t>(heads_) * dim;
+    int count = tokens;
+    if (!packed) {
+      Expect(call, "key", keys, ort::kFloat, {batch, heads_, kAnySize, dim});
+      count = Within(call, "the number of keys", keys.shape[2], 1, kMostRows / heads_);
+      Expect(call, "value", values, ort::kFloat, {batch, heads_, count, dim});
+    }
+    if (bias.there) ExpectBias(call, bias, 1, heads_, tokens, count);
     const int64_t made[] = {batch, tokens, static_cast<int64_t>(width)};
-    auto* out = static_cast<float*>(call.output(0, made, 3));
-    if (!tokens) return;
+    float* out = call.floats(0, made, 3);
+    if (!tokens || !batch) return;
 
     float* scaled = ort::Reserve(call.room.floats, tokens * width);
     float* by_heads = packed ? ort::Reserve(call.room.heads, 2 * count * width) : nullptr;
@@ -261,13 +244,13 @@ class MultiHead : public Attends {
     a.past = a.capacity = a.all = count;
     a.queries = scaled;
     a.bias = bias.as<float>();
-    if (bias.data) {
+    if (bias.there) {
       a.bias_token = count;
       a.bias_head = bias.shape[1] > 1 ? static_cast<size_t>(tokens) * count : 0;
     }
-    const int each = tokens * width < call.team.least() ? tokens : kAtATime;
+    const int each = static_cast<size_t>(tokens) * width < call.team.least() ? tokens : kAtATime;
     for (int b = 0; b < batch; b++) {
-      const float* from = query.as<float>() + b * tokens * row;
+      const float* from = query.as<float>() + static_cast<size_t>(b) * tokens * row;
       call.team.ShareBy(tokens, each, [&](int first, int last) {
         for (int t = first; t < last; t++) {
           const float* of_token = from + t * row;
@@ -277,9 +260,9 @@ class MultiHead : public Attends {
                         dim * sizeof(float));
         }
       });
-      a.keys = packed ? by_heads : keys.as<float>() + b * count * width;
-      a.values = packed ? by_heads + count * width : values.as<float>() + b * count * width;
-      Attend(call, a, nullptr, out + b * tokens * width);
+      a.keys = packed ? by_heads : keys.as<float>() + static_cast<size_t>(b) * count * width;
+      a.values = packed ? by_heads + count * width : values.as<float>() + static_cast<size_t>(b) * count * width;
+      Attend(call, a, nullptr, out + static_cast<size_t>(b) * tokens * width);
     }
   }
 };

@@ -92,11 +92,16 @@ struct Avx2 : Avx256 {
 };
 
 void Block(const float* from, int block, int8_t* values, float& scale, int32_t& sum) {
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  __m256 most = _mm256_setzero_ps();
-  for (int i = 0; i < block; i += 8) most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_loadu_ps(from + i)));
-  const float largest = Avx256::Largest(most), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  // Without their signs numbers are in the order of their bits, in which what is no number comes last.
+  const __m256i size = _mm256_set1_epi32(0x7fffffff), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  __m256i most = _mm256_setzero_si256();
+  for (int i = 0; i < block; i += 8)
+    most = _mm256_max_epi32(most, _mm256_and_si256(size, _mm256_castps_si256(_mm256_loadu_ps(from + i))));
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+  float inverse;
+  if (RoundsToZeros(_mm_cvtss_f32(_mm_castsi128_ps(four)), block, values, inverse, scale, sum)) return;
   __m256i total = _mm256_setzero_si256();
   for (int i = 0; i < block; i += 32) {
     __m256i whole[4];
@@ -111,7 +116,6 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
   __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
   sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4e));
   sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xb1));
-  scale = largest / 127.0f;
   sum = _mm_cvtsi128_si32(sums);
 }
 

@@ -56,8 +56,8 @@ struct Avx256 : Plain {
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
   }
-  static Floats WhereAbove(Floats x, float limit, Floats y) {
-    return _mm256_and_ps(_mm256_cmp_ps(x, Every(limit), _CMP_GT_OQ), y);
+  static Floats ZeroUpTo(float limit, Floats x, Floats y) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, Every(limit), _CMP_NLE_UQ), y);
   }
   static Floats PowerOfTwo(Floats n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), All(127)), 23));

@@ -50,8 +50,8 @@ struct Avx512Vnni : Plain, QueryInBytes {
   static Floats Round(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static float Largest(Floats x) { return _mm512_reduce_max_ps(x); }
   static float Total(Floats x) { return _mm512_reduce_add_ps(x); }
-  static Floats WhereAbove(Floats x, float limit, Floats y) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Every(limit), _CMP_GT_OQ), y);
+  static Floats ZeroUpTo(float limit, Floats x, Floats y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, Every(limit), _CMP_NLE_UQ), y);
   }
   static Floats PowerOfTwo(Floats n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), All(127)), 23));

@@ -1,10 +1,12 @@
 // The operator Chain: several operators of ours, one after another, as one. Threads come once for all of them, and
 // onnxruntime is not asked for what they hand on to each other.
 //
-// Its attribute `nodes` is their number. A node's attributes begin with its number and a dot; among them are `op` (see
-// kOps), `inputs`, `outputs` and, for each of them, `input.<i>` and `output.<i>`: which value it is, or -1. Values are
-// the chain's inputs, then its outputs, then what its nodes alone read, which is float32.
+// Its attribute `nodes` is their number, `taken` and `given` those of its inputs and outputs. A node's attributes begin
+// with its number and a dot; among them are `op` (see kOps), `inputs`, `outputs` and, for each of them, `input.<i>` and
+// `output.<i>`: which value it is, or -1. Values are the chain's inputs, then its outputs, then what its nodes alone
+// read, in the order in which they are made. Each is made once, before it is read.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -13,57 +15,77 @@
 namespace edge {
 namespace {
 
+constexpr int kMostNodes = 1 << 16;
+constexpr int kMostValues = 1 << 20;
+constexpr int kNoValue = -1;
+
 // onnxruntime's Gather of rows: [batch, rows, width] and the numbers of rows.
 class Gather : public Kernel {
  public:
-  Gather(const Node&, const Form&) {}
+  Gather(const Node& node, const Form&) { node.number("axis", 0, 1, 1); }
 
   void Compute(Call& call) const override {
     const ort::Tensor rows = call.input(0), which = call.input(1);
-    if (rows.rank != 3 || which.rank != 1 || which.type != ort::kInt64 || rows.type != ort::kFloat)
-      ort::Refuse(call.api, "rows of another kind than expected");
-    const int64_t count = which.shape[0], there = rows.shape[1], width = rows.shape[2];
-    const int64_t made[] = {rows.shape[0], count, width};
-    auto* out = static_cast<float*>(call.output(0, made, 3));
-    for (int64_t i = 0; i < rows.shape[0] * count; i++) {
-      const int64_t asked = which.as<int64_t>()[i % count], row = asked < 0 ? asked + there : asked;
-      if (row < 0 || row >= there) ort::Refuse(call.api, "a row that is not there");
-      std::memcpy(out + i * width, rows.as<float>() + (i / count * there + row) * width, width * sizeof(float));
+    Expect(call, "data", rows, ort::kFloat, {kAnySize, kAnySize, kAnySize});
+    Expect(call, "indices", which, ort::kInt64, {kAnySize});
+    const int64_t batch = rows.shape[0], there = rows.shape[1], width = rows.shape[2], count = which.shape[0];
+    const int64_t made[] = {batch, count, width};
+    float* out = call.floats(0, made, 3);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t asked = which.as<int64_t>()[i], row = asked < 0 ? asked + there : asked;
+      if (row < 0 || row >= there) Refuse(call, "row ", asked, " is asked for, of ", there);
+      for (int64_t b = 0; width && b < batch; b++)
+        std::memcpy(out + (b * count + i) * width, rows.as<float>() + (b * there + row) * width, width * sizeof(float));
     }
   }
 };
 
+const Operator kGather{"Gather",
+                       Make<Gather>,
+                       {{ort::kFloat, ort::kRequired}, {ort::kInt64, ort::kRequired}},
+                       {{ort::kFloat, ort::kRequired}}};
+
 class Chain : public Kernel {
  public:
   Chain(const Node& node, const Form& form) {
-    const Made kOps[] = {kProductOperator->made,   kAttentionOperator->made,    kNormOperator->made,     Make<Gather>,
-                         kMultiHeadOperator->made, kPositionBiasOperator->made, kLikeliestOperator->made};
-    inputs_ = node.number("taken");
-    outputs_ = node.number("given");
-    const int nodes = node.number("nodes");
+    const Operator* const kOps[] = {kProductOperator, kAttentionOperator,    kNormOperator,     &kGather,
+                                    kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator};
+    inputs_ = node.number("taken", 0, 0, kMostValues);
+    outputs_ = node.number("given", 0, 0, kMostValues);
+    if (inputs_ != node.inputs() || outputs_ != node.outputs())
+      Refuse(node, "it has ", Count(node.inputs()), " inputs and ", Count(node.outputs()), " outputs, not ",
+             Count(inputs_), " and ", Count(outputs_));
+    for (size_t i = 0; i < outputs_; i++) types_.push_back(node.output_type(i));
+    const int nodes = node.number("nodes", 0, 1, kMostNodes);
+    made_.resize(inputs_ + outputs_);
+    std::fill_n(made_.begin(), inputs_, true);
     for (int i = 0; i < nodes; i++) {
       const std::string prefix = std::to_string(i) + ".";
-      auto number = [&](const std::string& name, int otherwise) {
-        return node.number((prefix + name).c_str(), otherwise);
-      };
-      auto values = [&](const std::string& name) {
-        std::vector<int> found(number(name + "s", 0));
-        for (size_t k = 0; k < found.size(); k++) found[k] = number(name + "." + std::to_string(k), -1);
-        return found;
-      };
-      const int op = number("op", -1);
-      if (op < 0 || op >= static_cast<int>(std::size(kOps))) ort::Refuse(node.api, "an operator that there is not");
-      Link link{nullptr, values("input"), values("output")};
-      link.kernel = kOps[op](node.of(prefix, link.inputs), form);
+      const int op = node.number((prefix + "op").c_str(), kNoValue, 0, static_cast<int>(std::size(kOps)) - 1);
+      const Operator& of = *kOps[op];
+      Link link{of.called, nullptr, Values(node, prefix + "input", of.takes), Values(node, prefix + "output", of.gives)};
+      for (int value : link.inputs)
+        if (value != kNoValue && (value >= static_cast<int>(made_.size()) || !made_[value]))
+          Refuse(node, "value ", int64_t{value}, " is read before it is made");
+      for (int value : link.outputs) {
+        if (value == kNoValue) continue;
+        if (value == static_cast<int>(made_.size())) made_.push_back(false);
+        if (value > static_cast<int>(made_.size()) || made_[value])
+          Refuse(node, "value ", int64_t{value}, " is made a second time, or not in turn");
+        made_[value] = true;
+      }
+      link.kernel = of.made(node.of(of.called, prefix, link.inputs), form);
       links_.push_back(std::move(link));
     }
+    for (size_t i = 0; i < outputs_; i++)
+      if (!made_[inputs_ + i]) Refuse(node, "output ", Count(i), " is never made");
     Place();
   }
 
   void Compute(Call& call) const override {
     thread_local Handed kept;  // of the thread that runs the graph, whoever leads
     Handed& handed = kept;
-    handed.values.assign(places_.size(), {});
+    handed.values.assign(made_.size(), {});
     if (handed.memory.size() < memory_) handed.memory.resize(memory_);
     call.team.Lead([&](Team& team) {
       for (const Link& link : links_) {
@@ -75,6 +97,7 @@ class Chain : public Kernel {
 
  private:
   struct Link {
+    const char* called;
     std::unique_ptr<Kernel> kernel;
     std::vector<int> inputs, outputs;
   };
@@ -82,34 +105,46 @@ class Chain : public Kernel {
   // What a run hands on. memory: for values that nodes alone read, which take turns in it.
   struct Handed {
     std::vector<ort::Tensor> values;
-    std::vector<std::vector<float>> memory;
+    std::vector<std::vector<std::max_align_t>> memory;
   };
 
   // A run of one of the chain's nodes.
   class Inner : public Call {
    public:
     Inner(const Chain& chain, const Link& link, Call& outer, Team& team, Handed& handed)
-        : Call(outer.api, team, outer.room), chain_(chain), link_(link), outer_(outer), handed_(handed) {}
+        : Call({outer.api, link.called}, team, outer.room),
+          chain_(chain),
+          link_(link),
+          outer_(outer),
+          handed_(handed) {}
 
     ort::Tensor input(size_t index) override {
-      if (index >= link_.inputs.size() || link_.inputs[index] < 0) return {};
+      if (!has_input(index)) return {};
       const auto value = static_cast<size_t>(link_.inputs[index]);
       ort::Tensor& found = handed_.values[value];
-      if (!found.data && value < chain_.inputs_) found = outer_.input(value);
+      if (!found.there && value < chain_.inputs_) found = outer_.input(value);
       return found;
     }
-    bool has_output(size_t index) override { return index < link_.outputs.size() && link_.outputs[index] >= 0; }
-    void* output(size_t index, const int64_t* shape, size_t rank) override {
+    bool has_input(size_t index) override { return index < link_.inputs.size() && link_.inputs[index] != kNoValue; }
+    bool output(size_t index, ort::Type type, const int64_t* shape, size_t rank, void** data) override {
+      if (index >= link_.outputs.size() || link_.outputs[index] == kNoValue) return false;
       const auto value = static_cast<size_t>(link_.outputs[index]);
       ort::Tensor& made = handed_.values[value];
+      made.there = true;
       made.rank = rank;
-      made.type = ort::kFloat;
+      made.type = type;
       std::copy_n(shape, rank, made.shape.begin());
-      if (value < chain_.inputs_ + chain_.outputs_)
-        made.data = outer_.output(value - chain_.inputs_, shape, rank);
-      else
-        made.data = ort::Reserve(handed_.memory[chain_.places_[value]], static_cast<size_t>(made.elements()));
-      return made.data;
+      if (value < chain_.inputs_ + chain_.outputs_) {
+        const size_t given = value - chain_.inputs_;
+        if (chain_.types_[given] != type) Refuse(*this, "output ", Count(given), " of its chain is of another type");
+        made.data = outer_.made(given, type, shape, rank);
+      } else {
+        const size_t size = Times(made.elements(), type == ort::kInt8 ? 1 : type == ort::kInt64 ? 8 : 4);
+        auto& memory = handed_.memory[chain_.places_[value]];
+        made.data = ort::Reserve(memory, size / sizeof(std::max_align_t) + 1);
+      }
+      *data = made.data;
+      return true;
     }
 
    private:
@@ -119,32 +154,48 @@ class Chain : public Kernel {
     Handed& handed_;
   };
 
+  static int64_t Count(size_t number) { return static_cast<int64_t>(number); }
+
+  // The values that an operator reads, or makes: those that must be there are, and there are no others.
+  static std::vector<int> Values(const Node& node, const std::string& name, const std::vector<Given>& of) {
+    std::vector<int> found(node.number((name + "s").c_str(), 0, 0, static_cast<int>(of.size())));
+    for (size_t k = 0; k < of.size(); k++) {
+      const std::string each = name + "." + std::to_string(k);
+      const int value = k < found.size() ? node.number(each.c_str(), kNoValue, kNoValue, 2 * kMostValues) : kNoValue;
+      if (value == kNoValue && of[k].characteristic == ort::kRequired) Refuse(node, each, " is missing");
+      if (k < found.size()) found[k] = value;
+    }
+    return found;
+  }
+
   // Gives each value that nodes alone read a place in memory, from the node that makes it to the last that reads it.
   void Place() {
-    std::vector<size_t> last;
-    auto note = [&](int value, size_t at) {
-      if (value >= static_cast<int>(last.size())) last.resize(value + 1);
-      if (value >= 0) last[value] = at;
-    };
-    for (size_t at = 0; at < links_.size(); at++)
+    std::vector<std::vector<int>> ends(links_.size());  // the values that a node is the last to read, or to make
+    std::vector<bool> later(made_.size());
+    auto inside = [&](int value) { return value >= static_cast<int>(inputs_ + outputs_); };
+    for (size_t at = links_.size(); at-- > 0;)
       for (const auto* values : {&links_[at].inputs, &links_[at].outputs})
-        for (int value : *values) note(value, at);
-    places_.resize(last.size());
+        for (int value : *values)
+          if (inside(value) && !later[value]) {
+            later[value] = true;
+            ends[at].push_back(value);
+          }
+    places_.resize(made_.size());
     std::vector<size_t> free;
     for (size_t at = 0; at < links_.size(); at++) {
-      auto inside = [&](int value) { return value >= static_cast<int>(inputs_ + outputs_); };
       for (int value : links_[at].outputs) {
         if (!inside(value)) continue;
         if (free.empty()) free.push_back(memory_++);
         places_[value] = free.back();
         free.pop_back();
       }
-      for (size_t value = inputs_ + outputs_; value < last.size(); value++)
-        if (last[value] == at) free.push_back(places_[value]);
+      for (int value : ends[at]) free.push_back(places_[value]);
     }
   }
 
   std::vector<Link> links_;
+  std::vector<ort::Type> types_;  // of the outputs
+  std::vector<bool> made_;        // of all values
   std::vector<size_t> places_;
   size_t inputs_ = 0, outputs_ = 0, memory_ = 0;
 };

@@ -1,6 +1,7 @@
 // Functions of vectors: the same bits, however long these are. V gives a form its vectors of kColumns floats.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -12,17 +13,17 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kSmallest = -87.0f;  // of what exp gives a number for that is not 0
 
-// exp of what is not positive. Source: the usual reduction to 2 ** n * exp(r) with |r| <= ln(2) / 2, and exp(r) by its
+// exp of what is not positive; of no number, no number. Source: the usual reduction to 2 ** n * exp(r) with |r| <= ln(2) / 2, and exp(r) by its
 // series: Cody and Waite, Software Manual for the Elementary Functions, 1980.
 template <class V>
 inline typename V::Floats Exp(typename V::Floats x) {
-  const auto within = V::Max(x, V::Every(kSmallest));
+  const auto within = V::Max(V::Every(kSmallest), x);  // of no number: the second
   const auto n = V::Round(V::Mul(within, V::Every(1.44269504f)));
   auto r = V::Fma(n, V::Every(-0.693145752f), within);
   r = V::Fma(n, V::Every(-1.42860677e-6f), r);
   auto y = V::Every(1.0f / 720);
   for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = V::Fma(y, r, V::Every(c));
-  return V::WhereAbove(x, kSmallest, V::Mul(y, V::PowerOfTwo(n)));
+  return V::ZeroUpTo(kSmallest, x, V::Mul(y, V::PowerOfTwo(n)));
 }
 
 // One number at a time; the same bits.
@@ -45,7 +46,8 @@ inline void AsConstant(int count, const Work& work) {
 }
 
 // The largest of the scores of one token [kKeys], which has the keys from `begin` to `end` of the block: others count
-// as -infinity from here on. bias: added to the scores, or null.
+// as -infinity from here on. bias: added to the scores, or null. It is -infinity where no key has a weight, and never
+// no number: the weights of such scores are none, whatever they are relative to.
 template <class V>
 inline float LargestScore(float* scores, const float* bias, int begin, int end) {
   if (begin > 0 || end < kKeys)
@@ -53,9 +55,11 @@ inline float LargestScore(float* scores, const float* bias, int begin, int end) 
       if (t < begin || t >= end) scores[t] = kNone;
   if (bias)
     for (int t = begin; t < end; t++) scores[t] += bias[t];
-  auto most = V::Load(scores);
-  for (int t = V::kColumns; t < kKeys; t += V::kColumns) most = V::Max(most, V::Load(scores + t));
-  return V::Largest(most);
+  auto most = V::Every(kNone);
+  for (int t = 0; t < kKeys; t += V::kColumns) most = V::Max(V::Load(scores + t), most);  // of no number: the second
+  const float largest = V::Largest(most);
+  if (largest == kNone && std::any_of(scores, scores + kKeys, [](float score) { return score != score; })) return 0;
+  return largest;
 }
 
 // The sum of lanes, as a tree.

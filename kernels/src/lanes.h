@@ -11,6 +11,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 
 #include "attention.h"
 
@@ -20,7 +22,8 @@ constexpr int kPanel = 16;         // columns that lie together
 constexpr int kStep = 32;          // inputs that one call of a form's Multiply takes; blocks are multiples of it
 constexpr int kLargest = 256;      // inputs of the largest block, but for one that is a whole row
 constexpr int kLongest = 1 << 15;  // inputs of such a row: its products are within 32 bits
-constexpr int kAlignment = 64;     // bytes
+constexpr int kLongestRow = 1 << 24;  // inputs, or columns, of any matrix
+constexpr int kAlignment = 64;        // bytes
 
 // A weight [columns, inputs] in panels of kPanel columns; the last panel may have columns that are not there.
 //
@@ -70,6 +73,20 @@ struct Rounding {
   float* scales;
   int32_t* sums;
 };
+
+// Whether a block of a row, whose largest number is given, is rounded to zeros: where that is so small (below 3.8e-37)
+// that it has no inverse, and where it is not finite, which the scale then says: all that is made of it is no number.
+// Else each is to be multiplied by `inverse`.
+inline bool RoundsToZeros(float largest, int block, int8_t* values, float& inverse, float& scale, int32_t& sum) {
+  inverse = 127.0f / largest;
+  scale = largest / 127.0f;
+  constexpr float most = std::numeric_limits<float>::max();
+  if (inverse > 0 && inverse <= most) return false;
+  if (!(largest <= most)) scale = std::numeric_limits<float>::quiet_NaN();
+  std::memset(values, 0, block);
+  sum = 0;
+  return true;
+}
 
 constexpr int kGroup = 64;  // numbers of a row of which the largest is looked for first
 

@@ -1,6 +1,8 @@
 // What the library offers: its operators to onnxruntime, and to its host what makes their weights and says how they
 // run.
 #include <cstring>
+#include <mutex>
+#include <new>
 #include <vector>
 
 #include "operators.h"
@@ -19,20 +21,23 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   const void* const* table = base->api(ort::kVersion);
   if (!table) return nullptr;  // an onnxruntime older than any that has these operators: graphs with them fail to load
   const ort::Api api(table);
-  struct {
+  const ort::Operator* const of_floats[] = {kProductOperator,   kNormOperator,         kAttentionOperator,
+                                            kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator,
+                                            kChainOperator,     nullptr};
+  const ort::Operator* const of_bytes[] = {kBytesAttentionOperator, nullptr};
+  const struct {
     const char* name;
-    std::vector<const ort::Operator*> operators;
-  } const domains[] = {{"edge",
-                        {kProductOperator, kNormOperator, kAttentionOperator, kMultiHeadOperator, kPositionBiasOperator,
-                         kLikeliestOperator, kChainOperator}},
-                       {"edge.int8", {kBytesAttentionOperator}}};
+    const ort::Operator* const* operators;
+  } domains[] = {{"edge", of_floats}, {"edge.int8", of_bytes}};
   static ort::Domain* made[2] = {};  // for all sessions
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
   for (int i = 0; i < 2; i++) {
     if (!made[i]) {
       ort::Domain* domain = nullptr;
       if (ort::Status* failed = api.NewDomain(domains[i].name, &domain)) return failed;
-      for (const ort::Operator* op : domains[i].operators)
-        if (ort::Status* failed = api.Add(domain, op)) return failed;
+      for (const ort::Operator* const* op = domains[i].operators; *op; op++)
+        if (ort::Status* failed = api.Add(domain, *op)) return failed;
       made[i] = domain;
     }
     if (ort::Status* failed = api.Add(options, made[i])) return failed;
@@ -58,14 +63,19 @@ EDGE_EXPORT size_t edge_packed_bytes(int bits, int inputs, int columns, int bloc
   return shape.supported() ? PackedBytes(shape) : 0;
 }
 
-// See `Pack`.
+// See `Pack`. Nothing is done where the matrix cannot be packed.
 EDGE_EXPORT void edge_pack(int bits, int inputs, int columns, int block, int half, const uint8_t* weights,
                            const float* scales, const uint8_t* zero_points, uint8_t* out) {
-  Pack({bits, inputs, columns, block, half, zero_points != nullptr}, weights, scales, zero_points, out);
+  const Shape shape{bits, inputs, columns, block, half, zero_points != nullptr};
+  if (shape.supported()) Pack(shape, weights, scales, zero_points, out);
 }
 
-// See `Lend`.
-EDGE_EXPORT int64_t edge_lend(const uint8_t* packed, size_t bytes) { return Lend(packed, bytes); }
+// See `Lend`; 0 where there is no memory to note it.
+EDGE_EXPORT int64_t edge_lend(const uint8_t* packed, size_t bytes) try {
+  return Lend(packed, bytes);
+} catch (const std::bad_alloc&) {
+  return 0;
+}
 EDGE_EXPORT void edge_take_back(int64_t lent) { TakeBack(lent); }
 
 // Rows times a packed matrix, the panels from `first` to `last`, in one thread.
@@ -76,7 +86,7 @@ static void Multiply(const Form& form, const Shape& shape, const uint8_t* packed
 }
 
 // Whether the form that computes here gives the bits of the portable one.
-EDGE_EXPORT int edge_check() {
+EDGE_EXPORT int edge_check() try {
   const Form* form = Fastest();
   if (!form) return 0;
   for (int bits : {2, 4, 8}) {
@@ -106,18 +116,23 @@ EDGE_EXPORT int edge_check() {
     if (std::memcmp(made[0].data(), made[1].data(), made[0].size() * sizeof(float))) return 0;
   }
   return 1;
+} catch (const std::bad_alloc&) {
+  return 0;
 }
 
 // For tests: rows [count, inputs] times a packed matrix, by the form with this number, in one thread, the panels from
-// `first` to `last`. Returns 0 where this processor does not run the form, or there is none. values, scales and sums
-// are memory for the rounded rows.
+// `first` to `last`. Returns 0 where this processor does not run the form, or there is none, or no such matrix or rows
+// or panels. values, scales and sums are memory for the rounded rows.
 EDGE_EXPORT int edge_product(int form, int bits, int inputs, int columns, int block, int half, int zero_points,
                              const uint8_t* packed, const float* rows, int count, int first, int last, int8_t* values,
                              float* scales, int32_t* sums, float* out) {
   for (int i = 0; i < form; i++)
     if (!kForms[i]) return 0;
-  if (!kForms[form] || !kForms[form]->runs()) return 0;
+  if (form < 0 || !kForms[form] || !kForms[form]->runs()) return 0;
   const Shape shape{bits, inputs, columns, block, half, zero_points};
+  if (!shape.supported() || count < 0 || int64_t{count} * (shape.padded() / block) > std::numeric_limits<int>::max())
+    return 0;
+  if (first < 0 || last < first || static_cast<size_t>(last) > shape.panels()) return 0;
   Multiply(*kForms[form], shape, packed, {rows, inputs, shape.padded(), block, values, scales, sums}, count, first,
            last, out);
   return 1;

@@ -1,8 +1,8 @@
 // The operator Likeliest: the best tokens of each row of logits, and the logarithms of their probabilities.
 //
 // Inputs: logits [batch, rows, vocabulary] of float32, and how many are wanted, int64 [1]. Gives the logarithms,
-// float32, and the tokens, int64, both [batch * rows, wanted]: the best first, and the first of equals first. What is
-// no number counts as -infinity.
+// float32, and the tokens, int64, both [batch * rows, wanted]: the best first, and the first of equals first. Among them
+// what is no number counts as -infinity; all logarithms of a row that has one, or infinity, are no numbers.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -55,14 +55,16 @@ class Likeliest : public Kernel {
 
   void Compute(Call& call) const override {
     const ort::Tensor logits = call.input(0), wanted = call.input(1);
-    if (logits.rank != 3 || logits.type != ort::kFloat || wanted.type != ort::kInt64 || wanted.elements() != 1)
-      ort::Refuse(call.api, "logits of another kind than expected");
-    const int rows = static_cast<int>(logits.shape[0] * logits.shape[1]), size = static_cast<int>(logits.shape[2]);
+    Expect(call, "logits", logits, ort::kFloat, {kAnySize, kAnySize, kAnySize});
+    ExpectNumbers(call, "count", wanted, ort::kInt64, 1);
+    const int size = Within(call, "the number of logits of a row", logits.shape[2], 0, kLongestRow);
+    const int most = std::numeric_limits<int>::max() / std::max(1, (size + kPart - 1) / kPart);
+    const int rows = Within(call, "the number of rows", Times(logits.shape[0], logits.shape[1]), 0, most);
     const int64_t count = *wanted.as<int64_t>(), made[] = {rows, count};
-    if (count < 0 || count > size) ort::Refuse(call.api, "more tokens than there are");
-    auto* values = static_cast<float*>(call.output(0, made, 2));
-    auto* tokens = static_cast<int64_t*>(call.output(1, made, 2));
-    if (count) Find(call, logits.as<float>(), rows, size, static_cast<int>(count), values, tokens);
+    if (count < 0 || count > size) Refuse(call, "more tokens than there are, ", int64_t{size}, ", are wanted: ", count);
+    float* values = call.floats(0, made, 2);
+    auto* tokens = static_cast<int64_t*>(call.made(1, ort::kInt64, made, 2));
+    if (count && rows) Find(call, logits.as<float>(), rows, size, static_cast<int>(count), values, tokens);
   }
 
  private:
@@ -116,24 +118,24 @@ class Likeliest : public Kernel {
       places[filled++] = found.places[i];
     }
     for (; filled < count; filled++) places[filled] = -1;  // a row's last part may be short
-    return best[0] == kNone ? 0.0f : form_.exp_sum(row + first, last - first, best[0]);
+    return form_.exp_sum(row + first, last - first, best[0] == kNone ? 0.0f : best[0]);
   }
 
   void OfRow(int parts, int count, const float* best, const float* sums, const int32_t* places, float* values,
              int64_t* tokens) const {
     thread_local Found found;
     found.clear();
-    for (int i = 0; i < parts * count; i++)
+    for (size_t i = 0; i < static_cast<size_t>(parts) * count; i++)
       if (places[i] >= 0) found.add(places[i], best[i]);
     const std::vector<int>& order = Best(found, count);
-    const float largest = found.values[order[0]];
+    const float best_of_all = found.values[order[0]], largest = best_of_all == kNone ? 0.0f : best_of_all;
     float sum = 0;
     for (int part = 0; part < parts; part++)
       sum += sums[part] * form_.exp_sum(best + static_cast<size_t>(part) * count, 1, largest);  // exp of the difference
     const auto logarithm = static_cast<float>(std::log(static_cast<double>(sum)));
     for (int k = 0; k < count; k++) {
       const float value = found.values[order[k]];
-      values[k] = value == kNone ? kNone : value - largest - logarithm;
+      values[k] = value == kNone && sum == sum ? kNone : value - largest - logarithm;
       tokens[k] = found.places[order[k]];
     }
   }

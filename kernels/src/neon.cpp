@@ -29,7 +29,8 @@ struct Dotprod : Neon {
 void Block(const float* from, int block, int8_t* values, float& scale, int32_t& sum) {
   float32x4_t most = vdupq_n_f32(0);
   for (int i = 0; i < block; i += 4) most = vmaxq_f32(most, vabsq_f32(vld1q_f32(from + i)));
-  const float largest = vmaxvq_f32(most), inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  float inverse;  // the largest of some and no number is no number
+  if (RoundsToZeros(vmaxvq_f32(most), block, values, inverse, scale, sum)) return;
   int32x4_t total = vdupq_n_s32(0);
   for (int i = 0; i < block; i += 8) {
     const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(from + i), inverse));
@@ -37,7 +38,6 @@ void Block(const float* from, int block, int8_t* values, float& scale, int32_t& 
     total = vaddq_s32(total, vaddq_s32(a, b));
     vst1_s8(values + i, vqmovn_s16(vcombine_s16(vqmovn_s32(a), vqmovn_s32(b))));
   }
-  scale = largest / 127.0f;
   sum = vaddvq_s32(total);
 }
 

@@ -48,8 +48,8 @@ struct Neon : Plain, QueryInBytes {
   static Floats Round(Floats x) { return vrndnq_f32(x); }
   static float Largest(Floats x) { return vmaxvq_f32(x); }
   static float Total(Floats x) { return vaddvq_f32(x); }
-  static Floats WhereAbove(Floats x, float limit, Floats y) {
-    return vreinterpretq_f32_u32(vandq_u32(vcgtq_f32(x, Every(limit)), vreinterpretq_u32_f32(y)));
+  static Floats ZeroUpTo(float limit, Floats x, Floats y) {
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcleq_f32(x, Every(limit))));
   }
   static Floats PowerOfTwo(Floats n) {
     return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), All(127)), 23));

@@ -12,30 +12,39 @@ constexpr int kAtATime = 8;  // rows of a thread
 class Norm : public Kernel {
  public:
   Norm(const Node& node, const Form& form)
-      : norm_(form.rows.norm), epsilon_(node.real("epsilon", 1e-12f)) {}  // onnxruntime's
+      : norm_(form.rows.norm), epsilon_(node.real("epsilon", 1e-12f)) {  // onnxruntime's
+    if (epsilon_ < 0) Refuse(node, "epsilon is ", epsilon_, ", which is negative");
+  }
 
   void Compute(Call& call) const override {
     const ort::Tensor rows = call.input(0), more = call.input(1), weight = call.input(2);
-    const int size = static_cast<int>(weight.elements());
-    if (!size || size % kLanes || rows.rank < 1 || rows.shape[rows.rank - 1] != size ||
-        (more.data && more.elements() != rows.elements()))
-      ort::Refuse(call.api, "rows of another length than expected");
-    auto* out = static_cast<float*>(call.output(0, rows.shape.data(), rows.rank));
-    auto* sum = static_cast<float*>(call.has_output(3) ? call.output(3, rows.shape.data(), rows.rank) : nullptr);
-    const int count = static_cast<int>(rows.elements() / size);
+    Expect(call, "gamma", weight, ort::kFloat, {kAnySize});
+    const int size = Within(call, "the number of gamma's weights", weight.shape[0], kLanes, kLongestRow);
+    if (size % kLanes) Refuse(call, "gamma has ", int64_t{size}, " weights, which is no multiple of ", int64_t{kLanes});
+    ExpectRows(call, "input", rows, size);
+    if (more.there) ExpectSame(call, "skip", more, "input", rows);
+    const int count = Within(call, "the number of rows", rows.elements() / size);
+    float* out = call.floats(0, rows.shape.data(), rows.rank);
+    for (size_t i : {1, 2}) ExpectNone(call, "the mean, or its inverse", HasOutput(call, i, rows));
+    float* sum = call.floats_if_there(3, rows.shape.data(), rows.rank);
     call.team.ShareBy(count, kAtATime, [&](int first, int last) {
       thread_local std::vector<float> nothing, unread;
       const float* zeros = ort::Reserve(nothing, size);
       float* dropped = ort::Reserve(unread, size);
       for (int m = first; m < last; m++) {
         const size_t at = static_cast<size_t>(m) * size;
-        norm_(rows.as<float>() + at, more.data ? more.as<float>() + at : zeros, weight.as<float>(), epsilon_, size,
+        norm_(rows.as<float>() + at, more.there ? more.as<float>() + at : zeros, weight.as<float>(), epsilon_, size,
               sum ? sum + at : dropped, out + at);
       }
     });
   }
 
  private:
+  static bool HasOutput(Call& call, size_t index, const ort::Tensor& rows) {
+    void* data;
+    return call.output(index, ort::kFloat, rows.shape.data(), rows.rank, &data);
+  }
+
   decltype(RowsForm::norm) norm_;
   float epsilon_;
 };

@@ -1,6 +1,44 @@
 #include "operators.h"
 
+#include <stdexcept>
+
 namespace edge {
+
+namespace {
+
+std::string TypeName(ort::Type type) {
+  switch (type) {
+    case ort::kFloat: return "float32";
+    case ort::kUint8: return "uint8";
+    case ort::kInt8: return "int8";
+    case ort::kInt32: return "int32";
+    case ort::kInt64: return "int64";
+    default: return "type " + std::to_string(type);
+  }
+}
+
+std::string Sizes(const int64_t* sizes, size_t rank) {
+  std::string text = "[";
+  for (size_t i = 0; i < rank; i++)
+    text += (i ? ", " : "") + (sizes[i] == kAnySize ? std::string("any") : std::to_string(sizes[i]));
+  return text + "]";
+}
+
+}  // namespace
+
+void RefuseInput(const Named& who, const char* name, const ort::Tensor& input, ort::Type type,
+                 std::initializer_list<int64_t> sizes) {
+  const std::string must = TypeName(type) + " " + Sizes(sizes.begin(), sizes.size());
+  if (!input.there) Refuse(who, name, " is missing, which must be ", must);
+  Refuse(who, name, " is ", TypeName(input.type), " ", Sizes(input.shape.data(), input.rank), " and must be ", must);
+}
+
+void RefuseOther(const Named& who, const char* name, const ort::Tensor& one, const char* as, const ort::Tensor& other) {
+  if (!one.there) Refuse(who, name, " is missing");
+  Refuse(who, name, " is ", TypeName(one.type), " ", Sizes(one.shape.data(), one.rank), ", and ", as, " is ",
+         TypeName(other.type), " ", Sizes(other.shape.data(), other.rank));
+}
+
 namespace {
 
 const Operator& Self(const ort::Operator* op) { return *static_cast<const Operator*>(op); }
@@ -15,26 +53,35 @@ ort::Status* Caught(const ort::Api& api, const Work& work) {
     return failure.status;
   } catch (const std::bad_alloc&) {
     return api.Fail("there is not enough memory");
+  } catch (const std::length_error&) {
+    return api.Fail("there is not so much memory");
+  } catch (const std::exception& e) {
+    return api.Fail(e.what());
   }
 }
 
 struct Held {
   ort::Api api;
+  const char* called;
   std::unique_ptr<Kernel> kernel;
 };
 
 // A run of a node of the graph.
 class Direct : public Call {
  public:
-  Direct(const ort::Api& api, ort::Context* context, Team& team, Room& room)
-      : Call(api, team, room), context_(context) {
+  Direct(const Named& who, ort::Context* context, Team& team, Room& room) : Call(who, team, room), context_(context) {
     ort::Check(api.Outputs(context, &outputs_));
   }
 
   ort::Tensor input(size_t index) override { return ort::Input(api, context_, index); }
-  bool has_output(size_t index) override { return index < outputs_; }
-  void* output(size_t index, const int64_t* shape, size_t rank) override {
-    return ort::Output(api, context_, index, shape, rank);
+  bool has_input(size_t index) override {
+    const ort::Value* value = nullptr;
+    ort::Check(api.Input(context_, index, &value));
+    return value;
+  }
+  // Of the type that the operator gives: onnxruntime allows no other.
+  bool output(size_t index, ort::Type, const int64_t* shape, size_t rank, void** data) override {
+    return index < outputs_ && ort::Output(api, context_, index, shape, rank, data);
   }
 
  private:
@@ -63,7 +110,8 @@ Operator::Operator(const char* called, Made made, std::vector<Given> takes, std:
     return Caught(api, [&] {
       const Form* form = Fastest();
       if (!form) throw ort::Failure{api.Fail("this processor has none of the instructions that are needed")};
-      *out = new Held{api, Self(op).made(Node(api, info), *form)};
+      const char* name = Self(op).called;
+      *out = new Held{api, name, Self(op).made(Node({api, name}, info), *form)};
     });
   };
   compute_v2 = [](void* kernel, ort::Context* context) {
@@ -71,7 +119,7 @@ Operator::Operator(const char* called, Made made, std::vector<Given> takes, std:
     return Caught(held.api, [&] {
       thread_local Room room;
       Team team(held.api, context);
-      Direct call(held.api, context, team, room);
+      Direct call({held.api, held.called}, context, team, room);
       held.kernel->Compute(call);
     });
   };

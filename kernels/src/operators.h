@@ -1,9 +1,11 @@
 // A custom operator of onnxruntime, made of a class of kernels, by itself or as one of a chain.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
@@ -14,25 +16,33 @@
 namespace edge {
 
 // What an operator is made of: the attributes and the constant inputs of a node, or of one of a chain's.
-class Node {
+class Node : public Named {
  public:
-  Node(const ort::Api& api, const ort::Info* info) : api(api), info_(info) {}
+  Node(const Named& who, const ort::Info* info) : Named(who), info_(info) {}
   // One of this chain's: its attributes begin with `prefix`; inputs: which of the chain's each of its own is, or -1.
-  Node of(std::string prefix, const std::vector<int>& inputs) const {
-    Node part(api, info_);
+  Node of(const char* name, std::string prefix, const std::vector<int>& inputs) const {
+    Node part({api, name}, info_);
     part.prefix_ = std::move(prefix);
     part.inputs_ = &inputs;
     return part;
   }
 
-  // An attribute; `otherwise` where the node has none of that name.
-  int number(const char* name, int otherwise = 0) const {
-    return static_cast<int>(Attribute(name, int64_t{otherwise}));
+  // An attribute, which must be within bounds; `otherwise` where the node has none of that name.
+  int number(const char* name, int otherwise, int least, int most) const {
+    return Within(*this, name, Attribute(name, int64_t{otherwise}), least, most);
   }
   int64_t large(const char* name) const { return Attribute(name, int64_t{0}); }
-  float real(const char* name, float otherwise) const { return Attribute(name, otherwise); }
+  float real(const char* name, float otherwise) const {
+    const float found = Attribute(name, otherwise);
+    if (!std::isfinite(found)) Refuse(*this, name, " is ", found, ", not a finite number");
+    return found;
+  }
+  // One of those of onnxruntime's operator that these kernels do without.
+  void without(const char* name) const {
+    if (Attribute(name, int64_t{0})) Refuse(*this, name, " is set, which these kernels do not compute");
+  }
 
-  // An input that is part of the graph; data is null where it is not there, or not constant.
+  // An input that is part of the graph; not there where it is missing, or not constant.
   ort::Tensor constant(size_t index) const {
     if (inputs_) {
       if (index >= inputs_->size() || (*inputs_)[index] < 0) return {};
@@ -44,17 +54,44 @@ class Node {
     return ort::Read(api, is_constant ? value : nullptr);
   }
 
-  const ort::Api& api;
+  // How many inputs and outputs the node of the graph has, and of which type an output is.
+  size_t inputs() const {
+    size_t count = 0;
+    ort::Check(api.Inputs(info_, &count));
+    return count;
+  }
+  size_t outputs() const {
+    size_t count = 0;
+    ort::Check(api.Outputs(info_, &count));
+    return count;
+  }
+  ort::Type output_type(size_t index) const {
+    ort::TypeInfo* info = nullptr;
+    const ort::ShapeInfo* of_tensor = nullptr;
+    ort::Type type = ort::kAny;
+    ort::Check(api.OutputType(info_, index, &info));
+    ort::Status* failed = api.ShapeOf(info, &of_tensor);
+    if (!failed && of_tensor) failed = api.ElementType(of_tensor, &type);
+    api.Release(info);
+    ort::Check(failed);
+    return type;
+  }
 
  private:
   template <class T>
   T Attribute(const char* name, T otherwise) const {
+    const std::string full = prefix_ + name;
     T value = otherwise;
-    if (ort::Status* failed = api.Attribute(info_, (prefix_ + name).c_str(), &value)) {
-      api.Release(failed);
-      return otherwise;
-    }
-    return value;
+    if (Found(full, &value)) return value;
+    std::conditional_t<std::is_same_v<T, float>, int64_t, float> other;
+    if (Found(full, &other)) Refuse(*this, name, " is of another type than it must be");
+    return otherwise;
+  }
+  template <class T>
+  bool Found(const std::string& name, T* value) const {
+    ort::Status* failed = api.Attribute(info_, name.c_str(), value);
+    if (failed) api.Release(failed);
+    return !failed;
   }
 
   const ort::Info* info_;
@@ -70,15 +107,30 @@ struct Room {
 };
 
 // A run of an operator: what it reads, where it writes, and the threads and the memory for it.
-class Call {
+class Call : public Named {
  public:
-  Call(const ort::Api& api, Team& team, Room& room) : api(api), team(team), room(room) {}
+  Call(const Named& who, Team& team, Room& room) : Named(who), team(team), room(room) {}
   virtual ~Call() = default;
-  virtual ort::Tensor input(size_t index) = 0;  // data is null where it is not there
-  virtual bool has_output(size_t index) = 0;    // whether somebody reads it
-  virtual void* output(size_t index, const int64_t* shape, size_t rank) = 0;
+  virtual ort::Tensor input(size_t index) = 0;
+  virtual bool has_input(size_t index) = 0;
+  // Makes an output, and says whether it is there: whether somebody may read it.
+  virtual bool output(size_t index, ort::Type type, const int64_t* shape, size_t rank, void** data) = 0;
 
-  const ort::Api& api;
+  // An output that must be there.
+  void* made(size_t index, ort::Type type, const int64_t* shape, size_t rank) {
+    void* data = nullptr;
+    if (!output(index, type, shape, rank, &data)) Refuse(*this, "output ", static_cast<int64_t>(index), " is missing");
+    return data;
+  }
+  float* floats(size_t index, const int64_t* shape, size_t rank) {
+    return static_cast<float*>(made(index, ort::kFloat, shape, rank));
+  }
+  // One that may be there: null where it is not, or has no elements.
+  float* floats_if_there(size_t index, const int64_t* shape, size_t rank) {
+    void* data = nullptr;
+    return output(index, ort::kFloat, shape, rank, &data) ? static_cast<float*>(data) : nullptr;
+  }
+
   Team& team;
   Room& room;
 };

@@ -13,6 +13,7 @@ struct Status;
 struct Value;
 struct ShapeInfo;
 struct Info;     // of a kernel that is being made
+struct TypeInfo;
 struct Context;  // of a kernel that runs
 struct Domain;
 struct Options;
@@ -72,6 +73,9 @@ class Api {
   }
   Status* Add(Options* options, Domain* domain) const { return Call<Status*(Options*, Domain*)>(28)(options, domain); }
   Status* Memory(Value* value, void** out) const { return Call<Status*(Value*, void**)>(51)(value, out); }
+  Status* ShapeOf(const TypeInfo* info, const ShapeInfo** out) const {
+    return Call<Status*(const TypeInfo*, const ShapeInfo**)>(55)(info, out);
+  }
   Status* Dimensions(const ShapeInfo* info, size_t* out) const {
     return Call<Status*(const ShapeInfo*, size_t*)>(61)(info, out);
   }
@@ -100,7 +104,17 @@ class Api {
     return Call<Status*(Context*, size_t, const int64_t*, size_t, Value**)>(91)(context, index, shape, rank, out);
   }
   void Release(Status* status) const { Call<void(Status*)>(93)(status); }
+  void Release(TypeInfo* info) const { Call<void(TypeInfo*)>(98)(info); }
   void Release(ShapeInfo* info) const { Call<void(ShapeInfo*)>(99)(info); }
+  Status* Inputs(const Info* info, size_t* out) const {
+    return Call<Status*(const Info*, size_t*)>(230)(info, out);
+  }
+  Status* Outputs(const Info* info, size_t* out) const {
+    return Call<Status*(const Info*, size_t*)>(231)(info, out);
+  }
+  Status* OutputType(const Info* info, size_t index, TypeInfo** out) const {
+    return Call<Status*(const Info*, size_t, TypeInfo**)>(235)(info, index, out);
+  }
   Status* Constant(const Info* info, size_t index, int* is_constant, const Value** out) const {
     return Call<Status*(const Info*, size_t, int*, const Value**)>(249)(info, index, is_constant, out);
   }

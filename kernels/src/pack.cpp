@@ -18,14 +18,16 @@ uint16_t ToHalf(float value) {
   return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::ldexp(std::fabs(value), 24)));
 }
 
-int Value(const uint8_t* from, int bits, int at) { return from[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1); }
+int Value(const uint8_t* from, int bits, size_t at) {
+  return from[at * bits / 8] >> (at * bits % 8) & ((1 << bits) - 1);
+}
 
 void PackColumn(const Shape& s, const uint8_t* from, uint8_t* to) {
   const int group = 32 / s.bits;
   for (int g = 0; g < s.padded() / group; g++, to += 64)
     for (int j = 0; j < 4; j++) {
       int byte = 0;
-      for (int i = 0; i < group / 4; i++) byte |= Value(from, s.bits, g * group + 4 * i + j) << (s.bits * i);
+      for (int i = 0; i < group / 4; i++) byte |= Value(from, s.bits, size_t{4} * i + static_cast<size_t>(g) * group + j) << (s.bits * i);
       to[j] = static_cast<uint8_t>(byte);
     }
 }
@@ -48,7 +50,7 @@ void Pack(const Shape& s, const uint8_t* weights, const float* scales, const uin
   std::memset(out, 0, PackedBytes(s));
   const Weights to = Unpacked(s, out, nullptr);
   const int blocks = s.padded() / s.block;
-  const size_t column_bytes = static_cast<size_t>(s.padded()) * s.bits / 8, zero_bytes = (blocks * s.bits + 7) / 8;
+  const size_t column_bytes = static_cast<size_t>(s.padded()) * s.bits / 8, zero_bytes = (static_cast<size_t>(blocks) * s.bits + 7) / 8;
   auto* to_scales = out + (static_cast<const uint8_t*>(to.scales) - out);
   auto* to_zeros = s.zero_points ? out + (to.zero_points - out) : nullptr;
   for (int column = 0; column < s.columns; column++) {

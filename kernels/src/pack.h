@@ -8,11 +8,12 @@ namespace edge {
 struct Shape {
   int bits, inputs, columns, block, half, zero_points;  // inputs: without those that fill up the last block
 
-  int padded() const { return (inputs + block - 1) / block * block; }
+  int padded() const { return (inputs + block - 1) / block * block; }  // of one that is supported
   size_t panels() const { return (static_cast<size_t>(columns) + kPanel - 1) / kPanel; }
   size_t scales() const { return panels() * (padded() / block) * kPanel; }  // number of them
   bool supported() const {
-    return (bits == 2 || bits == 4 || bits == 8) && inputs > 0 && columns > 0 && block > 0 && block % kStep == 0 &&
+    return (bits == 2 || bits == 4 || bits == 8) && inputs > 0 && inputs <= kLongestRow && columns > 0 &&
+           columns <= kLongestRow && block > 0 && block % kStep == 0 &&
            (block <= kLargest || (block == inputs && !zero_points && inputs <= kLongest));
   }
 };

@@ -26,17 +26,18 @@ void Quantize(const Rounding& r, int first, int last) {
     int8_t* values = r.values + static_cast<size_t>(m) * r.padded;
     for (int b = 0; b < blocks; b++) {
       const int start = b * r.block, end = std::min(r.inputs, start + r.block);
-      float largest = 0;
+      const size_t at = static_cast<size_t>(m) * blocks + b;
+      float largest = 0, inverse;
       for (int i = start; i < end; i++) largest = std::max(largest, std::fabs(row[i]));
-      const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+      if (!std::all_of(row + start, row + end, [](float x) { return std::isfinite(x); })) largest = NAN;
+      if (RoundsToZeros(largest, r.block, values + start, inverse, r.scales[at], r.sums[at])) continue;
       int sum = 0;
       for (int i = start; i < start + r.block; i++) {
         // halves go to even numbers
         values[i] = i < end ? static_cast<int8_t>(std::nearbyint(row[i] * inverse)) : int8_t{0};
         sum += values[i];
       }
-      r.scales[static_cast<size_t>(m) * blocks + b] = largest / 127.0f;
-      r.sums[static_cast<size_t>(m) * blocks + b] = sum;
+      r.sums[at] = sum;
     }
   }
 }
@@ -113,12 +114,14 @@ struct Vectors : QueryInBytes {
   }
   static float Largest(const Floats& x) { return *std::max_element(x.lanes, x.lanes + kColumns); }
   static float Total(const Floats& x) { return std::accumulate(x.lanes, x.lanes + kColumns, 0.0f); }
-  static Floats WhereAbove(const Floats& x, float limit, const Floats& y) {
-    return Made([&](int i) { return x.lanes[i] > limit ? y.lanes[i] : 0.0f; });
+  // y, but 0 where x is at most the limit.
+  static Floats ZeroUpTo(float limit, const Floats& x, const Floats& y) {
+    return Made([&](int i) { return x.lanes[i] <= limit ? 0.0f : y.lanes[i]; });
   }
   static Floats PowerOfTwo(const Floats& n) {
-    return Made([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.lanes[i])); });
+    return Made([&](int i) { return std::ldexp(1.0f, Whole(n.lanes[i])); });
   }
+  static int Whole(float x) { return x == x ? static_cast<int>(x) : 0; }
   static void Turn(const float* keys, const float*, int count, int dim, float* out) {
     for (int d = 0; d < dim; d++)
       for (int t = 0; t < kKeys; t++) out[d * kKeys + t] = t < count ? keys[static_cast<size_t>(t) * dim + d] : 0.0f;
@@ -154,7 +157,7 @@ struct Vectors : QueryInBytes {
     return dots;
   }
   static void StoreShorts(int16_t* to, const Floats& whole) {
-    for (int i = 0; i < kColumns; i++) to[i] = static_cast<int16_t>(whole.lanes[i]);
+    for (int i = 0; i < kColumns; i++) to[i] = static_cast<int16_t>(Whole(whole.lanes[i]));
   }
   static void TurnKeys(const int8_t* keys, int count, int dim, int32_t* out) {
     auto* to = reinterpret_cast<int8_t*>(out);

@@ -15,7 +15,9 @@ namespace edge {
 namespace {
 
 constexpr size_t kPiece = 1 << 16;                // bytes of weights that a thread takes at a time, at most
-constexpr size_t kNormMore = 6, kNormWeight = 7;  // inputs
+constexpr size_t kBias = 5, kNormMore = 6, kNormWeight = 7;  // inputs
+constexpr const char* kUnread[] = {"A", "B", "scales", "zero_points", "g_idx"};  // but for A: they are packed, or none
+constexpr int kMostBlocks = 1 << 30;                                             // of all rows
 constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
 constexpr int kFewRows = 8;                       // up to which a gate's pieces are larger: each reads two streams
 constexpr int kAtATime = 8;                       // rows that a thread rounds
@@ -23,47 +25,67 @@ constexpr int kAtATime = 8;                       // rows that a thread rounds
 class Product : public Kernel {
  public:
   Product(const Node& node, const Form& form) : form_(form) {
-    shape_ = {node.number("bits"),       node.number("K"),    node.number("N"),
-              node.number("block_size"), node.number("half"), node.number("zero_points")};
-    const ort::Tensor bias = node.constant(5);
-    const uint8_t* packed = shape_.supported() ? Lent(node.large("lent"), PackedBytes(shape_)) : nullptr;
-    if (!packed) ort::Refuse(node.api, "no packed weights of this operator's size");
-    if (bias.data) {
+    const int block = std::max(kLargest, kLongest);
+    shape_ = {node.number("bits", 4, 2, 8),
+              node.number("K", 0, 1, kLongestRow),
+              node.number("N", 0, 1, kLongestRow),
+              node.number("block_size", 0, kStep, block),
+              node.number("half", 0, 0, 1),
+              node.number("zero_points", 0, 0, 1)};
+    if (!shape_.supported())
+      Refuse(node, "weights of ", int64_t{shape_.bits}, " bits in blocks of ", int64_t{shape_.block},
+             " are not what these kernels compute");
+    const uint8_t* packed = Lent(node.large("lent"), PackedBytes(shape_));
+    if (!packed)
+      Refuse(node, "no packed weights of ", int64_t{shape_.inputs}, " inputs and ", int64_t{shape_.columns},
+             " columns were lent");
+    const ort::Tensor bias = node.constant(kBias);
+    if (bias.there) {
+      Expect(node, "bias", bias, ort::kFloat, {shape_.columns});
       bias_.resize(shape_.panels() * kPanel);
       std::memcpy(bias_.data(), bias.data, shape_.columns * sizeof(float));
     }
-    weights_ = Unpacked(shape_, packed, bias.data ? bias_.data() : nullptr);
-    const int gate = node.number("gate");
+    weights_ = Unpacked(shape_, packed, bias.there ? bias_.data() : nullptr);
+    const int gate = node.number("gate", 0, 0, 2);
     gate_ = gate == 1 ? form_.rows.silu_gate : gate == 2 ? form_.rows.gelu_gate : nullptr;
-    if (node.number("norm")) {
-      norm_ = node.constant(kNormWeight).as<float>();
-      if (!norm_) ort::Refuse(node.api, "a norm without weights");
+    if (node.number("norm", 0, 0, 1)) {
+      const ort::Tensor weight = node.constant(kNormWeight);
+      Expect(node, "the norm's weight", weight, ort::kFloat, {shape_.inputs});
+      norm_ = weight.as<float>();
       epsilon_ = node.real("epsilon", 0);
+      if (epsilon_ < 0) Refuse(node, "epsilon is ", epsilon_, ", which is negative");
     }
-    if (norm_ && shape_.inputs % kLanes) ort::Refuse(node.api, "rows of another length than expected");
-    if (gate_ && shape_.columns % (2 * kPanel)) ort::Refuse(node.api, "a gate of another width than expected");
+    if (norm_ && shape_.inputs % kLanes)
+      Refuse(node, "K is ", int64_t{shape_.inputs}, ", which is no multiple of ", int64_t{kLanes}, ", of a norm");
+    if (gate_ && shape_.columns % (2 * kPanel))
+      Refuse(node, "N is ", int64_t{shape_.columns}, ", which is no multiple of ", int64_t{2 * kPanel}, ", of a gate");
   }
 
   void Compute(Call& call) const override {
     const ort::Tensor rows = call.input(0);
     const int inputs = shape_.inputs, columns = gate_ ? shape_.columns / 2 : shape_.columns;
-    if (rows.rank < 1 || rows.shape[rows.rank - 1] != inputs)
-      ort::Refuse(call.api, "rows of another width than the matrix");
-    auto made = rows.shape;
-    made[rows.rank - 1] = columns;
-    auto* out = static_cast<float*>(call.output(0, made.data(), rows.rank));
-    const int count = static_cast<int>(rows.elements() / inputs);
+    ExpectRows(call, "A", rows, inputs);
+    for (size_t i = 1; i < kBias; i++) ExpectNone(call, kUnread[i], call.has_input(i));
+    if (bias_.empty()) ExpectNone(call, "a bias that is not constant", call.has_input(kBias));
+    const int padded = shape_.padded(), blocks = padded / shape_.block;
+    const int count = Within(call, "the number of rows", rows.elements() / inputs, 0, kMostBlocks / blocks);
     const float *from = rows.as<float>(), *more = nullptr;
-    float* sum = nullptr;
     if (norm_) {
       const ort::Tensor other = call.input(kNormMore);
-      if (other.elements() != rows.elements()) ort::Refuse(call.api, "rows that do not go together");
+      ExpectSame(call, "what is added to A", other, "A", rows);
       more = other.as<float>();
-      if (call.has_output(1)) sum = static_cast<float*>(call.output(1, rows.shape.data(), rows.rank));
+    } else {
+      ExpectNone(call, "what is added to A without a norm", call.has_input(kNormMore));
     }
+    auto made = rows.shape;
+    made[rows.rank - 1] = columns;
+    float *out = call.floats(0, made.data(), rows.rank), *sum = nullptr;
+    if (norm_)
+      sum = call.floats_if_there(1, rows.shape.data(), rows.rank);
+    else if (void* data; call.output(1, ort::kFloat, rows.shape.data(), rows.rank, &data))
+      Refuse(call, "output 1 is given without a norm");
     if (!count) return;
 
-    const int padded = shape_.padded(), blocks = padded / shape_.block;
     const Rounding all{from,
                        inputs,
                        padded,

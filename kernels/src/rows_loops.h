@@ -36,7 +36,7 @@ template <class V>
 inline typename V::Floats Sigmoid(typename V::Floats x) {
   const auto one = V::Every(1), less = V::Every(-1);
   const auto e = Exp<V>(V::Mul(V::Max(x, V::Mul(x, less)), less));  // exp(-|x|), which cannot overflow
-  return V::Div(V::Max(V::WhereAbove(x, 0, one), e), V::Sum(one, e));
+  return V::Div(V::Max(V::ZeroUpTo(0, x, one), e), V::Sum(one, e));
 }
 
 // Source: Shazeer, GLU Variants Improve Transformer, 2020 (SwiGLU and GEGLU). Gelu by tanh is x * sigmoid(2 * u), where

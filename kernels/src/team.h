@@ -92,9 +92,9 @@ class Team {
   // The same of `count` things, so many at a time: work(first, last).
   template <class Work>
   void ShareBy(int count, int each, const Work& work) {
-    Share((count + each - 1) / each, [&](size_t i) {
-      const int first = static_cast<int>(i) * each;
-      work(first, std::min(count, first + each));
+    Share((static_cast<size_t>(count) + each - 1) / each, [&](size_t i) {
+      const int first = static_cast<int>(i * each);
+      work(first, first + std::min(each, count - first));
     });
   }
 

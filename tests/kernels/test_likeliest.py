@@ -77,15 +77,28 @@ def test_where_none_are_wanted_nothing_is_made(kernels: Kernels) -> None:
     assert made.logarithms.shape == made.tokens.shape == (5, 0)
 
 
-def test_what_is_no_number_and_what_is_forbidden_come_last(kernels: Kernels) -> None:
-    logits = np.full((3, 5000), -np.inf, np.float32)
+def test_what_is_forbidden_comes_last(kernels: Kernels) -> None:
+    logits = np.full((2, 5000), -np.inf, np.float32)
     logits[0, [4000, 3]] = [1, 0]
-    logits[1] = np.nan
-    logits[1, 4999] = 2
     made = found(session(kernels), logits, 3)
-    np.testing.assert_array_equal(made.tokens[:2, 0], [4000, 4999])
+    np.testing.assert_array_equal(made.tokens[0, :2], [4000, 3])
     np.testing.assert_allclose(made.logarithms[0], [-0.3132617, -1.3132617, -np.inf], rtol=1e-6)
-    np.testing.assert_array_equal(made.logarithms[1:], [[0, -np.inf, -np.inf], [-np.inf] * 3])
+    np.testing.assert_array_equal(made.logarithms[1], [-np.inf] * 3)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.nan])
+@pytest.mark.parametrize("place", [0, 63, 64, 2047, 2048, 4095, 4999])
+@pytest.mark.parametrize("others", [1.0, -np.inf])
+def test_the_logarithms_of_a_row_with_a_logit_that_is_no_number_are_none(
+    kernels: Kernels, wrong: float, place: int, others: float
+) -> None:
+    logits = np.full((2, 5000), others, np.float32)
+    logits[0, place] = wrong
+    logits[1, 7] = 2
+    made = found(session(kernels), logits, 3)
+    assert np.isnan(made.logarithms[0, 0])
+    assert not np.isnan(made.logarithms[1]).any(), "its neighbour's are numbers"
+    assert (made.tokens >= 0).all() and made.tokens[1, 0] == 7
 
 
 @pytest.mark.parametrize("count", [-1, 101])
