@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from texts import CHAT_TEMPLATE, SENTENCES
+from texts import SENTENCES
+from tiny_decoders import six_layer_llama, tiny_llama
 
 from edge.bundle import Bundle, BundleWriter
 from edge.manifest import FORMAT_VERSION, Dims, Graph, KVLayer, KVLayout, Manifest, Source, TensorGroup, Tokens
@@ -94,42 +95,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory as transformers writes it: a random Llama of two layers, and a byte-level tokenizer."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=special[1], eos_token=special[2], pad_token=special[0]
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
-
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=len(fast),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
@@ -166,15 +132,7 @@ def tiny_bundle(tmp_path: Path, pristine_tiny_bundle: Bundle) -> Bundle:
 @pytest.fixture(scope="session")
 def six_layers(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
     """The tiny checkpoint's like with six layers, every one of which matters to the answer."""
-    import torch
-    from transformers import AutoConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("six") / "six-layers"
-    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = AutoConfig.from_pretrained(tiny_checkpoint, num_hidden_layers=6, initializer_range=0.15)
-    torch.manual_seed(3)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return six_layer_llama(tmp_path_factory.mktemp("six") / "six-layers", tiny_checkpoint)
 
 
 @pytest.fixture(scope="module")

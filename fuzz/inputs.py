@@ -1,0 +1,207 @@
+"""Whole inputs, made once for a run: tiny models, their bundles, sounds.
+
+`python -m fuzz.inputs FOLDER NAME...` makes those of these names, and what they are made of, in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURES = ROOT / "tests" / "fixtures"
+
+MAKERS: dict[str, Callable[[Path], object]] = {}
+
+
+def variables(**more: str) -> dict[str, str]:
+    """The environment of a process of ours, which imports nothing from the folder that it is started in."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"} | more
+
+
+def make_inputs(folder: Path, names: Iterable[str]) -> None:
+    """Make the inputs of these names, in a process of their own: they need Torch, which whoever tries them does not.
+
+    Raises:
+        RuntimeError: they could not be made.
+    """
+    home = folder / "home"
+    command = [sys.executable, "-m", "fuzz.inputs", str(folder), *sorted(set(names))]
+    done = subprocess.run(command, env=variables(EDGE_HOME=str(home)), capture_output=True, text=True, cwd=folder)
+    if done.returncode:
+        raise RuntimeError(f"The inputs could not be made:\n{done.stderr[-3000:]}")
+
+
+def _input(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    MAKERS[make.__name__] = make
+    return make
+
+
+def _need(folder: Path, name: str) -> Path:
+    """Another input, made where it is not there yet."""
+    target = folder / name
+    if not target.exists():
+        part = folder / f"{name}.new"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        MAKERS[name](part)
+        part.rename(target)
+    return target
+
+
+@_input
+def directory(out: Path) -> None:
+    """A tiny Llama in safetensors, with a byte-level tokenizer."""
+    from tiny_decoders import tiny_llama
+
+    tiny_llama(out)
+
+
+@_input
+def pickled(out: Path) -> None:
+    """The same in a pytorch_model.bin."""
+    import torch
+    from safetensors.torch import load_file
+
+    source = _need(out.parent, "directory")
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    torch.save(load_file(source / "model.safetensors"), out / "pytorch_model.bin")
+
+
+@_input
+def decoder(out: Path) -> None:
+    """The tiny Llama's bundle in 8 bits, with what it drafts from."""
+    import edge
+
+    source = _need(out.parent, "directory")
+    edge.export(source, out / "model.edge", weights="int8", check=False, draft_text=300)
+
+
+@_input
+def segments(out: Path) -> None:
+    """A bundle of six layers in float32, in segments, with routers."""
+    import dataclasses
+    import io
+
+    import numpy as np
+    from tiny_decoders import six_layer_llama
+
+    import edge
+    from edge.bundle import MANIFEST
+    from edge.manifest import File
+
+    source = six_layer_llama(out.parent / "six", _need(out.parent, "directory"))
+    bundle = edge.export(source, out / "model.edge", weights="fp32", segments=1, check=False, candidates=False)
+    units = len(bundle.manifest.segments) - 2
+    written = io.BytesIO()
+    np.save(written, np.random.default_rng(1).standard_normal((units, 65)).astype(np.float32))
+    (bundle.root / "routers.npy").write_bytes(written.getvalue())
+    files = [*bundle.manifest.files, File("routers.npy", 0, "")]
+    manifest = dataclasses.replace(bundle.manifest, routers="routers.npy", files=files)
+    (bundle.root / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+    from fuzz.bundles import seal
+
+    seal(bundle.root)
+
+
+@_input
+def translator(out: Path) -> None:
+    """A T5's bundle in 8 bits, with a Unigram tokenizer, and the checkpoint."""
+    from tiny_encoder_decoders import t5_bundle
+
+    t5_bundle(out).root.rename(out / "model.edge")
+
+
+@_input
+def whisper(out: Path) -> None:
+    """A Whisper's bundle."""
+    from tiny_encoder_decoders import whisper_bundle
+
+    whisper_bundle(out).root.rename(out / "model.edge")
+
+
+@_input
+def translator_directory(out: Path) -> None:
+    """A T5 in safetensors."""
+    shutil.copytree(_need(out.parent, "translator") / "tiny-t5", out, dirs_exist_ok=True)
+
+
+@_input
+def whisper_directory(out: Path) -> None:
+    """A Whisper in safetensors."""
+    from whisper_files import tiny_whisper
+
+    from edge.export.checkpoint import open_checkpoint
+
+    tiny_whisper(encoder_layers=1, decoder_layers=1).save_pretrained(out)
+    tokenizer = open_checkpoint(str(_need(out.parent, "ctranslate2"))).tokenizer.json
+    (out / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+
+
+@_input
+def ctranslate2(out: Path) -> None:
+    """A Whisper in CTranslate2's form."""
+    from whisper_files import tiny_whisper, write_ctranslate2
+
+    write_ctranslate2(out, tiny_whisper(encoder_layers=1, decoder_layers=1))
+
+
+@_input
+def gguf(out: Path) -> None:
+    """A Llama and a T5 in GGUF files."""
+    from gguf_files import Type, tiny_model, write_gguf
+    from gguf_t5 import tiny_t5, write_t5
+
+    model = tiny_model("llama", hidden_size=96, num_hidden_layers=2, intermediate_size=64)
+    write_gguf(out / "llama.gguf", model, types={"ffn_up": Type.Q8_0, "ffn_down": Type.F16})
+    write_t5(out / "t5.gguf", tiny_t5(num_layers=1, num_decoder_layers=1))
+
+
+@_input
+def vocabularies(out: Path) -> None:
+    """A byte-level tokenizer, a Unigram one with a character map, and a SentencePiece model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from unigram_tokenizers import trained_model, trained_pieces
+
+    shutil.copy(_need(out.parent, "directory") / "tokenizer.json", out / "bytes.json")
+    pieces, characters = trained_pieces()
+    tokenizer = Tokenizer(models.Unigram(pieces, 2, False))
+    tokenizer.normalizer = normalizers.Precompiled(characters)
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<pad>", "</s>", "<last>")])
+    tokenizer.save(str(out / "unigram.json"))
+    (out / "spiece.model").write_bytes(trained_model())
+    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 10, "eos_token": "</s>", "unk_token": "<unk>"}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+@_input
+def sounds(out: Path) -> None:
+    """A tone in every format that is read in another way."""
+    import numpy as np
+    import soundfile
+    from sounds import tone, write_wave
+
+    write_wave(out / "stereo.wav", np.stack([tone(1, 8_000)] * 2, axis=1), 8_000)
+    write_wave(out / "plain.wav", np.stack([tone(1)] * 2, axis=1))
+    for kind in ("flac", "ogg", "mp3"):
+        soundfile.write(out / f"tone.{kind}", tone(1, 8_000), 8_000, format=kind.upper())
+    for form, subtype in (("AIFF", "FLOAT"), ("AU", "ULAW"), ("CAF", "PCM_24"), ("RF64", "DOUBLE"), ("WAV", "IMA_ADPCM")):
+        soundfile.write(out / f"tone.{form.lower()}.sound", tone(1, 8_000), 8_000, format=form, subtype=subtype)
+
+
+def main(arguments: list[str]) -> int:
+    folder, *names = arguments
+    sys.path.insert(0, str(FIXTURES))
+    for name in names:
+        _need(Path(folder).resolve(), name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""Chat templates: programs of a bundle's, which run in a sandbox and under limits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from fuzz.damage import a_few, damaged_text
+
+NAME = "templates"
+HELP = "chat templates"
+TRAITS = {"inputs": ()}
+HONEST = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PIECES = [
+    *("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", "{{ range(10**9) | list }}"),
+    *("{{ 'x' * 10**9 }}", "{{ 'x' * 10**7 }}", "{{ 9 ** 9 ** 9 }}", "{{ '%999999999d' % 1 }}", "{{ '{:>999999999}'.format(1) }}"),
+    *("{{ [[0] * 9999] * 9999 }}", "{{ ('x' * 9999) | replace('x', 'y' * 9999) }}", "{{ 'x' | center(10**9) }}"),
+    *("{{ ''.__class__.__mro__ }}", "{{ messages.__class__ }}", "{{ self }}", "{{ cycler.__init__.__globals__ }}"),
+    *("{{ raise_exception('\x1b[31mred\nline\x07') }}", "{{ raise_exception('x' * 10**6) }}", "{{ raise_exception(1) }}"),
+    *("{{ strftime_now('%Y' * 10**6) }}", "{{ strftime_now('\0') }}", "{{ strftime_now(1) }}", "{{ 1 / 0 }}"),
+    *("{{ messages | tojson(indent=10**8) }}", "{{ messages | pprint }}", "{{ lipsum(n=10**6) }}", "{{ undefined.x }}"),
+    *("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}", "{% include 'x' %}", "{% extends 'x' %}"),
+    *("{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",),
+    *("{% generation %}x{% endgeneration %}", "{% break %}", "{{ 'a' | random }}", "{{ dict(a=1) | dictsort }}"),
+    *("{{ (" * 2000 + "1" + ") }}" * 2000, "{% if 1 %}" * 500, "{{ messages[99] }}", "{{ messages[0].content | int }}"),
+    *("{{ 'a' | urlize }}", "{{ 'x' | indent(10**9) }}", "{{ range(0, 10**12, 1) | length }}", "{{ 'a' | wordwrap(0) }}"),
+    *("{{ messages | sort(attribute='content') | join('x' * 10**6) }}", "{{ ('x' * 10**5) | batch(1) | list | length }}"),
+]  # fmt: skip
+
+
+def make_case(choose: random.Random, whole: Path, place: Path) -> None:
+    text = HONEST
+    for _ in range(a_few(choose)):
+        if choose.random() < 0.7:
+            at = choose.choice([0, len(text), text.find("{% if add")])
+            text = text[:at] + choose.choice(PIECES) + text[at:]
+        else:
+            text = damaged_text(text, choose)
+    (place / "template.jinja").write_bytes(text.encode(errors="surrogatepass"))
+
+
+def try_one(place: Path) -> None:
+    from edge.runtime.text.template import ChatTemplate
+
+    source = (place / "template.jinja").read_bytes().decode(errors="surrogatepass")
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    assert isinstance(template.render([{"role": "user", "content": "Hello \x1b[2J there"}]), str)

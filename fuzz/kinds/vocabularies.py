@@ -1,0 +1,101 @@
+"""Tokenizers: tokenizer.json with models, regular expressions and character maps, SentencePiece models."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edge.bundle import Bundle, open_bundle
+from edge.manifest import TextFormat
+from fuzz.bundles import linked, write
+from fuzz.damage import NUMBERS, damage_value, damaged_bytes, damaged_json, damaged_text, dumped
+
+NAME = "tokenizers"
+HELP = "tokenizer.json: models, regular expressions, maps; SentencePiece"
+TRAITS = {"inputs": ("vocabularies", "decoder"), "share": 2}
+PATTERNS = [
+    *(r"(a+)+$", r"(?:a|aa)*b", r"(.*)*x", r"((((((((((a*)*)*)*)*)*)*)*)*)*)b", r"\p{L}+", "", "(", r"a{1000000}"),
+    *(r"(?<=x)y", r"(a{1,1000}){1,1000}", "[", r"\1", r"(?=a*)*", "x" * 100_000, r"(\w+\s?)+$", r"(?i)(|a|b)*c"),
+]
+STEPS: list[Any] = [
+    {"type": "NFC"}, {"type": "Lowercase"}, {"type": "Prepend", "prepend": "x" * 1000}, {"type": "StripAccents"},
+    {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10_000},
+    {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
+    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "aa"}] * 30},
+]  # fmt: skip
+TEXT = "Hello, wörld! 日本 \n  x  <|im_end|> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+KINDS = ("bytes.json", "unigram.json", "spiece.model")
+
+
+def prepare(whole: Path) -> None:
+    """Import what converts tokenizers: libraries are no part of a case's memory."""
+    import transformers.convert_slow_tokenizer
+    import transformers.models.auto.tokenization_auto  # noqa: F401
+
+
+def make_case(choose: random.Random, whole: Path, place: Path) -> None:
+    name = choose.choice(KINDS)
+    path = whole / "vocabularies" / name
+    if name == "spiece.model":
+        folder = place / "model"
+        folder.mkdir()
+        (folder / name).write_bytes(damaged_bytes(path.read_bytes(), choose))
+        (folder / "tokenizer_config.json").write_bytes((path.parent / "tokenizer_config.json").read_bytes())
+        return
+    bundle = linked(whole / "decoder" / "model.edge", place / "model.edge")
+    text = path.read_text(encoding="utf-8")
+    kind = choose.random()
+    if kind < 0.6:
+        write(bundle / "tokenizer.json", damaged_json(text, choose))
+    else:
+        raw = json.loads(text)
+        _steps(raw, choose)
+        write(bundle / "tokenizer.json", dumped(raw))
+    (place / name).touch()
+
+
+def try_one(place: Path) -> None:
+    if (place / "model").exists():
+        from edge.export.checkpoint.tokenizer_files import read_tokenizer
+
+        assert read_tokenizer(place / "model", {}).json
+        return
+    from edge.runtime.text.tokenizer import Text
+
+    bundle = open_bundle(place / "model.edge")
+    form = TextFormat() if (place / "unigram.json").exists() else None
+    text = Text(Bundle(bundle.root, replace(bundle.manifest, text=form)))
+    ids = text.encode_prompt(TEXT)
+    assert isinstance(text.decode(ids), str)
+    stream = text.detokenizer()
+    _ = [*map(stream.push, ids), stream.flush()]
+
+
+def _steps(raw: dict[str, Any], choose: random.Random) -> None:
+    """Steps that texts go through: expressions that take long, texts that grow, maps whose sizes are not so."""
+    kind = choose.randrange(4)
+    if kind == 0:
+        split = {"type": "Split", "pattern": {"Regex": choose.choice(PATTERNS)}, "behavior": "Isolated", "invert": False}
+        raw["pre_tokenizer"] = split
+    elif kind == 1:
+        raw["normalizer"] = choose.choice(
+            [*STEPS, {"type": "Replace", "pattern": {"Regex": choose.choice(PATTERNS)}, "content": "aa"}]
+        )
+    elif kind == 2:
+        normalizer = raw.get("normalizer") or {}
+        characters = base64.b64decode(normalizer.get("precompiled_charsmap") or b"")
+        if choose.random() < 0.5:
+            characters = struct.pack("<I", choose.choice(NUMBERS) & 0xFFFFFFFF) + characters[4:]
+        else:
+            characters = damaged_bytes(characters or bytes(8), choose)
+        raw["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(characters).decode()}
+    else:
+        for token in raw.get("added_tokens", []):
+            token["content"] = damaged_text(token["content"], choose)
+    if choose.random() < 0.3:
+        damage_value(raw["model"], choose)
