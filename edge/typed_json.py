@@ -11,7 +11,7 @@ import types
 import typing
 from typing import Any, TypeVar
 
-from edge.errors import BundleError, EdgeError
+from edge.errors import BundleError, EdgeError, on_one_line
 
 ADVICE = "export the model again"  # for what a bundle holds
 WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
@@ -19,6 +19,7 @@ LIMITS = {int: " of 64 bits", float: " that is finite", str: " of whole characte
 WORD = 2**63  # numbers of other libraries end before it
 SHOWN = 60  # letters of a wrong value
 _HALF = re.compile("[\ud800-\udfff]")  # of a character: it cannot be written anywhere
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a character in two escapes
 
 T = TypeVar("T")
 
@@ -33,8 +34,10 @@ def read_json(
     """
     try:
         raw = json.loads(text) if lenient else json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        if _ESCAPED_HALF.search(text):
+            json.dumps(raw, ensure_ascii=False).encode()  # two halves are a character, and one is none
     except (ValueError, RecursionError) as e:
-        raise error(f"{where} is not valid JSON ({e}); {advice}.") from None
+        raise error(f"{where} is not valid JSON ({on_one_line(e)}); {advice}.") from None
     if not isinstance(raw, dict):
         raise error(f"{where} must hold a JSON object, not a {type(raw).__name__}; {advice}.")
     return raw

@@ -103,9 +103,8 @@ def damage_value(content: Any, choose: random.Random) -> None:
             other, there = place_in(content, choose)
             holder[key], other[there] = copy.deepcopy(other[there]), copy.deepcopy(holder[key])
         elif isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] = holder[key] * choose.choice([-1, 2, 0.5, 1000, 1 << 20]) + choose.choice([0, 1, -1])
-            if choose.random() < 0.7 and abs(holder[key]) < 1e18:
-                holder[key] = int(holder[key])
+            factor = choose.choice([-1, 2, 1000, 1 << 20] if isinstance(holder[key], int) else [-1.0, 0.5, 1000.0])
+            holder[key] = holder[key] * factor + choose.choice([0, 1, -1])
         elif isinstance(holder[key], list):
             holder[key] = _list(holder[key], choose)
         elif isinstance(holder[key], str):

@@ -16,6 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures"
 
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "smollm3", "olmo2", "granite")
+SENTENCEPIECE = {"t5": "spiece.model", "marian": "source.spm"} | dict.fromkeys(
+    ("m2m100", "nllb"), "sentencepiece.bpe.model"
+)
+
 MAKERS: dict[str, Callable[[Path], object]] = {}
 
 
@@ -163,10 +168,41 @@ def gguf(out: Path) -> None:
 
 
 @_input
-def vocabularies(out: Path) -> None:
-    """A byte-level tokenizer, a Unigram one with a character map, and a SentencePiece model."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+def families(out: Path) -> None:
+    """A model directory of every family, without a tokenizer of its own."""
+    from encoder_decoder_configs import CONFIGS, model_of
+    from gguf_files import tiny_model
+
+    for name in CONFIGS:
+        model_of(name).save_pretrained(out / name)
+    for name in DECODERS:
+        tiny_model(name, hidden_size=48, num_hidden_layers=2, intermediate_size=64).save_pretrained(out / name)
+    for folder in out.iterdir():
+        shutil.copy(_need(out.parent, "directory") / "tokenizer.json", folder)
+
+
+@_input
+def sentencepiece(out: Path) -> None:
+    """Directories with a SentencePiece model: a T5's, a Marian's and an NLLB's."""
     from unigram_tokenizers import trained_model, trained_pieces
+
+    pieces = [piece for piece, _ in trained_pieces()[0]]
+    settings = {"t5": "T5Tokenizer", "marian": "MarianTokenizer", "m2m100": "M2M100Tokenizer", "nllb": "NllbTokenizer"}
+    for name, tokenizer in settings.items():
+        folder = out / name
+        folder.mkdir()
+        (folder / SENTENCEPIECE[name]).write_bytes(trained_model())
+        about = {"tokenizer_class": tokenizer, "extra_ids": 10, "eos_token": "</s>", "unk_token": "<unk>"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+        if name in ("marian", "m2m100"):
+            (folder / "vocab.json").write_text(json.dumps({p: i for i, p in enumerate(pieces)}), encoding="utf-8")
+
+
+@_input
+def vocabularies(out: Path) -> None:
+    """A byte-level tokenizer, and a Unigram one with a character map."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from unigram_tokenizers import trained_pieces
 
     shutil.copy(_need(out.parent, "directory") / "tokenizer.json", out / "bytes.json")
     pieces, characters = trained_pieces()
@@ -175,9 +211,6 @@ def vocabularies(out: Path) -> None:
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<pad>", "</s>", "<last>")])
     tokenizer.save(str(out / "unigram.json"))
-    (out / "spiece.model").write_bytes(trained_model())
-    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 10, "eos_token": "</s>", "unk_token": "<unk>"}
-    (out / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 @_input

@@ -26,8 +26,8 @@ def fault_of(message: str) -> str | None:
     """What is wrong with an error's message; None where it is a sentence that can be shown to anybody."""
     if not message.strip():
         return "the error says nothing"
-    if odd := re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", message):
-        return f"the error has the character {ord(odd[0]):#x} in it"
+    if "\n" in message or "\r" in message:  # other control characters are shown as text on a terminal
+        return "the error has several lines"
     if len(message) > MOST:
         return f"the error has {len(message):,} characters"
     if found := _MEMORY.search(message):

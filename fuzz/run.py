@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -119,6 +120,8 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
                 continue
             break
         if line is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LATE_S)
             break
         told = json.loads(line)
         if "began" in told:
@@ -174,9 +177,10 @@ def _named(status: int) -> str:
 
 def _log(place: Path) -> str:
     try:
-        return (place / "log").read_text(encoding="utf-8", errors="replace")[-3000:]
+        log = (place / "log").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+    return log if len(log) < 3000 else f"{log[:1000]}\n[...]\n{log[-2000:]}"
 
 
 def _keep(order: Order, tally: Tally, case: int, place: Path, told: str) -> None:

@@ -27,12 +27,18 @@ def tokenizer_json(settings: dict[str, Any]) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, lstrip=True, rstrip=True, normalized=False) for t in SPECIAL])
-    extra = settings.get("extra_ids", EXTRA)
-    if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
-        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MOST_EXTRA}.")
+    extra = extra_ids(settings)
     tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", normalized=False) for i in range(extra)])
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return str(tokenizer.to_str())
+
+
+def extra_ids(settings: dict[str, Any]) -> int:
+    """How many tokens for masked spans the settings ask for; CheckpointError where that is an impossible number."""
+    extra = settings.get("extra_ids", EXTRA)
+    if type(extra) is not int or not 0 <= extra <= MOST_EXTRA:
+        raise CheckpointError(f"tokenizer_config.json gives extra_ids as {str(extra)[:60]}, not as 0 to {MOST_EXTRA}.")
+    return extra
 
 
 def _characters() -> list[str]:

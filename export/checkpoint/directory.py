@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import model_config
 from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite, mapped
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
@@ -29,6 +29,7 @@ NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
 TRAITS = {"reads": "folder"}
 
+MOST_CARD = 1 << 20  # bytes of a model card that is read
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
@@ -169,8 +170,10 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
         try:
             return load_file(path)
         except (SafetensorError, OSError) as e:
-            raise CheckpointError(f"{path} is damaged or cut short ({e}); fetch it again.") from None
+            raise CheckpointError(f"{path} is damaged or cut short ({on_one_line(e)}); fetch it again.") from None
     mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are no archives and cannot be mapped
+    if mapped:
+        _check_archive(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the pickle's protocol, in a file that is none
@@ -186,7 +189,34 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{path} holds a {type(found).__name__} where tensors by name belong; it is no checkpoint."
         )
-    return {name: each.detach() for name, each in found.items() if isinstance(name, str) and torch.is_tensor(each)}
+    tensors = {name: each.detach() for name, each in found.items() if isinstance(name, str) and torch.is_tensor(each)}
+    for name, tensor in tensors.items():
+        _check_stored(tensor, name, path)
+    return tensors
+
+
+def _check_archive(path: Path) -> None:
+    """CheckpointError where an archive's parts are larger than it is: Torch packs nothing, and reads some as a whole."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return  # Torch says what is wrong
+    if size > path.stat().st_size:
+        raise CheckpointError(
+            f"{path} is damaged: its parts have {size:,} bytes, and it has {path.stat().st_size:,}; fetch it again."
+        )
+
+
+def _check_stored(tensor: torch.Tensor, name: str, path: Path) -> None:
+    """CheckpointError where a tensor is not there number by number: it may be of any size in a file of a few bytes."""
+    dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    size = tensor.numel() * tensor.element_size()
+    if not dense or size > min(tensor.untyped_storage().nbytes(), path.stat().st_size):
+        raise CheckpointError(
+            f"{path}: the tensor {name!r} of shape {list(tensor.shape)} does not stand there number by number; get the "
+            "checkpoint as safetensors."
+        )
 
 
 def _weight_files(root: Path) -> list[Path]:
@@ -210,9 +240,17 @@ def _shards(index: Path) -> list[Path]:
     for path in paths:
         if path.parent != index.parent:
             raise CheckpointError(f"{index} names the shard {path.name!r} outside its own folder.")
-        if not path.is_file():
+        if not _is_file(path):
             raise CheckpointError(f"{path} is missing, and {index.name} names it; fetch the checkpoint again.")
     return paths
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is one; False too of a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:  # longer than names are
+        return False
 
 
 def _text_name(name: str) -> str:
@@ -224,9 +262,12 @@ def _text_name(name: str) -> str:
 
 
 def licence_of(root: Path) -> str | None:
-    """The ``license`` that the model card states."""
+    """The ``license`` that the model card states; its YAML takes a second for each 100 kB."""
+    card = root / "README.md"
     try:
-        licence = (metadata_load(root / "README.md") or {}).get("license")
+        if card.stat().st_size > MOST_CARD:
+            return None
+        licence = (metadata_load(card) or {}).get("license")
     except Exception:  # there is no card, or its header is no YAML
         return None
     return licence if isinstance(licence, str) else None

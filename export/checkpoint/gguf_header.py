@@ -56,6 +56,8 @@ class GGUFHeader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is not a file; name a .gguf file or a model directory.")
         try:
             self._file = mapped(path)
             with path.open("rb") as f:

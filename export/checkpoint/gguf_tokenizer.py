@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.export.checkpoint.gguf_header import GGUFHeader
+from edge.export.checkpoint.vocabulary_sizes import check_character_map, check_lengths
 from edge.manifest import Tokens
 
 T = TypeVar("T", int, float, str, bool)
@@ -73,6 +74,7 @@ class _Vocabulary:
         self.tokens = self.fields("tokens", str)
         if not self.tokens:
             raise CheckpointError(f"{header.path} holds no tokenizer (tokenizer.ggml.tokens); convert the model again.")
+        check_lengths(self.tokens, header.path)
         if self.field("model", str) == "llama":
             # Runs of spaces are spelled with spaces, all other pieces with the mark.
             self.tokens = [t.replace(" ", _SPACE) if not t.strip(" ") else t for t in self.tokens]
@@ -218,7 +220,9 @@ def _unigram(vocabulary: _Vocabulary) -> Tokenizer:
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown, byte_fallback=False))
     steps: list[normalizers.Normalizer] = []
     if charsmap := vocabulary.fields("precompiled_charsmap", int):
-        steps.append(normalizers.Precompiled(np.array(charsmap).astype(np.uint8).tobytes()))
+        characters = np.array(charsmap).astype(np.uint8).tobytes()
+        check_character_map(characters, vocabulary.header.path)
+        steps.append(normalizers.Precompiled(characters))
     if vocabulary.field("remove_extra_whitespaces", bool) is not False:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)

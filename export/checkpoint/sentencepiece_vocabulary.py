@@ -6,20 +6,23 @@ transformers runs Marian's and M2M100's in Python over the `sentencepiece` libra
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, on_one_line
+from edge.export.checkpoint.vocabulary_sizes import check_character_map, check_lengths
 from edge.export.graph.families import FAMILIES
 
 MARIAN, M2M100 = "source.spm", "sentencepiece.bpe.model"
 VOCABULARY = "vocab.json"
 EOS, UNKNOWN = "</s>", "<unk>"
 
+SPARE = 1000  # ids beyond twice the tokens that a vocabulary may have
 _TARGET = re.compile(">>.*<<")
 _UNIGRAM, _BPE = 1, 2  # SentencePiece's models
 _UNKNOWN_PENALTY = 10.0  # what an unknown character scores below the least of its pieces
@@ -71,7 +74,8 @@ def convert_fairseq(model: Path, name: str, settings: Mapping[str, Any]) -> str:
     tokens = [*_FAIRSEQ_START, *(piece.piece for piece in read.pieces[3:]), *languages, "<mask>"]
     ids = {token: i for i, token in enumerate(tokens)}
     special = [*_FAIRSEQ_START, *languages, "<mask>"]
-    return _finished(read, ids, special, [], template.format(language=settings.get("src_lang") or source))
+    with _fitting(model):
+        return _finished(read, ids, special, [], template.format(language=settings.get("src_lang") or source))
 
 
 def find(root: Path) -> Path | None:
@@ -97,6 +101,12 @@ def convert(model: Path, vocabulary: Mapping[str, Any], settings: Mapping[str, A
         )
     read = _read(model)
     ids = _ids(model, vocabulary)
+    with _fitting(model):
+        return _converted(model, read, ids, settings)
+
+
+def _converted(model: Path, read: Any, ids: dict[str, int], settings: Mapping[str, Any]) -> str:
+    """The text of a tokenizer.json of a Marian or an M2M100."""
     if model.name == MARIAN:
         # The token >>fra<< in front of a text asks for the target language; what wrote it there is the user.
         texts = [AddedToken(token, normalized=False) for token in ids if _TARGET.fullmatch(token)]
@@ -126,15 +136,47 @@ def _finished(
     return str(tokenizer.to_str())
 
 
-def _read(path: Path) -> Any:
-    """SentencePiece's ModelProto."""
+@contextlib.contextmanager
+def _fitting(model: Path) -> Iterator[None]:
+    """Within it, what libraries refuse is a CheckpointError about the model and the files next to it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as e:  # tokenizers raises bare Exceptions, transformers what its own tables raise
+        raise CheckpointError(
+            f"{model} and the files next to it make no tokenizer ({on_one_line(e)}); fetch the checkpoint again."
+        ) from None
+
+
+def check_model(path: Path) -> None:
+    """CheckpointError where a SentencePiece model asks whoever converts it for more memory or time than it is large.
+    What is no such model passes: some are called so and are of another kind."""
+    with contextlib.suppress(_Unreadable):
+        _parsed(path)
+
+
+class _Unreadable(CheckpointError):
+    """It is no SentencePiece model."""
+
+
+def _parsed(path: Path) -> Any:
+    """SentencePiece's ModelProto, of whatever kind."""
     from sentencepiece import sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
     except Exception as e:  # protobuf's errors differ between its implementations
-        raise CheckpointError(f"{path} is not a SentencePiece model that can be read ({e}).") from None
+        raise _Unreadable(f"{path} is not a SentencePiece model that can be read ({on_one_line(e)}).") from None
+    check_character_map(model.normalizer_spec.precompiled_charsmap, path)
+    check_lengths((piece.piece for piece in model.pieces), path)
+    return model
+
+
+def _read(path: Path) -> Any:
+    """SentencePiece's ModelProto, of a kind that is known."""
+    model = _parsed(path)
     if not _scores(model) or model.trainer_spec.model_type not in (_UNIGRAM, _BPE):
         raise CheckpointError(f"{path} is no SentencePiece model of the kinds that are known: unigram and BPE.")
     return model
@@ -149,6 +191,10 @@ def _ids(model: Path, vocabulary: Mapping[str, Any]) -> dict[str, int]:
     ids = {token: i for token, i in vocabulary.items() if isinstance(i, int) and i >= 0}
     if len(ids) != len(vocabulary) or len(set(ids.values())) != len(ids):
         raise CheckpointError(f"{model.with_name(VOCABULARY)} must give each token an id of its own.")
+    if (last := max(ids.values(), default=0)) > 2 * len(ids) + SPARE:
+        raise CheckpointError(
+            f"{model.with_name(VOCABULARY)} gives {len(ids)} tokens ids of up to {last}; fetch the checkpoint again."
+        )
     for token in (EOS, UNKNOWN):
         if token not in ids:
             raise CheckpointError(f"{model.with_name(VOCABULARY)} lacks the token {token}.")

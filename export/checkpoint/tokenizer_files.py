@@ -74,6 +74,10 @@ def _tokenizer_json(root: Path, config: dict[str, Any]) -> str:
         return sentencepiece_vocabulary.convert_fairseq(*fairseq, settings)
     if not any((root / name).is_file() for name in _SLOW_FILES):
         raise CheckpointError(f"{root} holds no tokenizer: neither tokenizer.json nor any of {', '.join(_SLOW_FILES)}.")
+    byte_tokenizer.extra_ids(settings)
+    for name in _SLOW_FILES:
+        if name.endswith(".model") and (root / name).is_file():
+            sentencepiece_vocabulary.check_model(root / name)
     from transformers import AutoTokenizer
 
     try:
@@ -90,7 +94,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise CheckpointError(f"{path} cannot be read: {e}.") from None
+        raise CheckpointError(f"{path} cannot be read: {on_one_line(e)}.") from None
 
 
 def _chat_template(root: Path, settings: dict[str, Any]) -> str | None:

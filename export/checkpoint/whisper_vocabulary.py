@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint.tokenizer_files import parse_tokenizer, read_text
+from edge.export.checkpoint.vocabulary_sizes import check_lengths
 
 END = "<|endoftext|>"
 START = "<|startoftranscript|>"
@@ -49,8 +50,14 @@ def _token_list(root: Path) -> list[str]:
             tokens = json.loads(listed.read_text(encoding="utf-8"))
             if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
                 raise ValueError("it is no list of strings")
+            check_lengths(tokens, listed)
+            "".join(tokens).encode()  # a JSON text may have halves of characters, which no text has
             return tokens
-        return lines.read_text(encoding="utf-8").removesuffix("\n").split("\n") if lines.is_file() else []
+        if not lines.is_file():
+            return []
+        tokens = lines.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        check_lengths(tokens, lines)
+        return tokens
     except (OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"The vocabulary in {root} cannot be read: {on_one_line(e)}.") from None
 

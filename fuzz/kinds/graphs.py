@@ -39,7 +39,8 @@ def make_case(choose: random.Random, whole: Path, place: Path) -> None:
         model = onnx.load(str(path), load_external_data=False)
         for _ in range(a_few(choose)):
             choose.choice(WAYS)(model, choose)
-        write(path, model.SerializeToString())
+        deep = _deep(choose) if choose.random() < 0.03 else b""
+        write(path, model.SerializeToString() + deep)
     if choose.random() < 0.2:
         weights = bundle / "weights.bin"
         write(weights, damaged_bytes(weights.read_bytes(), choose))
@@ -206,7 +207,7 @@ def _nested(model: Any, choose: random.Random) -> None:
     import onnx
 
     graph = onnx.GraphProto(name="g")
-    depth = choose.choice([1, 3, 40, 90])
+    depth = choose.choice([1, 3, 5, 20])
     for _ in range(depth):
         outer = onnx.GraphProto(name="g")
         node = outer.node.add(op_type=choose.choice(["If", "Loop"]), domain="")
@@ -217,6 +218,21 @@ def _nested(model: Any, choose: random.Random) -> None:
             attribute.g.CopyFrom(graph)
         graph = outer
     model.graph.node.extend(graph.node)
+
+
+def _deep(choose: random.Random) -> bytes:
+    """A node with graphs in graphs, deeper than the library writes them: what follows a message is merged into it."""
+
+    def field(number: int, content: bytes) -> bytes:
+        size, length = len(content), b""
+        while size > 127:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+    graph = b""
+    for _ in range(choose.choice([30, 100, 2000])):
+        graph = field(1, field(4, b"If") + field(5, field(1, b"then_branch") + field(6, graph)))
+    return field(7, graph)
 
 
 def _version(model: Any, choose: random.Random) -> None:

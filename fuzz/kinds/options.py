@@ -78,7 +78,7 @@ def _fields(name: str, kind: str) -> list[str]:
 
     options = {"decoder": edge.GenerateOptions, "translator": edge.Text2TextOptions, "whisper": edge.TranscribeOptions}
     known = [field.name for field in dataclasses.fields(LoadOptions if kind == "load" else options[name])]
-    return [*(field for field in known if field not in ("interrupted", "provider")), "no_such_option"]
+    return [field for field in known if field not in ("interrupted", "provider")]
 
 
 def _value(choose: random.Random) -> Any:

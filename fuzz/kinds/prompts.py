@@ -44,10 +44,11 @@ def make_case(choose: random.Random, whole: Path, place: Path) -> None:
         return whole if choose.random() < 0.95 else choose.choice(VALUES)
 
     prompt = text() if choose.random() < 0.6 else [message() for _ in range(choose.choice([0, 1, 2, 3, 20]))]
-    case: dict[str, Any] = {"model": choose.choice(["decoder", "decoder", "translator"]), "prompt": prompt}
-    if choose.random() < 0.2:
+    name = choose.choice(["decoder", "decoder", "translator"])
+    case: dict[str, Any] = {"model": name, "prompt": prompt}
+    if name == "decoder" and choose.random() < 0.2:
         case["system"] = text()
-    if choose.random() < 0.3:
+    if name == "decoder" and choose.random() < 0.3:
         case["raw"] = True
     (place / "case.json").write_text(json.dumps(case), encoding="utf-8")
 

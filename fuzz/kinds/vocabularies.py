@@ -1,4 +1,4 @@
-"""Tokenizers: tokenizer.json with models, regular expressions and character maps, SentencePiece models."""
+"""Tokenizers: tokenizer.json with its model, regular expressions and character maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzz.bundles import linked, write
 from fuzz.damage import NUMBERS, damage_value, damaged_bytes, damaged_json, damaged_text, dumped
 
 NAME = "tokenizers"
-HELP = "tokenizer.json: models, regular expressions, maps; SentencePiece"
+HELP = "tokenizer.json: models, regular expressions, character maps"
 TRAITS = {"inputs": ("vocabularies", "decoder"), "share": 2}
 PATTERNS = [
     *(r"(a+)+$", r"(?:a|aa)*b", r"(.*)*x", r"((((((((((a*)*)*)*)*)*)*)*)*)*)b", r"\p{L}+", "", "(", r"a{1000000}"),
@@ -29,24 +29,12 @@ STEPS: list[Any] = [
     {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "aa"}] * 30},
 ]  # fmt: skip
 TEXT = "Hello, wörld! 日本 \n  x  <|im_end|> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-KINDS = ("bytes.json", "unigram.json", "spiece.model")
-
-
-def prepare(whole: Path) -> None:
-    """Import what converts tokenizers: libraries are no part of a case's memory."""
-    import transformers.convert_slow_tokenizer
-    import transformers.models.auto.tokenization_auto  # noqa: F401
+FILES = ("bytes.json", "unigram.json")
 
 
 def make_case(choose: random.Random, whole: Path, place: Path) -> None:
-    name = choose.choice(KINDS)
+    name = choose.choice(FILES)
     path = whole / "vocabularies" / name
-    if name == "spiece.model":
-        folder = place / "model"
-        folder.mkdir()
-        (folder / name).write_bytes(damaged_bytes(path.read_bytes(), choose))
-        (folder / "tokenizer_config.json").write_bytes((path.parent / "tokenizer_config.json").read_bytes())
-        return
     bundle = linked(whole / "decoder" / "model.edge", place / "model.edge")
     text = path.read_text(encoding="utf-8")
     kind = choose.random()
@@ -60,11 +48,6 @@ def make_case(choose: random.Random, whole: Path, place: Path) -> None:
 
 
 def try_one(place: Path) -> None:
-    if (place / "model").exists():
-        from edge.export.checkpoint.tokenizer_files import read_tokenizer
-
-        assert read_tokenizer(place / "model", {}).json
-        return
     from edge.runtime.text.tokenizer import Text
 
     bundle = open_bundle(place / "model.edge")
