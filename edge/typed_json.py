@@ -19,7 +19,6 @@ LIMITS = {int: " of 64 bits", float: " that is finite", str: " of whole characte
 WORD = 2**63  # numbers of other libraries end before it
 SHOWN = 60  # letters of a wrong value
 _HALF = re.compile("[\ud800-\udfff]")  # of a character: it cannot be written anywhere
-_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a character in two escapes
 
 T = TypeVar("T")
 
@@ -34,8 +33,6 @@ def read_json(
     """
     try:
         raw = json.loads(text) if lenient else json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
-        if _ESCAPED_HALF.search(text):
-            json.dumps(raw, ensure_ascii=False).encode()  # two halves are a character, and one is none
     except (ValueError, RecursionError) as e:
         raise error(f"{where} is not valid JSON ({on_one_line(e)}); {advice}.") from None
     if not isinstance(raw, dict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from edge.manifest import Tokens
 from edge.runtime.text.tokenizer import check_character_maps
 
 SAMPLE = "x"  # a text that every tokenizer encodes
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a half of a character as an escape: two of them are one, and one is none
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 
 
@@ -51,8 +54,17 @@ def parse_tokenizer(text: str, path: Path) -> Tokenizer:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint, with a sentence for anything else."""
+    text = read_text(path)
     advice = "fetch the checkpoint again"
-    return typed_json.read_json(read_text(path), str(path), advice=advice, error=CheckpointError, lenient=True)
+    raw = typed_json.read_json(text, str(path), advice=advice, error=CheckpointError, lenient=True)
+    if _HALF.search(text):
+        try:
+            json.dumps(raw, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(
+                f"{path} holds half of a character, which no text has; fetch the checkpoint again."
+            ) from None
+    return raw
 
 
 def _settings(root: Path) -> dict[str, Any]:
