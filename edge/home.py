@@ -59,6 +59,14 @@ def curves_dir() -> Path:
     return cache_dir() / "curves"
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder, as far as this user may see."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 # Making and reading
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from edge.errors import InputError
-from edge.home import curves_dir
+from edge.home import curves_dir, is_folder
 from edge.runtime.background import Background
 from edge.runtime.memory.process import release_freed
 from edge.runtime.speculate.base import OFF, chosen, find
@@ -40,7 +39,7 @@ class Loaded:
             import edge.runtime.speculate.speculation
 
             find(self._speculate)
-            if os.path.isdir(curves_dir()):
+            if is_folder(curves_dir()):
                 import edge.runtime.profile.curve  # noqa: F401
 
     def __enter__(self) -> Self:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING
 
 from edge.bundle import MANIFEST, Bundle
-from edge.home import curves_dir
+from edge.home import curves_dir, is_folder
 from edge.manifest import FLOAT32
 from edge.runtime.providers import AUTO, BEST, PROVIDERS, find_support, open_provider
 from edge.runtime.providers.base import Provider
@@ -24,7 +23,7 @@ _say = logging.getLogger(__name__).warning
 def costs(bundle: Bundle, provider: str, threads: int, kv: str = FLOAT32) -> CostCurve | None:
     """What a step costs, as `edge profile` measured it for this bundle on this device; None where it never did, or
     where what it left cannot be used, which is logged."""
-    if not os.path.isdir(curves_dir()):  # importing what reads them takes 13 ms
+    if not is_folder(curves_dir()):  # importing what reads them takes 13 ms
         return None
     from edge.runtime.profile.curve import load
 

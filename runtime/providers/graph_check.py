@@ -1,5 +1,5 @@
-"""What the graph of a bundle may be: a bundle may come from a stranger, so nothing is made of a graph that was not looked
-through here.
+"""What the graph of a bundle may be: a bundle may come from a stranger, so nothing is made of a graph before it was
+looked through here.
 
 Values are made once, before what reads them: whatever follows a graph's wires comes to an end. Tensors lie in files of
 the bundle, within them. What only `edge` may write into a graph, and what no exporter writes, is refused.
@@ -108,7 +108,8 @@ class _Check:
         if self._nodes > MOST_NODES:
             raise _Refused(f"it has more than {MOST_NODES} operators")
         made = _all_new([value.name for value in graph.input], there)
-        made |= _all_new([tensor.name for tensor in graph.initializer], there)  # an input may have one, where it is none
+        # An input may be among these: it then has a value where none is given.
+        made |= _all_new([tensor.name for tensor in graph.initializer], there)
         there |= made
         for tensor in graph.initializer:
             if tensor.data_location or tensor.external_data:
@@ -139,7 +140,8 @@ class _Check:
             if chooses and kind == GRAPH:
                 self._graph(attribute.g, there, depth + 1)
             elif chooses or kind not in PLAIN:
-                raise _Refused(f"it has an operator {node.op_type[:SHOWN]!r} with {attribute.name[:SHOWN]!r}, of a type it has not")
+                named = f"{node.op_type[:SHOWN]!r} with {attribute.name[:SHOWN]!r}"
+                raise _Refused(f"it has an operator {named}, of a type it has not")
             elif kind == TENSOR and (attribute.t.data_location or attribute.t.external_data):
                 raise _Refused(f"it has a constant in a file, in the operator {node.op_type[:SHOWN]!r}")
 

@@ -45,7 +45,7 @@ INT8_ACTIVATIONS = 4  # accuracy_level: activations are rounded to 8 bits
 BLOCKS = (32, 64, 128, 256)
 B, SCALES, ZERO_POINTS, G_IDX = 1, 2, 3, 4  # inputs of MatMulNBits
 LONGEST = 2**30  # inputs or columns of a product: the library counts in 32 bits
-# What rewriting raises of a graph that is not as exporters write it: onnxruntime says what is wrong with it, or runs it.
+# What rewriting raises of a graph that is not as exporters write it: onnxruntime then runs it, or says what is wrong.
 STRANGE = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -151,7 +151,7 @@ def _find(graph: Any, kernels: Kernels) -> list[tuple[Any, Matrix]]:
 
 
 def _matrix(node: Any, stored: dict[str, Any], kernels: Kernels) -> Matrix | None:
-    """The matrix of a product, where it is one that our kernels compute, and all that is stored of it fits its sizes."""
+    """The matrix of a product, where our kernels compute it, and all that is stored of it fits its sizes."""
     if (node.op_type, node.domain) != (PRODUCT, THEIRS) or not has_known_attributes(node):
         return None
     given, inputs = numbers(node), [*node.input, "", "", ""]

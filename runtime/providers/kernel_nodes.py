@@ -24,8 +24,8 @@ NORM, NORM_ALONE = "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormaliza
 SINK = 11  # an input of GroupQueryAttention
 # Its attributes that change what it computes, and that our kernels do not know.
 UNKNOWN = ("softcap", "smooth_softmax", "qk_output", "rotary_interleaved")
-# What our kernels read of an operator, or what makes no difference to them: with other attributes, which onnxruntime may
-# know, an operator stays onnxruntime's.
+# What our kernels read of an operator, or what makes no difference to them: with other attributes it stays
+# onnxruntime's.
 KNOWN = {
     PRODUCT: {"K", "N", "bits", "block_size", "accuracy_level", "by_rows"},  # see `kernel_rows`
     ATTENTION: {"num_heads", "kv_num_heads", "scale", "local_window_size", "do_rotary", "kv_cache_bit_width",

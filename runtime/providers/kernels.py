@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.home import cache_dir
+from edge.home import cache_dir, is_folder
 
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
@@ -120,9 +120,12 @@ def map_weights() -> bool:
     """Whether the weights of products in blocks lie in files of the cache folder, which every process maps, instead of
     in a process's own memory."""
     folder = cache_dir()
-    while not os.path.exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    return find_kernels() is not None and os.path.isdir(folder) and os.access(folder, os.W_OK)
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    except OSError:  # nobody may look into it
+        return False
+    return find_kernels() is not None and is_folder(folder) and os.access(folder, os.W_OK)
 
 
 @cache
