@@ -27,6 +27,7 @@ KEPT = 200  # bundles whose stamps and costs are kept: a few kB each, made again
 SMALL = 16 << 20  # bytes of the largest file that is read as a whole
 _PART = re.compile(r".+\.([0-9]{1,9})-[0-9]+\.part")  # see `replacing`
 _STALE_NS = 24 * 3600 * 10**9  # since which nobody has written to a part that somebody may still write
+_UNKNOWN_NS = 3600 * 10**9  # since when an entry counts as unused whose time is yet to come
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ def drop_oldest(
     made: an entry that was just made, and stays. ours: whether an entry of this name counts. used: the file whose time
     says when an entry was used last, where there is one.
     """
-    found, now = list[tuple[bool, int, bool, Path]](), time.time_ns()
+    found, now = list[tuple[bool, int, Path]](), time.time_ns()
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):
@@ -210,10 +211,10 @@ def drop_oldest(
                 elif ours(entry.name):
                     mark = used(entry) if used(entry).exists() else entry
                     at = mark.lstat().st_mtime_ns
-                    future = at > now  # a clock was wrong: from now on it counts as used now, and never as newest
-                    if future:
-                        mark_used(mark)
-                    found.append((entry == made, min(at, now), not future, entry))
+                    if at > now:  # a clock was wrong: it would stay for ever, and others go
+                        at = now - _UNKNOWN_NS
+                        os.utime(mark, ns=(at, at))
+                    found.append((entry == made, at, entry))
     for *_, entry in sorted(found, reverse=True)[kept:]:
         _remove(entry)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from edge.home import cache_dir
 from edge.runtime.memory.process import private_bytes
 
 
-def checkpoint(**changes: Any) -> Any:
+def checkpoint(path: Path | None = None, **changes: Any) -> Any:
     found: Any = checkpoint_of(**changes)
-    found.name, found.stored_type = "tiny", lambda name: "F32"
+    found.name, found.path, found.stored_type = "tiny", path, lambda name: "F32"
     return found
 
 
@@ -90,6 +91,19 @@ def test_a_model_of_the_same_shape_has_a_folder_of_its_own(what: str, monkeypatc
             assert "text" not in kept
     with keeping(checkpoint(), {}) as kept:
         assert "text" in kept
+
+
+def test_a_file_that_differs_where_nobody_looks_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """A stranger's may have the same vectors and the same rows that are looked at."""
+    paths = [tmp_path / name / "model.gguf" for name in ("own", "strangers")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(b"weights")
+    os.utime(paths[1], ns=(paths[0].stat().st_atime_ns, paths[0].stat().st_mtime_ns))
+    left({}, path=paths[1])
+    for path in paths:
+        with keeping(checkpoint(path=path), {}) as kept:
+            assert ("text" in kept) == (path == paths[1])
 
 
 def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
