@@ -25,7 +25,7 @@ from edge.errors import InputError
 
 KEPT = 200  # bundles whose stamps and costs are kept: a few kB each, made again where they are missing
 SMALL = 16 << 20  # bytes of the largest file that is read as a whole
-_PART = re.compile(r".+\.([0-9]{1,9})-[0-9]+\.part")  # see `replacing`
+_PART = r".+\.([0-9]{1,9})-[0-9]+\.part"  # see `replacing`
 _STALE_NS = 24 * 3600 * 10**9  # since which nobody has written to a part that somebody may still write
 _UNKNOWN_NS = 3600 * 10**9  # since when an entry counts as unused whose time is yet to come
 
@@ -205,7 +205,7 @@ def drop_oldest(
         for entry in folder.iterdir():
             with contextlib.suppress(OSError):
                 at = entry.lstat().st_mtime_ns
-                if part := _PART.fullmatch(entry.name):
+                if part := re.fullmatch(_PART, entry.name):
                     if abs(now - at) > _STALE_NS or not is_running(int(part[1])):
                         _remove(entry)
                 elif ours(entry.name):

@@ -20,6 +20,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,8 +37,8 @@ MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")
 ALIGNMENT = 64
 KEPT = 8  # files, each about as large as its bundle
-CURRENT = re.compile(r"[0-9a-f]{32}-[0-9]+\.bin")
-EARLIER = re.compile(r"[0-9a-f]{16}-[0-9]+\.bin")  # of earlier versions of edge, which nothing reads any more
+CURRENT = r"[0-9a-f]{32}-[0-9]+\.bin"
+EARLIER = r"[0-9a-f]{16}-[0-9]+\.bin"  # of earlier versions of edge, which nothing reads any more
 WIDENED = 2  # what packing may make of weights, by their bytes; the kernels' layout has at most 1.2 times as many
 PADDED = 64 << 20  # bytes by which small matrices may be padded
 
@@ -195,9 +196,9 @@ def _clean(made: Path) -> None:
     """Make room for a file that was just made."""
     with contextlib.suppress(OSError):
         for entry in made.parent.iterdir():
-            if EARLIER.fullmatch(entry.name):
+            if re.fullmatch(EARLIER, entry.name):
                 entry.unlink()
-    drop_oldest(made.parent, KEPT, made=made, ours=CURRENT.fullmatch, used=_stamp_of)
+    drop_oldest(made.parent, KEPT, made=made, ours=partial(re.fullmatch, CURRENT), used=_stamp_of)
 
 
 def _mapped(path: Path) -> tuple[NDArray[np.uint8], os.stat_result]:
