@@ -33,6 +33,7 @@ EXPORTS = 3  # interrupted ones that are kept: they take as much as their bundle
 LOCK = "lock"
 ROWS = 4  # of a matrix, which tell one model from another
 PARTS = ("q", "scales", "zero_points")  # arrays of a weight
+CHECKSUM = "checksum"  # the entry that tells of damage
 FORMATS = "formats"  # the entry of a file's metadata that has bits, block size and method of each weight
 
 
@@ -41,6 +42,7 @@ class Kept:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self._sound = set[str]()  # files that were written or read whole
 
     def tensor(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What is kept under the name, or what is made now."""
@@ -68,17 +70,23 @@ class Kept:
         return found
 
     def __contains__(self, name: str) -> bool:
-        """Whether a file is there, and whole: one that a power failure cut short goes."""
-        from safetensors import SafetensorError, safe_open
+        """Whether a file is there, and whole: one that is damaged goes."""
+        from safetensors import SafetensorError
 
         if self._folder is None or not self._path(name).exists():
             return False
+        if name in self._sound:
+            return True
         try:
-            with safe_open(self._path(name), framework="pt"):
-                return True
+            tensors, about = self._read(name)
+            sound = about.get(CHECKSUM) == _checksum({key: tensor.numpy() for key, tensor in tensors.items()}, about)
         except (OSError, SafetensorError):
+            sound = False
+        if sound:
+            self._sound.add(name)
+        else:
             self._path(name).unlink(missing_ok=True)
-            return False
+        return sound
 
     def _write(self, name: str, arrays: Mapping[str, NDArray[Any]], formats: dict[str, str]) -> bool:
         """Whether there was a folder, with room for it."""
@@ -89,9 +97,11 @@ class Kept:
             return False
         part = self._path(name).with_suffix(".part")
         try:
-            save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, part, formats)
+            written = {key: np.ascontiguousarray(values) for key, values in arrays.items()}
+            save_file(written, part, formats | {CHECKSUM: _checksum(written, formats)})
             part.chmod(0o600)
             part.replace(self._path(name))
+            self._sound.add(name)
         except (OSError, SafetensorError):  # a full disk is no reason to stop what needs no more of it
             part.unlink(missing_ok=True)
             self._folder = None
@@ -109,6 +119,16 @@ class Kept:
     def _path(self, name: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{name}.safetensors"
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> str:
+    """Of arrays and what is said of them."""
+    found = zlib.crc32(about.get(FORMATS, "").encode())
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        found = zlib.crc32(f"{name} {values.dtype} {values.shape}".encode(), found)
+        found = zlib.crc32(values.reshape(-1).view(np.uint8), found)
+    return f"{found:08x}"
 
 
 def _taken_apart(weights: Mapping[str, QTensor]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

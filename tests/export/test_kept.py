@@ -113,6 +113,20 @@ def test_a_file_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
     assert Kept(tmp_path).tensor("text", lambda: torch.arange(3)).tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_that_was_damaged_anywhere_is_made_again(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    weight = round_to_nearest(rng.standard_normal((6, 40)).astype("f4"), 4, 16, symmetric=False)
+    Kept(tmp_path).weights("layer.0", lambda: {"a.weight": weight})
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    file.write_bytes(content)
+    made: list[int] = []
+    again = Kept(tmp_path).weights("layer.0", lambda: made.append(1) or {"a.weight": weight})
+    assert np.array_equal(again["a.weight"].dequantize(), weight.dequantize()) and list(again) == ["a.weight"]
+
+
 def test_the_oldest_of_many_interrupted_exports_goes() -> None:
     for number in range(EXPORTS + 2):
         left({"number": number})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -49,11 +50,11 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
     if known is not None and known.settled and known.stamps == stamps:
         return known
     store = cache_dir() / "contents" / f"{zlib.crc32(os.fsencode(given.resolve())):08x}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         remembered = json.loads(store.read_text(encoding="utf-8"))
-        if remembered["files"] == stamps:
+        if remembered["files"] == stamps and re.fullmatch("[0-9a-f]{64}", remembered["sha256"]):
             mark_used(store)
-            return Contents(str(remembered["sha256"]), stamps, True)
+            return Contents(remembered["sha256"], stamps, True)
     begun = time.time_ns()
     sha256 = _read(files, sum(size for size, *_ in stamps.values()))
     if _stamps(_files(given)) != stamps:

@@ -24,7 +24,7 @@ KEPT = 8
 LONGEST = 60  # characters of a model's name that a bundle's name has
 DIGITS = 16  # of the sha256 of a model's files
 _NAME = r".+-[0-9a-f]{16}-(?P<place>[0-9a-f]{8})\.edge"
-_LEFT = r"\.(?P<bundle>.+\.edge)\.[0-9]+\.(part|old)"
+_LEFT = r"\.(?P<bundle>.+\.edge)\.[0-9]+\.(part|old|gone)"
 _USED = dict[str, int]()  # files of bundles that this process uses, which are locked as long as it lives
 
 
@@ -39,7 +39,7 @@ def target_of(given: Path, contents: Contents | None) -> Path:
     resolved = given.resolve()
     named = given if given.name.strip(".") else resolved
     model = named.name if named.is_dir() else name_of(named)
-    model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".")
+    model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".-")
     found = f"{model or 'model'}-{contents.sha256[:DIGITS]}"
     target = folder / f"{found}-{zlib.crc32(os.fsencode(resolved)):08x}.edge"
     return target if target.exists() else next(iter(sorted(folder.glob(f"{found}-*.edge"))), target)
@@ -73,7 +73,7 @@ def make_room(target: Path) -> None:
         else:
             target.unlink()
     except OSError as e:
-        raise ExportError(f"{target} is no bundle, and cannot be removed: {e.strerror}; remove it.") from None
+        raise ExportError(f"{target} is no bundle of yours, and cannot be removed: {e.strerror}; remove it.") from None
 
 
 def trim(new: Path, say: Callable[[str], None]) -> None:
@@ -81,7 +81,7 @@ def trim(new: Path, say: Callable[[str], None]) -> None:
     time where there are more than `KEPT`, and what killed runs left. One that is in use stays."""
     _sweep(new.parent)
     place = _place(new)
-    others = [each for each in new.parent.glob("*.edge") if each != new and not each.name.startswith(".")]
+    others = [each for each in sorted(new.parent.glob("*.edge")) if each != new and not each.name.startswith(".")]
     before = [each for each in others if place is not None and _place(each) == place]
     for bundle in before:
         if _remove(bundle):
@@ -141,7 +141,7 @@ def _remove(bundle: Path) -> bool:
     """Remove a bundle, or whatever has a bundle's name, unless a process uses it; whether it is gone."""
     from edge.lock import locked
 
-    aside = bundle.with_name(f".{bundle.name}.{os.getpid()}.old")  # nobody sees half of it
+    aside = bundle.with_name(f".{bundle.name}.{os.getpid()}.gone")  # nobody sees half of it
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         if not stack.enter_context(locked(bundle.with_suffix(".lock"))):
             return False

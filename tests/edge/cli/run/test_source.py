@@ -274,6 +274,78 @@ def test_ctrl_c_ends_the_export_at_once_and_leaves_nothing(
     assert time.monotonic() - start < 30
 
 
+def change(given: Path, writer: BundleWriter) -> None:
+    path = given if given.is_file() else next(given.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+@pytest.mark.parametrize("when", ["_stage", "_finish"])
+def test_a_model_that_changes_while_it_is_exported_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    stages = {"_stage": lambda given, writer: None, "_finish": lambda writer: None}
+    for name, stage in stages.items():
+        changing = (lambda *given: change(model, given[-1])) if name == when else stage
+        monkeypatch.setattr(source, name, changing)
+    monkeypatch.setattr(source, "_apart", here)
+    assert "changed while a bundle was made of it, and nothing was left" in refused(model, tmp_path, capsys)
+
+
+def test_a_new_bundle_of_a_changed_model_takes_the_old_ones_place(
+    model: Path,
+    tmp_path: Path,
+    exports: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(made, "_use", lambda bundle: (bundle / "edge.json").is_file())  # this process uses none
+    for number in range(3):
+        (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+        assert source.open_source(model).root == exports[number]
+    assert kept(tmp_path) == exports[-1:]
+    assert f"removed: {exports[1].name}." in capsys.readouterr().err
+
+
+def test_nothing_in_the_current_folder_is_run_by_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `cd downloaded-model; edge run model.gguf` does, and the children of it."""
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    write_gguf(folder / "model.gguf", tiny_model("llama"))
+    ran = tmp_path / "ran"
+    for name in (*sys.stdlib_module_names, "numpy", "onnx_ir", "gguf", "edge", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write(__name__)\nraise SystemExit(7)\n")
+    monkeypatch.setenv("EDGE_HOME", str(tmp_path / "home"))
+    command = [sys.executable, "-P", "-m", "edge.cli.main", "run", "model.gguf", *ASKED]  # as the command `edge` starts
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert not ran.exists() and done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the export ends when it gives Python's lock back")
+def test_a_killed_run_leaves_no_process_and_the_next_run_no_files(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [sys.executable, "-P", "-m", "edge.cli.main", "run", str(model), *ASKED]
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    parts: list[Path] = []
+    while not (parts := [each for each in (tmp_path / "home").rglob("weights.bin") if each.stat().st_size]):
+        assert run.poll() is None
+        time.sleep(0.02)
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    run.kill()
+    run.wait()
+    assert children and parts
+    for child in children:
+        for _ in range(100):
+            status = Path(f"/proc/{child}/stat")
+            if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the export went on")
+    assert main(["run", str(model), *ASKED]) == 0, capsys.readouterr().err
+    assert [each.name for each in (tmp_path / "home/bundles").iterdir()] == [kept(tmp_path)[0].name]
+
+
 def test_a_lock_is_given_back_after_a_failure(tmp_path: Path) -> None:
     with pytest.raises(ExportError), locked(tmp_path / "a.lock", lambda: pytest.fail("nobody holds it")):
         raise ExportError("broken")
