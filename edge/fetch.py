@@ -34,6 +34,7 @@ from edge import catalog, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.errors import CatalogError, on_one_line
 from edge.home import for_owner, make_folder, replace_text
+from edge.hub_names import NameLeadsOut, guard
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
 _TIMEOUT = 30.0  # seconds without a byte after which a server counts as silent
@@ -162,6 +163,8 @@ def snapshot(hub_id: str) -> Path:
         return _snapshot(repo, match["revision"])[0]
     except _Unavailable as e:
         raise CatalogError(f"{repo} cannot be fetched from the hub: {e}.") from None
+    except OSError as e:
+        raise CatalogError(f"{repo} could not be stored in the hub's cache: {e.strerror or e}.") from None
 
 
 def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
@@ -186,6 +189,7 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
         from huggingface_hub.utils import tqdm
     except ModuleNotFoundError as e:
         raise _Unavailable(f"{e.name} is not installed (run: pip install 'edge-lm[export]')") from None
+    guard(hub.get_session())
 
     class Bars(tqdm):  # type: ignore[misc]  (Any)
         """The library's bars of bytes: they draw with control characters, which a command's `Screen` shows as text."""
@@ -207,7 +211,7 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
     try:
         files: list[str] | None = answer.result(HUB_WAIT)
     except Exception as e:
-        if isinstance(e, HfHubHTTPError):
+        if isinstance(e, HfHubHTTPError | NameLeadsOut):
             raise _refused(e) from None
         files = None  # whatever the library's client calls it, the hub did not answer
     bins = files is not None and not any(name.endswith(".safetensors") for name in files)

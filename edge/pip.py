@@ -79,7 +79,7 @@ def _run(arguments: list[str]) -> int | None:
 
 def _size_in(folder: Path) -> int:
     size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip removes files meanwhile
+    with contextlib.suppress(FileNotFoundError):  # pip removes files and folders meanwhile
+        for path in folder.rglob("*"):
             size += path.stat().st_size
     return size

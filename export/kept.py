@@ -127,7 +127,7 @@ def _checksum(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, str]) -> s
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name])
         found = zlib.crc32(f"{name} {values.dtype} {values.shape}".encode(), found)
-        found = zlib.crc32(values.reshape(-1).view(np.uint8), found)
+        found = zlib.crc32(values.reshape(-1).view(np.uint8).data, found)
     return f"{found:08x}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -453,6 +454,7 @@ class Hub:
         self.files = files
         self.status = 200
         self.asked: list[str] = []
+        self.said: dict[str, str] = {}  # in place of what is true
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -468,7 +470,8 @@ class Hub:
                     self.end_headers()
                 elif "/tree/" in self.path:
                     items = outer.files.items()
-                    tree = [{"type": "file", "path": n, "size": len(f), "oid": digest(f)} for n, f in items]
+                    oid = {n: outer.said.get("oid", digest(f)) for n, f in items}
+                    tree = [{"type": "file", "path": n, "size": len(f), "oid": oid[n]} for n, f in items]
                     self.answer(json.dumps(tree).encode())
                 elif self.path.startswith("/api/models/"):
                     names = [{"rfilename": name} for name in outer.files]
@@ -481,7 +484,7 @@ class Hub:
             def answer(self, body: bytes) -> None:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
-                self.send_header("ETag", f'"{digest(body)}"')
+                self.send_header("ETag", f'"{outer.said.get("etag", digest(body))}"')
                 self.send_header("X-Repo-Commit", Hub.COMMIT)
                 self.end_headers()
                 if self.command == "GET":
@@ -525,6 +528,24 @@ class TestTheHub:
         del hub.files["model.safetensors"]
         path = fetch.pull(entry(HubSource("org/toy")))
         assert left_in(path) == {"config.json", "pytorch_model.bin"}
+
+    @pytest.mark.parametrize("value", ["../../../../out", "{out}", "..", "a/../../../../out", "a\\out", "C:out"])
+    @pytest.mark.parametrize("what", ["commit", "etag", "name", "oid"])
+    def test_nothing_that_a_hub_says_leads_out_of_its_librarys_cache(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, value: str
+    ) -> None:
+        value = value.format(out=tmp_path / "out")
+        if what == "commit":
+            monkeypatch.setattr(Hub, "COMMIT", value)
+        elif what == "name":
+            hub.files[f"tokenizer/{value}.json"] = b"{}"
+        else:
+            monkeypatch.setitem(hub.said, what, value)
+        with contextlib.suppress(CatalogError):
+            fetch.snapshot("org/toy")
+        assert {path.name for path in tmp_path.iterdir()} <= {"hf"}
+        inside = {path.name for path in (tmp_path / "hf").iterdir()} if (tmp_path / "hf").exists() else set()
+        assert inside <= {".locks", "CACHEDIR.TAG", "models--org--toy"}
 
     def test_a_pinned_file_with_another_content_is_refused(self, hub: Hub) -> None:
         source = HubSource("org/toy", sha256={"model.safetensors": digest(b"other weights")})
