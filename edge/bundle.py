@@ -78,9 +78,8 @@ class Bundle:
         return self.path(name)
 
     def read(self, name: str, maximum: int) -> bytes:
-        """The bytes of a file; BundleError where the manifest does not list it, or it cannot be read, or has more than
-        `maximum` bytes."""
-        path = self.file(name)
+        """The bytes of a file; BundleError where it cannot be read, or has more than `maximum` bytes."""
+        path = self.path(name)
         try:
             return read_regular(path, maximum)
         except OSError as e:
@@ -88,7 +87,7 @@ class Bundle:
 
     def read_json(self, name: str, maximum: int = MOST_JSON[MANIFEST]) -> tuple[dict[str, Any], str]:
         """The JSON object in a file, and its path for errors; as `read`."""
-        path = str(self.file(name))
+        path = str(self.path(name))
         try:
             return read_json(self.read(name, maximum).decode(), path), path
         except UnicodeDecodeError as e:

@@ -2,7 +2,7 @@
 
 A manifest may come from a stranger, and what is built of it is as large as it says. So every number has a limit here,
 far above any model's; what graphs and files say themselves is compared with it where they are opened
-(`edge.runtime.engine.fits`, `Bundle.check_sizes`).
+(`edge.runtime.engine.fits`, `Bundle.check_sizes`): an engine, not a look at a bundle, needs that they agree.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SOURCES = ("", "prefix", "suffix")  # places of a source language's token
 MOST_LAYERS = 1 << 12
 MOST_WIDTH = 1 << 20  # of a layer: its size, heads, and the size of a head
 MOST_VOCAB = 1 << 24
+MOST_IDS = 1 << 16  # of a list, where the vocabulary is smaller
 MOST_TOKENS = (1 << 31) - 1  # of a text; graphs count them in 32 bits
 MOST_BYTES = 1 << 50
 MOST_BEAMS = 1 << 10
@@ -48,7 +49,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
     yield from _group_faults("groups", manifest.groups)
     if manifest.prefill is not None:
         yield from _group_faults("prefill.groups", manifest.prefill.groups)
-    yield from _token_faults(manifest)
+    yield from token_faults(manifest, MOST_VOCAB)
     yield from _generation_faults(manifest)
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
@@ -115,11 +116,9 @@ def _group_faults(name: str, groups: list[TensorGroup]) -> Iterator[str]:
             yield f"{name}[{i}].bits is {group.bits}"
 
 
-def _token_faults(manifest: Manifest) -> Iterator[str]:
-    """Ids that are no token of the vocabulary. What a text is filled up with may be none: no graph reads it here."""
-    vocab, tokens, text, speech, generation = (
-        manifest.dims.vocab_size, manifest.tokens, manifest.text, manifest.speech, manifest.generation
-    )  # fmt: skip
+def token_faults(manifest: Manifest, vocab: int) -> Iterator[str]:
+    """Ids that are no token of a vocabulary. What a text is filled up with may be none: no graph reads it here."""
+    tokens, text, speech, generation = manifest.tokens, manifest.text, manifest.speech, manifest.generation
     named: dict[str, Iterable[int | None]] = {"tokens.bos": [tokens.bos], "tokens.eos": tokens.eos}
     if text is not None:
         named |= {f"text.{name}": getattr(text, name) for name in ("prefix", "suffix", "decoder_start")}
@@ -137,6 +136,8 @@ def _token_faults(manifest: Manifest) -> Iterator[str]:
         named["generation.bad_words"] = [token for word in generation.bad_words for token in word]
     yield from _outside("tokens.pad", tokens.pad, 0, MOST_TOKENS)
     for name, ids in named.items():
+        if (count := len(ids := list(ids))) > max(vocab, MOST_IDS):
+            yield f"{name} has {count} tokens, and the vocabulary {vocab}"
         for token in ids:
             if token is not None and not 0 <= token < vocab:
                 yield f"{name} has the token {token}, and the vocabulary has {vocab}"
@@ -190,6 +191,8 @@ def _speech_faults(manifest: Manifest) -> Iterator[str]:
     speech = manifest.speech
     if speech is None:
         return
+    if not manifest.tokens.eos:
+        yield "tokens.eos is empty, and a transcription ends with such a token"
     yield from _outside("speech.sample_rate", speech.sample_rate, 1, MOST_RATE)
     yield from _outside("speech.window_samples", speech.window_samples, 1, MOST_SAMPLES)
     yield from _outside("speech.frames_per_second", speech.frames_per_second, 1, MOST_RATE)

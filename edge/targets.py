@@ -221,6 +221,7 @@ T = TypeVar("T", Target, DeviceTarget)
 
 
 def _read(bundle: Bundle, name: str, kind: type[T]) -> tuple[str, T]:
+    bundle.file(path_of(name))
     raw, path = bundle.read_json(path_of(name))
     target = typed(raw, kind, path)
     if target.version != TARGET_VERSION:

@@ -97,6 +97,10 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
     if origin is list:
         if not isinstance(raw, list):
             raise _mismatch(path, "a list", raw)
+        if args[0] in (int, str) and all(type(item) is args[0] and _usable(item) for item in raw):
+            return raw  # no place is made up for each of many thousands
+        if args[0] is float and all(type(item) in (int, float) and _usable(item) for item in raw):
+            return list(map(float, raw))
         return [_value(item, args[0], f"{path}[{i}]", strict) for i, item in enumerate(raw)]
     if origin is dict:
         if not isinstance(raw, dict):

@@ -17,7 +17,7 @@ from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
-from edge.runtime.engine.fits import check_weights
+from edge.runtime.engine.fits import check_stated
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
@@ -162,7 +162,7 @@ def make_engine(
         MissingExtraError: the provider's package is not installed.
         BundleError: a graph cannot be loaded, or the provider is strict and does not run all of it.
     """
-    check_weights(bundle)
+    check_stated(bundle)
     opened = open_for(bundle, provider, threads, strict)
     if variant.target == CUDA:
         from edge.runtime.device.device_engine import DeviceEngine

@@ -42,6 +42,7 @@ MIN_TOLERANCE = 1e-3
 ROUNDING = 0.01  # by which rounding activations to 8 bits changes keys and values, in multiples of their size (RMS)
 MAX_TOLERANCE = 32.0  # exports wrote up to 2.9 (SmolLM2-135M, 4 bits); one this much larger lets anything pass
 MAX_CASES, MAX_TOKENS, MAX_TOP = 256, 1 << 16, 64  # of all cases together, and of a step; exports write 4, 400 and 5
+MAX_LOGIT = 1e30  # a float32 holds it, and distances between two
 MOST_BYTES = 16 << 20  # of the file
 MAX_NEAR_TIES = 1 / 8  # of all tokens; the two kernels of the recorder had 1 in 46 (SmolLM2-135M, 8 bits)
 
@@ -72,6 +73,7 @@ class FormCase:
         return (
             len(self.ids) == tokens > 0
             and all(0 < len(top.ids) == len(top.logits) <= MAX_TOP for top in tops)
+            and all(abs(logit) <= MAX_LOGIT for top in tops for logit in top.logits)
             and all(0 <= token < vocab for token in (*self.ids, *self.first.ids, *self.last.ids))
         )
 

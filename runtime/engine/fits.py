@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge.bundle import WEIGHTS, Bundle
+from edge.bundle import MANIFEST, WEIGHTS, Bundle
 from edge.errors import BundleError
+from edge.manifest_checks import token_faults
 
 if TYPE_CHECKING:
     from edge.manifest import Manifest
@@ -16,9 +17,12 @@ Sizes = dict[int, int]  # of a shape's dimensions, by their places; the others a
 NONE = -1  # the size of a layer that the manifest does not have
 
 
-def check_weights(bundle: Bundle) -> None:
-    """BundleError where the file of weights is smaller than what the manifest has in it."""
+def check_stated(bundle: Bundle) -> None:
+    """BundleError where a manifest states what cannot be together: more weights than their file has bytes, or tokens
+    that are not in the vocabulary."""
     manifest, there = bundle.manifest, bundle.size(WEIGHTS)
+    for fault in token_faults(manifest, manifest.dims.vocab_size):
+        raise BundleError(f"{bundle.path(MANIFEST)} cannot be used: {fault}; export the model again.")
     groups = [*manifest.groups, *(() if manifest.prefill is None else manifest.prefill.groups)]
     stated = sum(group.bytes for group in groups)
     if max(stated, manifest.dims.vocab_size) > there:
