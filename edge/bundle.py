@@ -288,7 +288,11 @@ class BundleWriter:
                     )
             self._place.parent.mkdir(parents=True, exist_ok=True)
             self._root.mkdir()
-            (self._root / WEIGHTS).touch()
+            try:
+                (self._root / WEIGHTS).touch()
+            except OSError:
+                shutil.rmtree(self._root, ignore_errors=True)
+                raise
         self._weights = TensorFile(self._root / WEIGHTS)
 
     @property

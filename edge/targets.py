@@ -246,7 +246,8 @@ def read_target(bundle: Bundle, name: str) -> Target:
         bundle.file(file)
     if any(not graphs or graphs[0].size != 1 for graphs in target.by_context.values()):
         raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
-    if len({len(graph.paths) for graphs in target.by_context.values() for graph in graphs} | {0}) != 2:
+    parts = {len(graph.paths) for graphs in target.by_context.values() for graph in graphs}
+    if len(parts) != 1 or 0 in parts:
         raise BundleError(f"{path} names graphs without parts, or with more than others; export the model again.")
     if list(target.by_context) != sorted({each.context for each in target.shorter} | {target.context}):
         raise BundleError(f"{path} names contexts that do not grow; export the model again.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge.bundle import MANIFEST, WEIGHTS, Bundle
@@ -46,6 +46,12 @@ def check_shapes(bundle: Bundle, session: Session, name: str, shapes: Mapping[st
     for value, shape in session.shapes.items():
         if value in shapes and tuple(shape) != shapes[value]:
             raise _misfit(bundle, value, name, shape, f"{shapes[value]}")
+
+
+def check_given(bundle: Bundle, session: Session, name: str, given: Collection[str]) -> None:
+    """BundleError where a graph wants an input that nobody gives it."""
+    for value in sorted(session.inputs - set(given)):
+        raise BundleError(f"{bundle.root}: nobody gives {value[:60]!r} to the graph {name}; export the model again.")
 
 
 def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated: str) -> BundleError:

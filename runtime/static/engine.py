@@ -18,7 +18,7 @@ from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, LOGITS, Engine, Tree, Wanted
 from edge.runtime.engine.failures import FAILURES, failed
-from edge.runtime.engine.fits import check_shapes
+from edge.runtime.engine.fits import check_given, check_shapes
 from edge.runtime.engine.variant import Variant
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import find_support
@@ -75,8 +75,13 @@ class StaticEngine(Engine):
     def parts(self, graph: StaticGraph, context: int) -> list[Session]:
         """The sessions over a graph's parts; BundleError where these have other sizes than the target states."""
         shapes, opened = self.shapes(graph, context), [self.opened(path) for path in graph.paths]
+        cross = self.bundle.manifest.cross
+        layers = range(0 if cross is None else len(cross.layers))
+        given = {*shapes, "cross_mask", *(f"cross.{i}.{part}" for i in layers for part in ("key", "value"))}
         for path, session in zip(graph.paths, opened, strict=True):
             check_shapes(self.bundle, session, path, shapes)
+            check_given(self.bundle, session, path, given)
+            given |= session.outputs
         return opened
 
     def shapes(self, graph: StaticGraph, context: int) -> dict[str, tuple[int, ...]]:
