@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from edge.bundle import WEIGHTS
+from edge.bundle import WEIGHTS, check_inside
 from edge.errors import BundleError
 from edge.typed_json import typed
 
@@ -161,6 +161,15 @@ class Target:
         shorter = (path for each in self.shorter for graph in each.graphs for path in graph.paths)
         return [*(path for graph in self.graphs for path in graph.paths), *encoder, *shorter]
 
+    @property
+    def files(self) -> list[str]:
+        """Of all that it names."""
+        encoder = self.encoder
+        tables = [*self.tables, *self.biases, *([] if encoder is None else encoder.tables)]
+        embeddings = [self.embedding, *([] if encoder is None or encoder.embedding is None else [encoder.embedding])]
+        compiled = (path for each in self.compiled for path in each.paths)
+        return [*self.graph_paths, *compiled, *embeddings, *(table.path for table in tables)]
+
 
 @dataclass(frozen=True)
 class DeviceTarget:
@@ -197,6 +206,12 @@ def target_for(bundle: Bundle, provider: str) -> str | None:
 def has_target(bundle: Bundle, name: str) -> bool:
     """Whether the bundle has the target of this name."""
     return bundle.has(path_of(name))
+
+
+def check_listed(bundle: Bundle, name: str) -> None:
+    """BundleError where a target names a file that the manifest does not list."""
+    for file in [] if name == CUDA else read_target(bundle, name).files:
+        bundle.file(file)
 
 
 def read_device_target(bundle: Bundle, name: str) -> DeviceTarget:
@@ -242,8 +257,8 @@ def read_target(bundle: Bundle, name: str) -> Target:
     """BundleError where it cannot be read, is of a version that this edge does not know, or states sizes that its files
     do not have."""
     path, target = _read(bundle, name, Target)
-    for file in [*target.graph_paths, *(file for each in target.compiled for file in each.paths)]:
-        bundle.file(file)
+    for file in target.files:
+        check_inside(bundle.root, file)
     if any(not graphs or graphs[0].size != 1 for graphs in target.by_context.values()):
         raise BundleError(f"{path} names no graph for a step of one token; export the model again.")
     parts = {len(graph.paths) for graphs in target.by_context.values() for graph in graphs}
@@ -269,8 +284,8 @@ def _faults(bundle: Bundle, target: Target) -> Iterator[str]:
         yield f"masked is {target.masked}"
     for context, graphs in target.by_context.items():
         sizes = [graph.size for graph in graphs]
-        if sizes != sorted(sizes) or sizes[-1] > context:
-            yield f"the graphs' steps are of {str(sizes)[:100]} tokens, over a cache of {context}"
+        if sizes != sorted(sizes) or sizes[-1] > LONGEST:
+            yield f"the graphs' steps over a cache of {context} are of {str(sizes)[:100]} tokens"
         if any(graph.rows not in (1, graph.size) for graph in graphs):
             yield "a graph has logits of neither one row nor all"
     if any(len(each.paths) != len(target.graph_paths) for each in target.compiled):

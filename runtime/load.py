@@ -25,7 +25,7 @@ from edge.runtime.options import shown
 from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
-from edge.targets import CUDA, target_for
+from edge.targets import CUDA, check_listed, target_for
 
 if TYPE_CHECKING:
     from edge.runtime.model import Model
@@ -169,6 +169,7 @@ def make_engine(
 
         return DeviceEngine(bundle, variant, opened)
     if variant.target is not None:
+        check_listed(bundle, variant.target)
         from edge.runtime.static.engine import StaticEngine
 
         return StaticEngine(bundle, variant, opened)

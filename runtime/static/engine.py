@@ -123,7 +123,7 @@ class StaticEngine(Engine):
         """What is opened instead of each of the target's graphs, or it itself."""
         paths, compiled = self.target.graph_paths, self._compiled
         return {
-            path: self.bundle.file(file)
+            path: self.bundle.path(file)
             for path, file in zip(paths, compiled.paths if compiled else paths, strict=True)
         }
 

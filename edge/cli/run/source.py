@@ -47,7 +47,7 @@ def open_source(given: Path) -> Bundle:
 
 def _is_model(given: Path) -> bool:
     """Whether something must be made of it: everything else is opened as a bundle, or refused as none."""
-    if given.exists():
+    if os.path.exists(given):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return given.suffix == ".gguf" or (given / "config.json").is_file()
     from edge import catalog, fetch
 
