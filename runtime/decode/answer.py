@@ -13,7 +13,7 @@ from edge.errors import BundleError, InputError
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
 from edge.runtime.memory.process import MIB, held
-from edge.runtime.options import function, option, texts, whole
+from edge.runtime.options import function, integer, option, texts
 from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def never() -> bool:
     return False
 
 
-MAX_TOKENS = whole("most tokens to generate", "1 or more", least=1)
+MAX_TOKENS = integer("most tokens to generate", "1 or more", least=1)
 INTERRUPTED = function("option interrupted")
 
 

@@ -26,7 +26,7 @@ from edge.runtime.engine.engine import Engine, Likeliest
 from edge.runtime.engine.failures import no_token
 from edge.runtime.engine.variant import MOST_BEAMS
 from edge.runtime.largest import largest
-from edge.runtime.options import Options, number, one_of, option, whole
+from edge.runtime.options import Options, integer, number, one_of, option
 
 EarlyStopping = Literal["never"] | bool
 PREFILL_CHUNK = 128  # tokens of the prompt run in one step
@@ -35,9 +35,9 @@ Found = tuple[float, int, int]
 LOWEST = float(np.finfo(np.float32).min)
 
 
-BEAMS = whole("number of beams", "1 or more", least=1, most=MOST_BEAMS)
-GROUPS = whole("number of beam groups", "1 or more", least=1, most=MOST_BEAMS)
-N_BEST = whole("number of best texts", "1 or more", least=1, most=MOST_BEAMS)
+BEAMS = integer("number of beams", "1 or more", least=1, most=MOST_BEAMS)
+GROUPS = integer("number of beam groups", "1 or more", least=1, most=MOST_BEAMS)
+N_BEST = integer("number of best texts", "1 or more", least=1, most=MOST_BEAMS)
 DIVERSITY = number("diversity", "a number of 0 or more, up to 1e30", least=0, most=1e30)
 LENGTH_PENALTY = number("length penalty", "a number from -20 to 20", least=-20, most=20)  # more would overflow
 EARLY_STOPPING = one_of("early stopping", "true, false or never", (True, False, "never"))
@@ -68,7 +68,7 @@ class BeamOptions(Options):
     length_penalty: float = option(1.0, LENGTH_PENALTY)
     early_stopping: EarlyStopping = option(False, EARLY_STOPPING)
     n_best: int = option(1, N_BEST)
-    max_tokens: int = option(512, whole("maximum of tokens to generate", "1 or more", least=1))
+    max_tokens: int = option(512, integer("maximum of tokens to generate", "1 or more", least=1))
     interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPe
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.failures import no_token
 from edge.runtime.largest import largest
-from edge.runtime.options import Options, number, option, unless_none, whole
+from edge.runtime.options import Options, integer, number, option, unless_none
 
 Sampler = Callable[[NDArray[np.float32]], int]
 """Logits [V] float32 in, token id out. The logits are left as they are."""
@@ -28,7 +28,7 @@ NUCLEUS = 256  # the first guess of how many of the largest weights sum up to to
 
 
 TEMPERATURE = number("temperature", "a number of 0 or more", least=0)
-SEED = whole("seed", "a whole number of 0 or more", least=0, most=2**128 - 1)  # numpy's have 128 bits
+SEED = integer("seed", "a whole number of 0 or more", least=0, most=2**128 - 1)  # numpy's have 128 bits
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SamplingOptions(Options):
     """
 
     temperature: float = option(0.0, TEMPERATURE)
-    top_k: int = option(0, whole("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
+    top_k: int = option(0, integer("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
     top_p: float = option(1.0, number("top-p", "above 0 and at most 1", above=0, most=1))
     min_p: float = option(0.0, number("min-p", "between 0 and 1", least=0, most=1))
     repetition_penalty: float | None = option(

@@ -131,11 +131,10 @@ class Encoder:
         padded = np.zeros((1, window), np.float32)
         padded[0, : len(pcm)] = pcm
         try:
-            (features,) = self._frontend.run({"pcm": padded})
-        except (*FAILURES, ValueError) as e:  # ValueError: more than one output
+            features: NDArray[np.float32] = self._frontend.run({"pcm": padded})[0]
+        except FAILURES as e:
             raise failed(self._bundle, e) from e
-        made: NDArray[np.float32] = features
-        return made
+        return features
 
     def _encode(self, name: str, array: NDArray[Any], length: int, into: Cross | None) -> Cross:
         try:

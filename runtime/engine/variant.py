@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.options import LARGEST, Options, flag, number, option, refused, text, unless_none, whole
+from edge.runtime.options import LARGEST, Options, flag, integer, number, option, refused, text, unless_none
 from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ AUTO, OFF = "auto", "off"
 DECODER, TREE, PREFILL = "decoder", "tree", "prefill"  # roles of graphs
 
 MOST_BEAMS = 1000  # each has a row in every step, and room for a text of its own
-CONTEXT = whole("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
+CONTEXT = integer("context", "a whole number of tokens", least=-LARGEST)  # an engine knows its range
 BYTES = number("memory", "an amount of bytes, or a text like 300MB", least=1, most=2**63)
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def amount(value: Any) -> int | str:
     return str(value) if isinstance(value, str) else int(BYTES(value))
 
 
-def named_or_made(value: Any) -> str | Provider:
+def named_or_made(value: Any) -> Any:
     """The check of a provider: its name, or an object that opens graphs."""
     if isinstance(value, str) or (hasattr(value, "open") and hasattr(value, "allocate")):
         return value
@@ -74,10 +74,10 @@ class LoadOptions(Options):
     """
 
     context: int | None = option(None, unless_none(CONTEXT))
-    threads: int | None = option(None, unless_none(whole("number of threads", "at least 1", least=1)))
-    prefill_chunk: int | None = option(None, unless_none(whole("prefill chunk", "1 token or more", least=1)))
+    threads: int | None = option(None, unless_none(integer("number of threads", "at least 1", least=1)))
+    prefill_chunk: int | None = option(None, unless_none(integer("prefill chunk", "1 token or more", least=1)))
     memory: int | str | None = option(None, unless_none(amount))
-    beams: int | None = option(None, unless_none(whole("number of beams", "1 or more", least=1, most=MOST_BEAMS)))
+    beams: int | None = option(None, unless_none(integer("number of beams", "1 or more", least=1, most=MOST_BEAMS)))
     speculate: str = option(AUTO, text("option speculate"))
     exact: bool | None = option(None, unless_none(flag("option exact")))
     skip: str = option(OFF, text("option skip"))
