@@ -15,7 +15,7 @@ from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, c
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import flag, shown, text, unless_none, whole
+from edge.runtime.options import flag, integer, shown, text, unless_none
 from edge.runtime.speculate.base import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
 from edge.runtime.text.tokenizer import Text
@@ -23,7 +23,7 @@ from edge.runtime.text.tokenizer import Text
 Prompt = str | Sequence[Message]
 RAW = unless_none(flag("option raw"))
 SYSTEM = unless_none(text("system message"))
-WIDTH = whole("number of prompts side by side", "1 or more", least=1)
+WIDTH = integer("number of prompts side by side", "1 or more", least=1)
 
 
 class Model(Loaded):

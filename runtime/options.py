@@ -14,7 +14,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,11 +38,11 @@ class Options:
     """What has only fields made by `option`; InputError where a value is of the wrong type or out of its range."""
 
     def __post_init__(self) -> None:
-        for name, check in _checks(type(self)):
+        for name, check in _checks(type(self)):  # type: ignore[arg-type]  # a class has a hash
             object.__setattr__(self, name, check(getattr(self, name)))
 
 
-@lru_cache
+@cache
 def _checks(options: type[Any]) -> list[tuple[str, Check]]:
     return [(field.name, field.metadata[_CHECK]) for field in dataclasses.fields(options)]
 
@@ -75,7 +75,7 @@ def number(
     return check
 
 
-def whole(name: str, wanted: str, *, least: int, most: int = LARGEST) -> Check:
+def integer(name: str, wanted: str, *, least: int, most: int = LARGEST) -> Check:
     """A whole number from `least` to `most`. name, wanted: for the sentence."""
 
     def check(value: Any) -> int:

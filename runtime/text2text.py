@@ -49,7 +49,7 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import option, shown, text, texts, unless_none, whole
+from edge.runtime.options import integer, option, shown, text, texts, unless_none
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.tokenizer import Text
@@ -76,7 +76,7 @@ class Text2TextOptions(SamplingOptions):
     """
 
     max_tokens: int | None = option(None, unless_none(MAX_TOKENS))
-    min_tokens: int | None = option(None, unless_none(whole("fewest tokens", "0 or more", least=0)))
+    min_tokens: int | None = option(None, unless_none(integer("fewest tokens", "0 or more", least=0)))
     stop: Sequence[str] = option((), texts("stop string"))
     beams: int | None = option(None, unless_none(BEAMS))
     groups: int = option(1, GROUPS)
@@ -84,7 +84,7 @@ class Text2TextOptions(SamplingOptions):
     length_penalty: float | None = option(None, unless_none(LENGTH_PENALTY))
     early_stopping: EarlyStopping | None = option(None, unless_none(EARLY_STOPPING))
     n_best: int = option(1, N_BEST)
-    no_repeat_ngram: int | None = option(None, unless_none(whole("n-gram size", "0 or more", least=0)))
+    no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
     source_language: str | None = option(None, unless_none(text("source language")))
     target_language: str | None = option(None, unless_none(text("target language")))
     interrupted: Callable[[], bool] = option(never, INTERRUPTED)
