@@ -17,30 +17,8 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import (
-    INTERRUPTED,
-    MAX_TOKENS,
-    Ends,
-    FinishReason,
-    GenerateOptions,
-    Piece,
-    Result,
-    Timings,
-    check_length,
-    check_tokens,
-    never,
-)
-from edge.runtime.decode.beam import (
-    BEAMS,
-    DIVERSITY,
-    EARLY_STOPPING,
-    GROUPS,
-    LENGTH_PENALTY,
-    N_BEST,
-    BeamOptions,
-    EarlyStopping,
-    Hypothesis,
-)
+from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never
+from edge.runtime.decode.beam import BeamOptions, EarlyStopping, Hypothesis
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
@@ -75,19 +53,19 @@ class Text2TextOptions(SamplingOptions):
         InputError: a value out of its range, or values that do not go together.
     """
 
-    max_tokens: int | None = option(None, unless_none(MAX_TOKENS))
+    max_tokens: int | None = option(None, unless_none(answer.MAX_TOKENS))
     min_tokens: int | None = option(None, unless_none(integer("fewest tokens", "0 or more", least=0)))
     stop: Sequence[str] = option((), texts("stop string"))
-    beams: int | None = option(None, unless_none(BEAMS))
-    groups: int = option(1, GROUPS)
-    diversity: float = option(0.0, DIVERSITY)
-    length_penalty: float | None = option(None, unless_none(LENGTH_PENALTY))
-    early_stopping: EarlyStopping | None = option(None, unless_none(EARLY_STOPPING))
-    n_best: int = option(1, N_BEST)
+    beams: int | None = option(None, unless_none(beam.BEAMS))
+    groups: int = option(1, beam.GROUPS)
+    diversity: float = option(0.0, beam.DIVERSITY)
+    length_penalty: float | None = option(None, unless_none(beam.LENGTH_PENALTY))
+    early_stopping: EarlyStopping | None = option(None, unless_none(beam.EARLY_STOPPING))
+    n_best: int = option(1, beam.N_BEST)
     no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
     source_language: str | None = option(None, unless_none(text("source language")))
     target_language: str | None = option(None, unless_none(text("target language")))
-    interrupted: Callable[[], bool] = option(never, INTERRUPTED)
+    interrupted: Callable[[], bool] = option(never, answer.INTERRUPTED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -370,9 +348,9 @@ class Text2Text(Loaded):
         """The tokens of a text as the encoder takes them, and those of the text alone."""
         if not isinstance(text, str):
             raise InputError(f"A text is turned into another, and not {shown(text)}.")
-        check_length(len(text), self.most_tokens)
+        answer.check_length(len(text), self.most_tokens)
         source, bare = self._framing.tokens(text, options.source_language, options.target_language)
-        check_tokens(source, self.bundle.manifest)
+        answer.check_tokens(source, self.bundle.manifest)
         self._check_length(source)
         return source, bare
 
