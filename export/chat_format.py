@@ -143,7 +143,7 @@ def _between(template: ChatTemplate, messages: Sequence[Message]) -> list[str] |
     contents = [message["content"] for message in messages]
     try:
         rendered = template.render(messages)
-    except InputError:
+    except EdgeError:
         return None
     parts = re.split(f"({'|'.join(contents)})", rendered)
     return parts[::2] if parts[1::2] == contents else None
@@ -213,7 +213,7 @@ def _agree(chat: ChatFormat, template: ChatTemplate, messages: Sequence[Message]
         return True  # a host that refuses renders nothing wrong
     try:
         return template.render(messages) == expected
-    except InputError:
+    except EdgeError:
         return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
-from edge.errors import BundleError, InputError
+from edge.errors import BundleError, InputError, on_one_line
 
 if TYPE_CHECKING:
     import jinja2
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from edge.manifest import Manifest
     from edge.runtime.text.tokenizer import Text
+
+
+LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of that
 
 
 class Message(TypedDict):
@@ -46,16 +49,21 @@ class ChatTemplate:
     def __init__(self, source: str, special: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
         self._source = source
         self._special = dict(special)
-        self._template = _compile(source, now)
+        self._template, self._begin = _compile(source, now)
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the assistant's next turn; InputError where the template refuses the conversation."""
+        from edge.runtime.text.sandbox import Exhausted
+
+        self._begin(sum(len(message["content"]) for message in messages), len(messages))
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
             )
+        except Exhausted as e:
+            raise BundleError(f"The bundle's chat template is no honest one, because {e}; use --raw.") from None
         except Exception as e:  # a template is a program of the model's: it may raise anything
-            raise InputError(f"The model's chat template refuses this conversation: {str(e).rstrip('.')}.") from None
+            raise InputError(f"The model's chat template refuses this conversation: {on_one_line(e)}.") from None
 
     def tree(self) -> jinja2.nodes.Template:
         """The template as jinja2 parses it."""
@@ -70,11 +78,14 @@ def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
     return ChatTemplate(manifest.chat_template, special)
 
 
-def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:  # imports jinja2, which takes 40 ms
+def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, Callable[[int, int], None]]:
+    """The template, and what is called before each render with the conversation's characters and messages."""
+    # Importing jinja2 takes 40 ms.
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, LoopControlExtension
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from edge.runtime.text.sandbox import Bounded
 
     class Generation(Extension):
         """`{% generation %}` marks the assistant's words for training; here it has no effect."""
@@ -88,15 +99,18 @@ def _compile(source: str, now: Callable[[], datetime]) -> jinja2.Template:  # im
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation]
-    )
-    environment.filters["tojson"] = _to_json
+    if len(source) > LONGEST:
+        raise BundleError(
+            f"The bundle's chat template has {len(source):,} characters, and none may have more than {LONGEST:,}; "
+            "use --raw."
+        )
+    environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation])
+    environment.add_filter("tojson", _to_json)
     environment.globals.update(raise_exception=refuse, strftime_now=lambda layout: now().strftime(layout))
     try:
-        return environment.from_string(source)
-    except TemplateError as e:
-        raise BundleError(f"The bundle's chat template is not valid jinja2 ({e}); use --raw.") from None
+        return environment.from_string(source), environment.begin
+    except Exception as e:  # not TemplateError alone: Python's compiler refuses what is nested too deeply
+        raise BundleError(f"The bundle's chat template is not valid jinja2 ({on_one_line(e)}); use --raw.") from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

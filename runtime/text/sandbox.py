@@ -1,0 +1,362 @@
+"""Chat templates are programs of strangers: they run in jinja2's sandbox, and here within bounds of work and of text.
+
+Everything that a template does is counted where it happens, in calls that the compiled template makes: each block that
+is entered and each value that is made is a step, and each value's characters are counted. What could grow at one stroke
+(``'x' * 10**10``, ``center``, ``replace``, ``format``) is measured before it is done, and the methods of texts and
+containers are those that are known here. The bounds grow with the conversation, so that none is too long for an honest
+template; they say the same on every machine, and a limit of processor time stands behind them.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from types import GeneratorType
+from typing import Any
+
+from jinja2 import TemplateError, filters, nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.utils import Namespace
+
+STEPS = 1 << 18  # of a render of an empty conversation, a second; an honest template takes some dozen for a message
+ROOM = 1 << 22  # characters of any one value
+TEXT = 4  # times the room: characters of all values together
+PER_CHARACTER = 16  # more of each for every character of a conversation
+ITEM = 8  # characters that an item of a list counts as
+BITS = 4096  # of an integer
+DEPTH = 64  # of lists in lists
+CPU_S = 5.0
+CHECKED = 16  # steps from one look at the clock to the next
+
+CHAIN = 8  # texts that are joined by ``+`` before the result is counted
+
+SEARCHED = 12  # a search that may compare each character with each is a step for every 2**12 comparisons
+SLOW = frozenset({"rfind", "rindex", "rsplit", "rpartition", "strip", "lstrip", "rstrip"})
+OF_TEXTS = SLOW | {
+    *("capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal"),
+    *("isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "lower"),
+    *("partition", "removeprefix", "removesuffix", "split", "splitlines", "startswith", "swapcase", "title", "upper"),
+}
+OF_CONTAINERS = frozenset({"items", "keys", "values", "get", "index", "count", "copy"})
+# Filters that no chat template has a use for, and whose work grows faster than their text.
+LEFT_OUT = ("filesizeformat", "pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+
+
+GROWING = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "trim"})
+_PLACE = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*(?:\.\d+)?|\{[^{}]*\}")  # of text to format
+_INNER = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d*\.)?\*|%\([^)]*\(|\{[^{}]*\[|\{[^{}]*\{[^{}]*\}")  # one in another
+
+
+class Exhausted(TemplateError):
+    """A template does more than any honest one."""
+
+
+class Meter:
+    """What one render may still do. characters: of the conversation, in so many messages."""
+
+    __slots__ = ("_ends", "room", "steps", "text")
+
+    def __init__(self, characters: int = 0, messages: int = 0) -> None:
+        self.room = ROOM + PER_CHARACTER * characters
+        self.steps = STEPS + PER_CHARACTER * (characters + messages * messages)
+        self.text = TEXT * self.room + PER_CHARACTER * characters * messages
+        self._ends = time.thread_time() + CPU_S
+
+    def step(self, characters: int = 0, steps: int = 1) -> bool:
+        """Count a step that makes so many characters."""
+        before = self.steps
+        self.steps = after = before - steps
+        self.text -= characters
+        if before ^ after >= CHECKED or self.text < 0 or characters > self.room:
+            self._look(characters)
+        return True
+
+    def _look(self, characters: int) -> None:
+        if self.steps < 0:
+            raise Exhausted("it takes more steps than any template needs")
+        if self.text < 0:
+            raise Exhausted("it makes more text than any model reads")
+        self.check(characters)
+        if time.thread_time() > self._ends:
+            raise Exhausted("it takes more time than any template needs")
+
+    def check(self, characters: int) -> None:
+        """Refuse to make a value of so many characters."""
+        if characters > self.room:
+            raise Exhausted("it makes more text than any model reads")
+
+    def made(self, value: Any) -> Any:
+        """Count a value that was made."""
+        if isinstance(value, str):
+            self.step(len(value))
+        elif isinstance(value, list | tuple | dict | set):
+            characters, items, depth = _weigh(value, self.room)
+            if depth > DEPTH:
+                raise Exhausted(f"its lists are nested more than {DEPTH} times")
+            self.check(characters)
+            self.step(ITEM * len(value), 1 + items // 4)
+        elif isinstance(value, GeneratorType):
+            return self._stepped(value)
+        else:
+            self.step()
+            if type(value) is int and value.bit_length() > BITS:
+                raise Exhausted(f"it counts beyond 2**{BITS}")
+        return value
+
+    def _stepped(self, values: Iterator[Any]) -> Iterator[Any]:
+        for value in values:
+            self.step()
+            yield value
+
+
+class _Generator(CodeGenerator):
+    """Writes the calls that count into a compiled template, and computes nothing while it compiles."""
+
+    def blockvisit(self, statements: Iterable[nodes.Node], frame: Frame) -> None:
+        listed = list(statements)
+        self.writeline(f"context.meter.step({sum(map(_constant, listed))})")
+        super().blockvisit(listed, frame)
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        if node.test is not None:
+            counted = nodes.EnvironmentAttribute("meter.step()", lineno=node.lineno)
+            node.test = nodes.And(counted, node.test, lineno=node.lineno)
+        super().visit_For(node, frame)
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if isinstance(node, nodes.Const) and not (frame.eval_ctx.volatile or frame.eval_ctx.autoescape):
+            return str(node.value)
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+def _constant(node: nodes.Node) -> int:
+    """The characters that a statement writes each time."""
+    if not isinstance(node, nodes.Output):
+        return 0
+    data = (each.data for each in node.nodes if isinstance(each, nodes.TemplateData))
+    constants = (str(each.value) for each in node.nodes if isinstance(each, nodes.Const))
+    return sum(map(len, data)) + sum(map(len, constants))
+
+
+def _counting(name: str) -> Callable[..., None]:
+    """The visitor of a node that makes a value, which is counted."""
+    plain = getattr(CodeGenerator, name)
+
+    def visitor(self: CodeGenerator, node: nodes.Node, frame: Frame, **options: Any) -> None:
+        if isinstance(node, nodes.Add) and isinstance(node.left, nodes.Add):  # of a chain every few are counted
+            vars(node.left)["chained"] = (vars(node).get("chained", 0) + 1) % CHAIN
+        if vars(node).get("chained") or _is_small(node):
+            plain(self, node, frame, **options)
+            return
+        self.write("context.meter.made(")
+        plain(self, node, frame, **options)
+        self.write(")")
+
+    return visitor
+
+
+def _is_small(node: nodes.Node) -> bool:
+    """Whether it makes nothing, or nothing larger than the template's source, in a moment."""
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return getattr(node, "ctx", "load") != "load" or all(isinstance(each, nodes.Const) for each in node.items)
+    if isinstance(node, nodes.Getitem):
+        return not isinstance(node.arg, nodes.Slice)
+    if isinstance(node, nodes.Compare):
+        return all(isinstance(each.expr, nodes.Const) for each in node.ops)
+    return isinstance(node, nodes.Test) and not node.args
+
+
+for _name in ("Add", "Call", "Compare", "Concat", "Dict", "Getitem", "List", "Mod", "Mul", "Pow", "Test", "Tuple"):
+    setattr(_Generator, f"visit_{_name}", _counting(f"visit_{_name}"))
+
+
+class _Namespace(Namespace):
+    """Shown without what is in it: that may be itself."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _Context(Context):
+    """The names that a template knows, with the meter of the render."""
+
+    def __init__(self, environment: Bounded, *others: Any, **options: Any) -> None:
+        super().__init__(environment, *others, **options)
+        self.meter = environment.meter
+
+
+class Bounded(ImmutableSandboxedEnvironment):
+    """The environment of a template; `begin` comes before each render, in its thread."""
+
+    context_class = _Context
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, optimized=False, finalize=self._shown)
+        self._local = threading.local()
+        self.begin()
+        self.globals["namespace"] = _Namespace
+        del self.globals["lipsum"]
+        for name in LEFT_OUT:
+            del self.filters[name]
+        for name, plain in {**self.filters, "join": _join, "sum": _sum}.items():
+            self.add_filter(name, plain)
+
+    def add_filter(self, name: str, plain: Callable[..., Any]) -> None:
+        self.filters[name] = self._counted(name, plain)
+
+    def begin(self, characters: int = 0, messages: int = 0) -> None:
+        """Count anew, for a conversation of so many characters."""
+        self._local.meter = Meter(characters, messages)
+
+    @property
+    def meter(self) -> Meter:
+        """Of the render in this thread."""
+        meter: Meter = self._local.meter
+        return meter
+
+    def _shown(self, value: Any) -> str:
+        text = value if isinstance(value, str) else str(value)
+        self._local.meter.step(len(text), 0)
+        return text
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for count, many in ((left, right), (right, left)):
+                if isinstance(count, int) and isinstance(many, str | list | tuple):
+                    self.meter.check(count * _weigh(many, self.meter.room)[0] + ITEM * count)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * right > BITS:
+                raise Exhausted(f"it counts beyond 2**{BITS}")
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(__obj, "__wrapped__", __obj)  # `format` is wrapped
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str | bytes | list | tuple | dict | set | range | int | float | type):
+            if method.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])
+            named = {name: each for name, each in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
+            __self._check_method(owner, method.__name__, args, named)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _check_method(self, owner: Any, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        """Refuse a method that is not known here, or that would make more than there is room for."""
+        if not isinstance(owner, str):
+            if name not in OF_CONTAINERS or not isinstance(owner, list | tuple | dict | range):
+                raise SecurityError(f"templates may not call the method {name}")
+        elif name in ("center", "ljust", "rjust", "zfill"):
+            self._check_filter("center", owner, args, options)
+        elif name in ("format", "format_map"):
+            self._check_format(owner, [args, options])
+        elif name in ("join", "replace"):
+            self._check_filter(name, owner, args, options)
+        elif name not in OF_TEXTS:
+            raise SecurityError(f"templates may not call the method {name}")
+        elif name in SLOW:
+            self._check_filter("trim", owner, args, options)
+
+    def _counted(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that is measured before, where it may grow, and counted afterwards."""
+        at = 1 if hasattr(plain, "jinja_pass_arg") else 0  # where the value stands among the arguments
+
+        @wraps(plain)
+        def counted(*args: Any, **options: Any) -> Any:
+            if name == "format":
+                self._check_format(str(args[at]), [args[at + 1 :], options])
+            else:
+                self._check_filter(name, args[at], args[at + 1 :], options)
+            return self.meter.made(plain(*args, **options))
+
+        return counted
+
+    def _check_filter(self, name: str, value: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Measure what a filter, or the method that it is like, would make."""
+        if name not in GROWING:
+            return
+        text, given = str(value) if name != "tojson" else "", (*given, *named.values())
+        numbers = [abs(each) for each in given if isinstance(each, int)]
+        longest = max([len(str(each)) for each in given], default=0)
+        if name in ("batch", "center"):
+            self.meter.check(max(numbers, default=0))
+        elif name == "indent":
+            self.meter.check(len(text) + (len(text.splitlines()) + 1) * max([longest, *numbers, 4]))
+        elif name == "join":  # of a separator; the filter counts itself
+            self.meter.check(len(text) * len(given[0]) + _weigh(given[0], self.meter.room)[0] if given else 0)
+        elif name == "replace":
+            places = text.count(str(given[0])) if given and not named else len(text) + 1
+            self.meter.check(len(text) + places * longest)
+        elif name == "round":
+            self.meter.check(max([ROOM // BITS * each for each in numbers], default=0))
+        elif name == "trim":
+            self.meter.step(0, 1 + (len(text) * longest >> SEARCHED))
+        elif name == "tojson":
+            _, items, depth = _weigh(value, self.meter.room)
+            self.meter.check(items * (longest + max(numbers, default=0) * (depth + 1)))
+
+    def _check_format(self, text: str, given: Any) -> None:
+        """Measure what a text with ``%s`` or ``{}`` becomes: the widths it names, and what is put in, in each place."""
+        if _INNER.search(text):
+            raise Exhausted("it formats text by widths that it computes")
+        widths = [digits for found in _PLACE.finditer(text) for digits in re.findall(r"\d+", found[0])]
+        if any(len(digits) > len(str(self.meter.room)) for digits in widths):
+            raise Exhausted("it makes more text than any model reads")
+        characters, items, _ = _weigh(given, self.meter.room)
+        places = text.count("%") + text.count("{")
+        self.meter.check(len(text) + sum(map(int, widths)) + places * (characters + 32 * items))
+
+
+def _weigh(value: Any, room: int) -> tuple[int, int, int]:
+    """The characters in a value as they would be written out, its items, and how deep they are nested. What is in two
+    places counts twice, and counting ends beyond the room."""
+    characters = items = deepest = 0
+    waiting = [(value, 0)]
+    while waiting:
+        each, depth = waiting.pop()
+        items += 1
+        if isinstance(each, str):
+            characters += len(each)
+        elif isinstance(each, list | tuple | dict | set):
+            depth += 1
+            deepest = max(deepest, depth)
+            if characters + ITEM * (items + len(each)) > room or depth > DEPTH:
+                return room + 1, items, depth
+            waiting += [(inner, depth) for inner in each]
+            if isinstance(each, dict):
+                waiting += [(inner, depth) for inner in each.values()]
+        if characters + ITEM * items > room:
+            return room + 1, items, deepest
+    return characters, items, deepest
+
+
+@filters.pass_eval_context
+def _join(eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
+    """The filter `join`, which counts while it gathers."""
+    environment: Any = eval_ctx.environment
+    if attribute is not None:
+        value = map(filters.make_attrgetter(environment, attribute), value)
+    gathered, characters = [], 0
+    for each in value:
+        characters += len(each if isinstance(each, str) else str(each)) + len(str(d))
+        environment.meter.check(characters)
+        environment.meter.step()
+        gathered.append(each)
+    return filters.sync_do_join(eval_ctx, gathered, d)
+
+
+@filters.pass_environment
+def _sum(environment: Bounded, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+    """The filter `sum`, of numbers alone."""
+    if not isinstance(start, int | float):
+        raise TypeError("only numbers can be summed")
+    return filters.sync_do_sum(environment, iterable, attribute, start)
