@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
-from edge.errors import BundleError, InputError, on_one_line
+from edge.errors import BundleError, EdgeError, InputError, on_one_line
 from edge.runtime.mapped_file import mapped_file, unchanged
+from edge.runtime.text.bounds import ASSUMED, LARGEST, OF_TOKEN, check_made, growth, in_time, is_known, parts_of
 
 if TYPE_CHECKING:
     from edge.runtime.text.unigram import Tokenizer
@@ -29,6 +30,7 @@ class Text:
 
     def __init__(self, bundle: Bundle) -> None:
         path = bundle.path(TOKENIZER)
+        _check_size(path)
         # For text-to-text models only: most of their vocabularies are Unigram.
         self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
         tokens = bundle.manifest.tokens
@@ -91,33 +93,56 @@ class _Library:
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             added = self._tokenizer.get_added_tokens_decoder()
+            parts = parts_of(self._tokenizer)
+            self._growth, self._decoded_growth = growth(parts[0]), growth(parts[1])
+            self._known = is_known(parts)
         except BaseException as e:
             raise self._refused(e) from None
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.size: int = self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
+        check_made(len(text) * self._growth, f"{len(text):,}")
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            if self._known:
+                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            encoded = in_time(lambda: self._tokenizer.encode_batch([text], add_special_tokens=False), len(text))
+            return list(encoded[0].ids)
         except BaseException as e:
             raise self._refused(e) from None
 
     def decode(self, ids: Sequence[int]) -> str:
+        check_made(ASSUMED * len(ids) * self._decoded_growth, f"{len(ids)} tokens")
         try:
-            return self._tokenizer.decode(ids, skip_special_tokens=True)
+            if self._known:
+                text = self._tokenizer.decode(ids, skip_special_tokens=True)
+            else:
+                text = in_time(lambda: self._tokenizer.decode_batch([ids], skip_special_tokens=True), len(ids))[0]
         except BaseException as e:
             raise self._refused(e) from None
+        if len(text) > OF_TOKEN * len(ids):
+            raise BundleError(f"{self._path} has tokens of more than {OF_TOKEN:,} characters; use another bundle.")
+        return text
 
     def token(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
 
     def _refused(self, error: BaseException) -> BaseException:
         """A sentence instead of what the library raises: bare Exceptions, and Rust's panics, which are none."""
-        if isinstance(error, KeyboardInterrupt | SystemExit | BundleError):
+        if isinstance(error, KeyboardInterrupt | SystemExit | EdgeError):
             return error
         return BundleError(
             f"{self._path} cannot be read as a tokenizer ({on_one_line(error)}); export or copy the bundle again."
         )
+
+
+def _check_size(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    if size > LARGEST:
+        raise BundleError(f"{path} has {size:,} bytes, and no tokenizer may have more than {LARGEST:,}.")
 
 
 def _unigram(path: Path) -> Tokenizer:

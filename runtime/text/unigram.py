@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import math
 import re
 import struct
 import unicodedata
@@ -23,6 +24,7 @@ Normalizer = Callable[[str], str]
 
 SPACE = "\u2581"  # what stands for a space in pieces
 UNKNOWN_PENALTY = 10.0  # below the least of the pieces' scores
+PIECE, ADDED = 256, 1 << 13  # maximum characters of a piece, and added tokens; with more, the library is asked
 WORDS, WORD = 5000, 32  # words that are kept with their ids, 1 MB, and the maximum characters of one
 RUN = " {2,}"  # the one regular expression that normalizers of this kind replace
 
@@ -76,10 +78,12 @@ class Unigram:
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
         self._ids.pop("", None)
         self._longest = max(map(len, self._pieces))
+        _know(self._longest <= PIECE and math.isfinite(sum(self._scores)))
         self._unknown: int = model["unk_id"]
         _know(type(self._unknown) is int and 0 <= self._unknown < len(self._pieces))
         self._unknown_score = min(self._scores) - UNKNOWN_PENALTY
         added = content.get("added_tokens", [])
+        _know(len(added) <= ADDED)
         self._added: dict[int, str] = {token["id"]: token["content"] for token in added}
         _know(all(self._ids.get(text, i) == i for i, text in self._added.items()))
         _know(all(i >= len(self._pieces) or self._pieces[i] == text for i, text in self._added.items()))
@@ -207,7 +211,7 @@ def _normalizer(part: dict[str, Any] | None) -> Normalizer:
         return lambda text: text.translate(characters)
     if kind == "Replace" and part["pattern"].get("Regex") == RUN:
         run, by = re.compile(RUN), part["content"]
-        _know(isinstance(by, str))
+        _know(isinstance(by, str) and len(by) <= PIECE)
         return lambda text: run.sub(lambda _: by, text)
     if kind == "Strip":
         strips: list[Normalizer] = [str, str.rstrip, str.lstrip, str.strip]
@@ -227,6 +231,7 @@ class CharacterMap(dict[int, str]):
         (size,) = struct.unpack_from("<I", blob)
         self._units = memoryview(blob)[4 : 4 + size].cast("I")
         self._texts = blob[4 + size :]
+        _know(max(map(len, self._texts.split(b"\0"))) <= PIECE)
 
     def __missing__(self, code: int) -> str:
         self[code] = mapped = self._mapped(chr(code))

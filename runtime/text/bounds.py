@@ -1,0 +1,124 @@
+"""What the parts of a stranger's `tokenizer.json` may take: normalizers that blow a text up, and regular expressions.
+
+The tokenizers library does what the file says. A chain of replacements can make gigabytes of a word, so what it may
+make is computed before a text is given to it. Its regular expressions go back and try again, which may take years, so
+those that are not known here run in a thread that is not waited for beyond a limit.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from edge.errors import BundleError
+
+T = TypeVar("T")
+
+LARGEST = 1 << 27  # bytes of a tokenizer.json; the largest known have a quarter
+MOST = 1 << 28  # characters that may be made of a text
+OF_TOKEN = 1 << 16  # characters of a token
+ASSUMED = 64  # characters of a token whose text is not known yet
+CALM_S = 10.0  # that a text may take, and for each character
+CHARACTER_S = 1e-5
+
+# Most characters that one becomes.
+GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 4}
+# Of well-known families; each is done with a text in about the time that reading it takes.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_END = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+KNOWN = frozenset(
+    [
+        *(r"\s+", r" {2,}", r"\s", r"\d", r"[0-9]", r"\n", r"[\r\n]", r"\p{N}", r"\p{N}{1,3}", "[0-9][0-9][0-9]"),
+        *("[一-龥぀-ゟ゠-ヿ]+", " ?[^(\\s|[.,!?…。，、।۔،])]+"),  # noqa: RUF001
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+        rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_END}",  # Llama 3
+        rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_END}",  # Qwen 2
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*"  # OLMo 2
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+        r"[^\r\n\p{L}\p{N}]?" + f"{_UPPER}*{_LOWER}+{_SHORT}?"  # GPT-4o
+        r"|[^\r\n\p{L}\p{N}]?" + f"{_UPPER}+{_LOWER}*{_SHORT}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"  # DeepSeek
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ]
+)  # fmt: skip
+
+
+def parts_of(tokenizer: Any) -> list[dict[str, Any]]:
+    """The normalizer and the decoder of a library's tokenizer as its file has them, then what splits its texts."""
+    parts = (tokenizer.normalizer, tokenizer.decoder, tokenizer.pre_tokenizer)
+    return [{"type": None} if part is None else json.loads(part.__getstate__()) for part in parts]
+
+
+def growth(part: dict[str, Any]) -> float:
+    """The most characters that a part makes of one."""
+    kind = part["type"]
+    if kind == "Sequence":
+        product = 1.0
+        for inner in _inner(part):
+            product *= growth(inner)
+        return product
+    if kind == "Replace":
+        found = part["pattern"].get("String")
+        return max(1.0, len(part["content"]) / len(found)) if found else 1.0 + len(part["content"])
+    if kind == "Prepend":
+        return 1.0 + len(part["prepend"])
+    if kind == "Precompiled":
+        blob = base64.b64decode(part["precompiled_charsmap"])
+        return max([1.0, *(float(len(text)) for text in blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0"))])
+    return float(GROWTH.get(kind, 1))
+
+
+def is_known(parts: list[dict[str, Any]]) -> bool:
+    """Whether all regular expressions of these parts are known."""
+    return all(pattern in KNOWN for part in parts for pattern in _patterns(part))
+
+
+def _patterns(part: dict[str, Any]) -> Iterator[str]:
+    for inner in _inner(part):
+        yield from _patterns(inner)
+    pattern = part.get("pattern")
+    if isinstance(pattern, dict) and "Regex" in pattern:
+        yield pattern["Regex"]
+
+
+def _inner(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return next((part[name] for name in ("normalizers", "decoders", "pretokenizers") if name in part), [])
+
+
+def check_made(characters: float, what: str) -> None:
+    """Refuse what may become more text than there is room for."""
+    if characters > MOST:
+        raise BundleError(
+            f"The bundle's tokenizer may make more than {MOST:,} characters of {what}; shorten the text, or use "
+            "another bundle."
+        )
+
+
+def in_time(work: Callable[[], T], characters: int) -> T:
+    """What `work` returns, which lets other threads run; BundleError where it takes longer than any text of so many
+    characters. It then goes on until the process ends, which does not wait for it."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as e:  # Rust's panics are no Exceptions
+            failed.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(CALM_S + CHARACTER_S * characters)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise BundleError(
+            f"The bundle's tokenizer has not come to an end of {characters:,} characters in "
+            f"{CALM_S + CHARACTER_S * characters:.0f} s; use another bundle."
+        )
+    return done[0]

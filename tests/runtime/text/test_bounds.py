@@ -1,0 +1,130 @@
+"""Tokenizers of strangers end soon and make little of a text, or are refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import byte_bundle
+from tokenizer_corpus import KINDS
+
+from edge.bundle import TOKENIZER, Bundle
+from edge.errors import BundleError
+from edge.runtime.text import bounds
+from edge.runtime.text.tokenizer import Text
+
+Spoil = Callable[..., Bundle]
+FAMILIES = (
+    *("gpt2", "smollm2", "llama3", "qwen2", "olmo2", "gpt-4o", "deepseek", "bloom", "falcon", "whisper", "llama2"),
+    *("mistral", "gemma", "phi3"),
+)
+SLOW = [r"[a-z]*[a-y]*\d", r"(?:a|b)*(?:a|[ab])*\d", r"(?:[a-z]+\s?)+[0-9]", r"[^0-9]*[^1]*[^2]*[0-3]"]
+
+
+@pytest.fixture
+def spoil(tmp_path: Path) -> Spoil:
+    """A bundle whose tokenizer has other parts."""
+
+    def make(**parts: Any) -> Bundle:
+        bundle = byte_bundle(tmp_path / str(len(list(tmp_path.iterdir()))), template=None)
+        path = bundle.path(TOKENIZER)
+        path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+        return bundle
+
+    return make
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def chain(parts: list[dict[str, Any]], name: str = "normalizers") -> dict[str, Any]:
+    return {"type": "Sequence", name: parts}
+
+
+def test_no_chain_of_parts_makes_more_of_a_text_than_there_is_room_for(spoil: Spoil) -> None:
+    draw = random.Random(51)
+    for _ in range(20):
+        parts: list[dict[str, Any]] = []
+        for _ in range(draw.randint(3, 9)):
+            size = draw.choice([300, 1000, 5000])
+            pattern = draw.choice([{"String": "a"}, {"String": ""}, {"Regex": "."}, {"Regex": ""}])
+            parts.append(draw.choice([replace(pattern, "a" * size), {"type": "Prepend", "prepend": "a" * size}]))
+        with pytest.raises(BundleError, match="may make more than 268,435,456 characters"):
+            Text(spoil(normalizer=chain(parts))).encode("a" * 40)
+        with pytest.raises(BundleError, match="may make more than 268,435,456 characters of 3 tokens"):
+            decoders = [part for part in parts if part["type"] == "Replace"] * 4
+            Text(spoil(decoder=chain(decoders, "decoders"))).decode([65, 66, 67])
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_an_expression_that_goes_back_for_ever_is_not_waited_for(
+    spoil: Spoil, pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "CALM_S", 0.3)
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    begun = time.monotonic()
+    with pytest.raises(BundleError, match="has not come to an end of 2,000 characters|cannot be read as a tokenizer"):
+        Text(spoil(pre_tokenizer=split)).encode("a" * 2000)
+    with pytest.raises(BundleError, match="has not come to an end of|cannot be read as a tokenizer"):
+        Text(spoil(normalizer=replace({"Regex": pattern}, ""))).encode("a" * 2000)
+    assert time.monotonic() - begun < 20
+
+
+def test_the_command_ends_though_the_expression_does_not(spoil: Spoil) -> None:
+    split = {"type": "Split", "pattern": {"Regex": SLOW[0]}, "behavior": "Isolated", "invert": False}
+    bundle = spoil(pre_tokenizer=split)
+    script = (
+        "import sys; from pathlib import Path; from edge.runtime.text import bounds, tokenizer\n"
+        "bounds.CALM_S = 0.3\n"
+        "try: tokenizer._Library(Path(sys.argv[1])).encode('a' * 2000)\n"
+        "except Exception as e: print(e)"
+    )
+    command = [sys.executable, "-c", script, str(bundle.path(TOKENIZER))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, env=dict(os.environ))
+    assert "has not come to an end" in ended.stdout, ended.stderr
+
+
+def test_tokens_of_a_book_s_length_are_refused(spoil: Spoil) -> None:
+    bundle = spoil()
+    content = json.loads(bundle.path(TOKENIZER).read_text())
+    last = max(content["model"]["vocab"].values(), default=0)
+    content["added_tokens"].append(
+        {"id": last + 50, "content": "x" * 100_000, "special": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    )
+    bundle.path(TOKENIZER).write_text(json.dumps(content))
+    with pytest.raises(BundleError, match="tokens of more than 65,536 characters"):
+        text = Text(bundle)
+        text.decode(text.encode("x" * 100_000))
+
+
+def test_a_tokenizer_larger_than_any_is_refused_unread(spoil: Spoil) -> None:
+    bundle = spoil()
+    with bundle.path(TOKENIZER).open("r+b") as file:
+        file.truncate(bounds.LARGEST + 1)  # a hole
+    with pytest.raises(BundleError, match="no tokenizer may have more than"):
+        Text(bundle)
+
+
+def test_known_families_are_known_and_unknown_expressions_give_the_same_ids(
+    spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FAMILIES:
+        parts = bounds.parts_of(KINDS[name]())
+        assert bounds.is_known(parts) and bounds.growth(parts[0]) < 100, name
+    bundle = spoil()
+    texts = ["Grüße, 日本語 and  two   spaces\n", "", "a" * 300, "\x00\x1b"]
+    usual = [Text(bundle).encode(text) for text in texts]
+    monkeypatch.setattr("edge.runtime.text.tokenizer.is_known", lambda parts: False)
+    guarded = Text(bundle)
+    assert [guarded.encode(text) for text in texts] == usual
+    assert [guarded.decode(ids) for ids in usual] == [Text(bundle).decode(ids) for ids in usual]
