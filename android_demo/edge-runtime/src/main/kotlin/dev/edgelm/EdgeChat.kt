@@ -7,11 +7,10 @@ import kotlinx.coroutines.CoroutineDispatcher
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.sync.Mutex
-import kotlinx.coroutines.sync.withLock
 
 /**
  * A conversation that keeps its keys and values, so that a turn costs its own tokens only. [EdgeModel.chat] makes one.
- * Turns are taken one after the other. Memory does not grow with turns: it is that of the context.
+ * It is used by one at a time: while an answer is under way, another turn is an InputException. Memory does not grow with turns: it is that of the context.
  */
 class EdgeChat internal constructor(
     private val model: EdgeModel,
@@ -40,10 +39,11 @@ class EdgeChat internal constructor(
      * Say something; the answer streams. What was said of it counts also when its collector is cancelled; a turn that
      * nothing was answered in is not kept, because models refuse an empty message.
      *
-     * @throws InputException (in the flow) the message is empty, or the conversation does not fit any more.
+     * @throws InputException (in the flow) the message is empty, the conversation does not fit any more, or another answer
+     *   of it is under way.
      */
     fun say(message: String, options: GenerateOptions = GenerateOptions()): Flow<Piece> =
-        streaming(dispatcher, ahead = Channel.RENDEZVOUS) { goOn -> turn.withLock {
+        streaming(dispatcher, ahead = Channel.RENDEZVOUS) { goOn -> alone {
             val asked = messages + Message("user", message)
             val text = model.rendered(asked, raw = false)
             val prompt = tokens(text)
@@ -81,8 +81,20 @@ class EdgeChat internal constructor(
             }
         } }
 
+    /** Do it while nobody else uses the conversation. */
+    private inline fun alone(action: () -> Unit) {
+        if (!turn.tryLock()) {
+            throw InputException("An answer of this conversation is under way; wait for its end, or cancel it and join it.")
+        }
+        try {
+            action()
+        } finally {
+            turn.unlock()
+        }
+    }
+
     /** Start over: forget every turn but the system message. */
-    suspend fun reset() = turn.withLock {
+    fun reset() = alone {
         messages = system
         cached = IntArray(0)
         said = IntArray(0)

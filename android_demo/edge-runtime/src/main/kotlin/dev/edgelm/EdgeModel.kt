@@ -140,6 +140,7 @@ class EdgeModel internal constructor(
     }
 
     internal fun checkRoom(ids: IntArray, advice: String) {
+        if (ids.isEmpty()) throw InputException("The prompt has no tokens; give the model something to answer.")
         if (ids.size > engine.context) {
             throw InputException(
                 "The prompt has ${ids.size} tokens and the context holds ${engine.context} (the bundle allows up to " +

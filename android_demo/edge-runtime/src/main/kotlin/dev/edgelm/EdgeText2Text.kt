@@ -127,6 +127,7 @@ class EdgeText2Text private constructor(
 
     private fun task(options: Text2TextOptions): Task {
         val prompt = framing.start(options.targetLanguage)
+        if (prompt.isEmpty()) throw BundleException("${manifest.name} says no token that its decoder begins with; export it again.")
         val wanted = options.maxTokens
             ?: defaults.maxLength?.let { maxOf(1, it - prompt.size) }
             ?: DEFAULT_TOKENS

@@ -13,8 +13,15 @@ const val GOLDEN = "golden.json"
 
 /** A bundle on disk whose manifest was read; [checkFiles] proves the rest. */
 class Bundle private constructor(val root: File, val manifest: Manifest) {
-    /** The path of a file of the bundle, by its name in the manifest. */
-    fun file(name: String): File = File(root, name)
+    /** The path of a file of the bundle, by its name in the manifest; BundleException where that does not list it. */
+    fun file(name: String): File {
+        if (name != MANIFEST && name !in listed) {
+            throw BundleException("$root/$MANIFEST does not list '${name.take(100)}' among its files, so it is not read.")
+        }
+        return File(root, name)
+    }
+
+    private val listed = manifest.files.mapTo(HashSet()) { it.path }
 
     /** Of the manifest, which holds the sha256 of every other file. */
     internal fun manifestSha256(): String = sha256(file(MANIFEST)) {}
@@ -60,32 +67,50 @@ class Bundle private constructor(val root: File, val manifest: Manifest) {
 
     companion object {
         private const val CHUNK = 1 shl 18
+        private const val MOST_MANIFEST = 4 shl 20 // bytes, far above any export's
+        private const val MOST_TOKENIZER = 256L shl 20
 
         /** Read a bundle's manifest and check it: its version, its fields, and that no path leaves the bundle. */
         fun open(root: File): Bundle {
             val file = File(root, MANIFEST)
             if (!root.exists()) throw BundleException("There is no bundle at $root.")
             if (!file.exists()) throw BundleException("$root is not a bundle: it has no $MANIFEST.")
-            val text = try {
-                file.readText()
-            } catch (e: IOException) {
-                throw BundleException("$file cannot be read: ${e.message}.", e)
-            }
-            val manifest = Manifest.parse(text, file.path)
+            val manifest = Manifest.parse(readJson(file, MOST_MANIFEST), file.path)
             val needed = listOf(WEIGHTS, TOKENIZER, GOLDEN) + manifest.graphs.map { it.path } + listOfNotNull(manifest.routers)
-            val listed = manifest.files.map { it.path }
-            (listed + needed).forEach { checkInside(root, it) }
+            val listed = manifest.files.mapTo(HashSet()) { it.path }
             needed.firstOrNull { it !in listed }?.let {
-                throw BundleException("$file does not list '$it' among its files; export the model again.")
+                throw BundleException("$file does not list '${it.take(100)}' among its files; export the model again.")
+            }
+            listed.forEach { checkInside(root, it) }
+            checkStated(root, manifest)
+            if (manifest.size(TOKENIZER) > MOST_TOKENIZER) {
+                throw BundleException("$root/$TOKENIZER has ${manifest.size(TOKENIZER)} bytes, which no tokenizer has.")
             }
             return Bundle(root, manifest)
+        }
+
+        /** Refuse a manifest that states more weights than their file has bytes. */
+        private fun checkStated(root: File, manifest: Manifest) {
+            val there = manifest.size(WEIGHTS)
+            val groups = manifest.groups + manifest.prefill?.groups.orEmpty()
+            if (groups.sumOf { it.bytes.toDouble() } > there || manifest.dims.vocabSize > there) {
+                throw BundleException(
+                    "$root/$WEIGHTS has $there bytes, too few for the weights and the vocabulary of " +
+                        "${manifest.dims.vocabSize} that $MANIFEST states; export the model again.",
+                )
+            }
         }
 
         private fun checkInside(root: File, name: String) {
             val plain = name.isNotEmpty() && !name.startsWith("/") && name.none { it in "\\:\u0000" } &&
                 ".." !in name.split("/")
-            if (!plain || !File(root, name).canonicalFile.startsWith(root.canonicalFile)) {
-                throw BundleException("$root/$MANIFEST names the file '$name', which leads out of the bundle; do not use it.")
+            val inside = try {
+                plain && File(root, name).canonicalFile.startsWith(root.canonicalFile)
+            } catch (_: IOException) { // links in a circle
+                false
+            }
+            if (!inside) {
+                throw BundleException("$root/$MANIFEST names the file '${name.take(100)}', which leads out of the bundle; do not use it.")
             }
         }
 

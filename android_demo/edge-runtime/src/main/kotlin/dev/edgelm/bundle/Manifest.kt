@@ -215,7 +215,7 @@ data class Manifest(
             BundleException("$where is damaged: ${e.message.orEmpty().lineSequence().first()} Copy the bundle again.", e)
 
         private fun checkSum(text: String, wanted: JsonPrimitive, where: String) {
-            val end = text.lastIndexOf("\"crc32\"")
+            val end = maxOf(text.lastIndexOf("\"crc32\""), 0)
             val sum = CRC32().apply { update(text.substring(0, end).replace("\r\n", "\n").toByteArray()) }
             if ("%08x".format(sum.value) != wanted.content) {
                 throw BundleException("$where was changed: its checksum differs; copy the bundle again.")
@@ -223,42 +223,8 @@ data class Manifest(
         }
     }
 
-    private fun encoderFault(): String? = when {
-        encoder == null || cross == null -> "encoder or cross is missing"
-        listOf(encoder.numLayers, encoder.hiddenSize, encoder.numHeads, encoder.maxLength).min() < 1 -> "encoder has a size below 1"
-        cross.layers.size != dims.numLayers -> "cross.layers has ${cross.layers.size} entries for ${dims.numLayers} layers"
-        encoder.input == "text" && text == null || encoder.input == "audio" && speech == null -> "its format is missing"
-        encoder.input !in setOf("text", "audio") -> "its encoder reads '${encoder.input}'"
-        graph("encoder") == null -> "it has no graph with the role 'encoder'"
-        speech != null && graph("frontend") == null -> "it has no graph with the role 'frontend'"
-        else -> null
-    }
-
-    private fun segmentsFault(): String? {
-        if (segments.isEmpty()) return null
-        val parts = segments.map { it.part }
-        val middle = parts.drop(1).dropLast(1)
-        val halves = middle.chunked(2).all { it == listOf("attention", "feed_forward") }
-        if (parts.first() != "start" || parts.last() != "end" || !halves && middle.any { it != "layers" }) {
-            return "its segments are ${parts.joinToString()}"
-        }
-        for (other in listOf("feed_forward", "attention")) {
-            val layers = segments.filter { it.part != other }.flatMap { it.layers }
-            if (layers != List(dims.numLayers) { it }) return "its segments have the layers ${layers.joinToString()}"
-        }
-        return null
-    }
-
     private fun check(where: String) {
-        val sizes = with(dims) { listOf(numLayers, hiddenSize, numHeads, numKvHeads, headDim, vocabSize, context) }
-        val fault = when {
-            kind != "decoder" && kind != "encoder-decoder" -> "its kind is '$kind'"
-            sizes.any { it < 1 } -> "it has a size below 1"
-            graph("decoder") == null -> "it has no graph with the role 'decoder'"
-            kv.layers.size != dims.numLayers -> "kv.layers has ${kv.layers.size} entries for ${dims.numLayers} layers"
-            kv.layers.any { it.heads < 1 || it.headDim < 1 } -> "a layer of kv has a size below 1"
-            else -> segmentsFault() ?: (if (kind == "encoder-decoder") encoderFault() else null) ?: return
-        }
+        val fault = ManifestChecks(this).fault() ?: return
         throw BundleException("$where cannot be used: $fault; export the model again.")
     }
 }

@@ -1,9 +1,11 @@
 package dev.edgelm.check
 
 import dev.edgelm.BundleException
+import dev.edgelm.EdgeException
 import dev.edgelm.bundle.Bundle
 import dev.edgelm.bundle.GOLDEN
 import dev.edgelm.bundle.Manifest
+import dev.edgelm.bundle.readJson
 import dev.edgelm.decode.likeliest
 import dev.edgelm.engine.BLOCKED
 import dev.edgelm.engine.Encoder
@@ -37,7 +39,45 @@ internal data class FormCase(val ids: List<Int>, val first: TopLogits, val last:
 internal data class GoldenForm(val role: String, val tolerance: Float, val cases: List<FormCase>)
 
 @Serializable
-internal data class Golden(val tolerance: Float, val cases: List<GoldenCase>, val forms: List<GoldenForm> = emptyList())
+internal data class Golden(val tolerance: Float, val cases: List<GoldenCase>, val forms: List<GoldenForm> = emptyList()) {
+    /** What no export records; null where all is well. */
+    fun fault(manifest: Manifest): String? {
+        val vocab = manifest.dims.vocabSize
+        val tokens = cases.sumOf { it.promptIds.size + it.greedyIds.size + it.sourceIds.size }
+        if (cases.isEmpty() || cases.size > MOST_CASES || tokens > MOST_TOKENS) return "it has ${cases.size} answers of $tokens tokens"
+        for ((i, case) in cases.withIndex()) {
+            val known = (case.promptIds + case.greedyIds + case.sourceIds).all { it in 0 until vocab }
+            val long = case.promptIds.size + case.greedyIds.size > manifest.context
+            val own = FormCase(case.greedyIds, case.first, case.last)
+            if (case.promptIds.isEmpty() || !known || long || !own.fits(case.greedyIds.size, vocab)) {
+                return "cases[$i] is no recorded answer of this model"
+            }
+        }
+        for (form in forms) {
+            val alike = form.cases.size == cases.size &&
+                form.cases.zip(cases).all { (of, case) -> of.fits(case.greedyIds.size, vocab) }
+            if (!alike) return "forms '${form.role.take(60)}' is no record of this model's answers"
+        }
+        for (tolerance in forms.map { it.tolerance } + tolerance) {
+            if (tolerance !in 0f..MOST_TOLERANCE) {
+                return "it tolerates that logits differ by $tolerance, and at most $MOST_TOLERANCE says anything of a model"
+            }
+        }
+        return null
+    }
+
+    private fun FormCase.fits(size: Int, vocab: Int) = ids.size == size && ids.isNotEmpty() && ids.all { it in 0 until vocab } &&
+        listOf(first, last).all { top ->
+            top.ids.size in 1..MOST_TOP && top.logits.size == top.ids.size && top.ids.all { it in 0 until vocab } &&
+                top.logits.all { it.isFinite() }
+        }
+}
+
+private const val MOST_BYTES = 16 shl 20 // of the file
+private const val MOST_TOLERANCE = 32f // exports wrote up to 2.9; one this much larger lets anything pass
+private const val MOST_CASES = 256
+private const val MOST_TOKENS = 1 shl 16 // of all cases together
+private const val MOST_TOP = 64
 
 /**
  * What a replay of a bundle's recorded answers found: [faults] are sentences; near-ties are tokens whose logits lie
@@ -52,11 +92,13 @@ class GoldenReport internal constructor(
  * docs/reference/bundle-format.md says: the recorded tokens are fed, whatever this machine's own choice is.
  */
 fun replayGolden(bundle: Bundle, role: String = Engine.DECODER, threads: Int? = null): GoldenReport {
+    val file = bundle.file(GOLDEN)
     val golden = try {
-        Manifest.json.decodeFromString(Golden.serializer(), bundle.file(GOLDEN).readText())
+        Manifest.json.decodeFromString(Golden.serializer(), readJson(file, MOST_BYTES))
     } catch (e: SerializationException) {
-        throw BundleException("${bundle.file(GOLDEN)} cannot be read: ${e.message}; copy the bundle again.", e)
+        throw BundleException("$file cannot be read: ${e.message.orEmpty().take(300)}; copy the bundle again.", e)
     }
+    golden.fault(bundle.manifest)?.let { throw BundleException("$file cannot be used: $it; export the model again.") }
     val own = golden.cases.map { FormCase(it.greedyIds, it.first, it.last) }
     val form = golden.forms.firstOrNull { it.role == role } ?: GoldenForm(role, golden.tolerance, own)
     val context = golden.cases.maxOf { it.promptIds.size + it.greedyIds.size }
@@ -133,7 +175,12 @@ private class Replay(private val engine: Engine, private val role: String, priva
         logits.get(row)
         logits.position(0)
         val place = "prompt $prompts, token ${step + 1}"
-        val own = likeliest(row)
+        val own = try {
+            likeliest(row)
+        } catch (e: EdgeException) {
+            faults += "$place: a logit is no number"
+            return
+        }
         val margin = row[own] - row[wanted.ids[step]]
         tokens++
         if (!(margin <= tolerance)) { // so that NaN is a fault

@@ -113,7 +113,11 @@ internal class BeamSearch(
 /** Turn logits into log probabilities in place. */
 internal fun logSoftmax(logits: FloatArray) {
     var most = Float.NEGATIVE_INFINITY
-    for (logit in logits) if (logit > most) most = logit
+    for (logit in logits) {
+        if (logit <= most) continue // which NaN is not
+        if (!(logit < Float.POSITIVE_INFINITY)) throw notNumbers()
+        most = logit
+    }
     var sum = 0.0
     for (i in logits.indices) {
         logits[i] -= most

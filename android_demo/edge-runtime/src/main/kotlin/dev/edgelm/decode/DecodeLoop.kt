@@ -64,8 +64,9 @@ internal class DecodeLoop(
         drafts?.draft?.tokens?.copyInto(tokens, 1, 0, drafted)
         val size = drafted + 1
         val begun = System.nanoTime()
-        val chosen = if (chooses) engine.choose(cache, tokens, 0, size, size) else null
-        val logits = if (chooses) null else engine.step(cache, tokens, 0, size, size)
+        val within = chooses && this.begun // an answer's first logits are looked at: they may be no numbers
+        val chosen = if (within) engine.choose(cache, tokens, 0, size, size) else null
+        val logits = if (within) null else engine.step(cache, tokens, 0, size, size)
         val seconds = (System.nanoTime() - begun) / 1e9
         cache.length = start
         var count = 0

@@ -1,5 +1,6 @@
 package dev.edgelm.decode
 
+import dev.edgelm.EdgeException
 import dev.edgelm.InputException
 import java.nio.FloatBuffer
 import kotlin.math.exp
@@ -80,6 +81,7 @@ internal class Sampler(
 
     private fun draw(): Int {
         var size = logits.size
+        val most = logits[likeliest(logits)]
         if (options.topK in 1 until size) {
             val least = largest(logits, size, options.topK)
             size = 0
@@ -87,8 +89,6 @@ internal class Sampler(
         } else {
             for (token in logits.indices) candidates[token] = token
         }
-        var most = Float.NEGATIVE_INFINITY
-        for (i in 0 until size) most = maxOf(most, logits[candidates[i]])
         // Unnormalised probabilities, the largest of which is 1.
         val temperature = maxOf(options.temperature.toFloat(), java.lang.Float.MIN_NORMAL)
         for (i in 0 until size) weights[i] = exp(((logits[candidates[i]] - most) / temperature).toDouble()).toFloat()
@@ -175,9 +175,18 @@ internal class Sampler(
     }
 }
 
-/** The largest of some values; the first of equals. */
+/** The largest of some values; the first of equals. EdgeException where one is no number, or the largest has no end. */
 internal fun likeliest(values: FloatArray): Int {
     var best = 0
-    for (i in 1 until values.size) if (values[i] > values[best]) best = i
+    var most = Float.NEGATIVE_INFINITY
+    for (i in values.indices) {
+        val value = values[i]
+        if (value <= most) continue // which NaN is not
+        if (!(value < Float.POSITIVE_INFINITY)) throw notNumbers()
+        best = i
+        most = value
+    }
     return best
 }
+
+internal fun notNumbers() = EdgeException("The model computes logits that are not numbers, so it cannot answer; export it again.")

@@ -48,6 +48,10 @@ internal class Encoder(private val bundle: Bundle, private val environment: OrtE
                     "example into sentences.",
             )
         }
+        val vocab = manifest.dims.vocabSize
+        ids.firstOrNull { it !in 0 until vocab }?.let {
+            throw InputException("The token $it is not one of the $vocab of ${manifest.name}; export it again.")
+        }
         val given = direct(8 * ids.size).asLongBuffer()
         for (i in ids.indices) given.put(i, ids[i].toLong())
         val tensor = OnnxTensor.createTensor(environment, given, longArrayOf(1, ids.size.toLong()))

@@ -173,6 +173,11 @@ internal class Engine(
         checkOpen()
         weights.check()
         if (cache !in caches) throw EdgeException("The conversation was closed.")
+        for (i in start until start + count) {
+            if (tokens[i] !in 0 until vocab) {
+                throw EdgeException("The token ${tokens[i]} is not one of the $vocab of ${bundle.manifest.name}; export it again.")
+            }
+        }
         val session = by() ?: return null
         require(count in 1..cache.room) { "a step of $count tokens on a cache with room for ${cache.room}" }
         // At the end of the bundle's context there is no position for one more.

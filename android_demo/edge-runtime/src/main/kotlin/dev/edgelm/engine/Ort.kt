@@ -76,7 +76,14 @@ internal object Ort {
                 options.setMemoryPatternOptimization(false)
                 options.addConfigEntry("session.dynamic_block_base", "4")
                 options.addConfigEntry("session.model_external_initializers_file_folder_path", bundle.root.absolutePath)
-                return environment.createSession(bundle.file(graph.path).absolutePath, options)
+                val session = environment.createSession(bundle.file(graph.path).absolutePath, options)
+                try {
+                    checkFits(bundle, session, role)
+                } catch (e: BundleException) {
+                    session.close()
+                    throw e
+                }
+                return session
             }
         } catch (e: OrtException) {
             throw BundleException("${bundle.file(graph.path)} cannot be loaded: ${e.message}", e)

@@ -4,6 +4,7 @@ import dev.edgelm.BundleException
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Bundle
 import dev.edgelm.bundle.Manifest
+import dev.edgelm.bundle.readSmall
 import java.io.IOException
 import kotlin.math.exp
 import kotlin.math.sqrt
@@ -85,7 +86,7 @@ internal class Routers private constructor(val units: List<Int>, val weights: Li
                 ?: throw InputException("${manifest.name} has no routers, which the policy first needs; edge tune trains them.")
             val file = bundle.file(name)
             val array = try {
-                Npy.read(file.readBytes())
+                Npy.read(readSmall(file, MOST_BYTES))
             } catch (e: IOException) {
                 throw BundleException("$file cannot be read as routers: ${e.message}", e)
             }
@@ -100,6 +101,8 @@ internal class Routers private constructor(val units: List<Int>, val weights: Li
             val routed = units.indices.filter { rows[it].last().isFinite() }
             return Routers(routed.map(units::get), routed.map(rows::get))
         }
+
+        private const val MOST_BYTES = 1 shl 26
 
         private fun List<Int>.shown() = joinToString(prefix = "(", postfix = ")")
     }

@@ -2,16 +2,14 @@ package dev.edgelm.speculate
 
 import dev.edgelm.BundleException
 import dev.edgelm.bundle.Bundle
-import java.io.IOException
-import java.io.RandomAccessFile
+import dev.edgelm.bundle.readSmall
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.LongBuffer
-import java.nio.channels.FileChannel
 
 /**
- * A bundle's table of what the model usually says after the last three, two or one tokens: a hash table in a file, mapped
- * into memory and read in place. docs/reference/bundle-format.md says what a slot holds.
+ * A bundle's table of what the model usually says after the last three, two or one tokens: a hash table in a file, used
+ * as it is. docs/reference/bundle-format.md says what a slot holds.
  *
  * @throws BundleException the file cannot be read, or is no such table.
  */
@@ -22,11 +20,7 @@ internal class Successors(bundle: Bundle) {
 
     init {
         val path = bundle.file(FILE)
-        val content: ByteBuffer = try {
-            RandomAccessFile(path, "r").use { it.channel.map(FileChannel.MapMode.READ_ONLY, 0, it.length()) }
-        } catch (e: IOException) {
-            throw BundleException("$path cannot be read: ${e.message}.", e)
-        }
+        val content = ByteBuffer.wrap(readSmall(path, HEAD + (SLOT shl MOST_BITS).toInt()))
         content.order(ByteOrder.LITTLE_ENDIAN)
         val size = content.limit()
         val bits = if (size < HEAD) 0 else content.getInt(0)
@@ -75,7 +69,7 @@ internal class Successors(bundle: Bundle) {
         const val NONE = -1 // instead of a missing token
         private const val HEAD = 8 // bytes: the logarithm of the number of slots, and the number of levels
         private const val SLOT = 8L // bytes
-        private const val MOST_BITS = 27 // of a file that can be mapped as one buffer
+        private const val MOST_BITS = 24 // 128 MiB: exports write a thousandth of that
         private const val LEVELS = 12
         private const val MULTIPLIER = -0x61C8864680B583EBL // 2^64 over the golden ratio (Knuth, TAOCP 3, 6.4)
 

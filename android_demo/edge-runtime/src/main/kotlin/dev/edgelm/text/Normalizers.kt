@@ -8,7 +8,17 @@ internal interface Normalizer {
 }
 
 internal class NormalizerSequence(private val parts: List<Normalizer>) : Normalizer {
-    override fun normalize(span: Span): Span = parts.fold(span) { each, part -> part.normalize(each) }
+    override fun normalize(span: Span): Span = parts.fold(span) { each, part -> part.normalize(each).also { check(span, it) } }
+
+    /** Refuse what grows without end. */
+    private fun check(span: Span, made: Span) {
+        if (made.text.length > MOST && made.text.length / GROWTH > span.text.length) throw tooLong()
+    }
+
+    private companion object {
+        const val MOST = 1 shl 22 // characters
+        const val GROWTH = 64
+    }
 }
 
 /** NFC, NFD, NFKC or NFKD. */

@@ -6,23 +6,29 @@ internal enum class Greed { GREEDY, LAZY, POSSESSIVE }
 internal sealed class Tree {
     abstract val canBeEmpty: Boolean
 
+    /** How many steps it is compiled to, about: known before any is made. */
+    abstract val steps: Long
+
     abstract fun compile(next: Node): Node
 }
 
 internal class Chars(val set: CharSet) : Tree() {
     override val canBeEmpty get() = false
+    override val steps get() = 1L
 
     override fun compile(next: Node): Node = One(set, next)
 }
 
 internal class Chain(private val parts: List<Tree>) : Tree() {
     override val canBeEmpty get() = parts.all { it.canBeEmpty }
+    override val steps = parts.sumOf { it.steps }
 
     override fun compile(next: Node): Node = parts.foldRight(next) { part, after -> part.compile(after) }
 }
 
 internal class Choice(private val parts: List<Tree>) : Tree() {
     override val canBeEmpty get() = parts.any { it.canBeEmpty }
+    override val steps = 1 + parts.sumOf { it.steps }
 
     override fun compile(next: Node): Node = Either(Array(parts.size) { parts[it].compile(next) })
 }
@@ -30,6 +36,10 @@ internal class Choice(private val parts: List<Tree>) : Tree() {
 internal class Repeat(private val part: Tree, private val min: Int, private val max: Int, private val greed: Greed) :
     Tree() {
     override val canBeEmpty get() = min == 0 || part.canBeEmpty
+
+    // Numbers in patterns are short, and what is large already need not be exact.
+    override val steps = if (part is Chars) 1L else
+        minOf(1 + part.steps, Int.MAX_VALUE.toLong()) * (1L + if (max == ENDLESS) min else max)
 
     override fun compile(next: Node): Node = when {
         part is Chars -> Many(part.set, min, max, greed, next)
@@ -62,18 +72,21 @@ internal class Repeat(private val part: Tree, private val min: Int, private val 
 
 internal class AtomicGroup(private val part: Tree) : Tree() {
     override val canBeEmpty get() = part.canBeEmpty
+    override val steps get() = 1 + part.steps
 
     override fun compile(next: Node): Node = Atomic(part.compile(End), next)
 }
 
 internal class LookAhead(private val part: Tree, private val wanted: Boolean) : Tree() {
     override val canBeEmpty get() = true
+    override val steps get() = 1 + part.steps
 
     override fun compile(next: Node): Node = Ahead(part.compile(End), wanted, next)
 }
 
 internal class Anchor(private val edge: Char) : Tree() {
     override val canBeEmpty get() = true
+    override val steps get() = 1L
 
     override fun compile(next: Node): Node = Edge(edge, next)
 }

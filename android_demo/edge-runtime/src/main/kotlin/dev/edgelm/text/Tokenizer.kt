@@ -25,7 +25,7 @@ class Tokenizer internal constructor(
     val special: Set<Int> get() = added.special
 
     /** Token ids of a text, in which special tokens are recognised; InputException where it is not valid Unicode. */
-    fun encode(text: String): IntArray {
+    fun encode(text: String): IntArray = bounded {
         if (!Utf8.isValid(text)) throw InputException("The text is not valid Unicode.")
         val ids = Ids()
         for (span in added.split(text)) {
@@ -39,13 +39,24 @@ class Tokenizer internal constructor(
                 for (word in words.spans) ids.addAll(model.encode(word.text))
             }
         }
-        return ids.toArray()
+        ids.toArray()
     }
 
     /** The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD. */
-    fun decode(ids: IntArray): String {
+    fun decode(ids: IntArray): String = bounded {
         val texts = ids.map { token(it) }.filter { it != null && !added.isSpecial(it) }.filterNotNull()
-        return decoder?.decode(texts)?.joinToString("") ?: texts.joinToString(" ")
+        decoder?.decode(texts)?.joinToString("") ?: texts.joinToString(" ")
+    }
+
+    /** What [action] makes, or a sentence where a tokenizer's patterns and texts take too much for it. */
+    private inline fun <T> bounded(action: () -> T): T = try {
+        action()
+    } catch (e: StackOverflowError) {
+        throw BundleException("The bundle's tokenizer nests too deeply in this text; give it a shorter one.", e)
+    } catch (e: OutOfMemoryError) {
+        throw BundleException("The bundle's tokenizer takes more memory for this text than there is; give it a shorter one.", e)
+    } catch (e: BundleException) {
+        throw BundleException("The bundle's tokenizer cannot be used: ${e.message}; export the model again.", e)
     }
 
     /** A token as the vocabulary writes it; null where there is none. */
@@ -60,6 +71,8 @@ class Tokenizer internal constructor(
         } catch (e: IllegalArgumentException) { // of the JSON library
             throw damaged(file, e)
         } catch (e: StackOverflowError) { // parts within parts without end
+            throw damaged(file, e)
+        } catch (e: OutOfMemoryError) {
             throw damaged(file, e)
         } catch (e: BundleException) {
             throw damaged(file, e)
