@@ -99,6 +99,7 @@ class HostileAnswerTest {
                     val pieces = ArrayList<Piece>()
                     chat.say("Hello", GenerateOptions(6)).collect { piece ->
                         pieces += piece
+                        if (piece.finish != null) return@collect // it has ended
                         told<InputException>("under way") { runBlocking { chat.say("Again", GenerateOptions(6)).toList() } }
                         told<InputException>("under way") { chat.reset() }
                         refused++

@@ -183,7 +183,7 @@ internal class ManifestChecks(private val manifest: Manifest) {
         }
         val seen = hashSetOf(MANIFEST)
         for (file in manifest.files) {
-            val parts = file.path.split('/')
+            val parts = file.path.removePrefix("/").split('/') // what leads out of the bundle is told of elsewhere
             if (parts.any { it.isEmpty() || it == "." } || file.path.toByteArray().size > LONGEST_PATH) {
                 yield("files has the path '${shown(file.path)}', which has a plainer form or is too long")
             }
