@@ -36,8 +36,9 @@ def test_the_kotlin_runtime_answers_as_python_does(maven: str, corpus: Path) -> 
     assert passed["TranscriberTest"] >= 9
     assert passed["WeightsFileTest"] >= 4
     assert passed["BadInputTest"] >= 3
-    assert passed["WeightsFileTest"] >= 3
-    assert passed["BadInputTest"] >= 3
+    assert passed["HostileBundleTest"] >= 6
+    assert passed["HostileTokenizerTest"] >= 5
+    assert passed["HostileAnswerTest"] >= 6
     assert passed["ChatFormatTest"] >= 1
     assert sum(count for name, count in passed.items() if "Tokenizer" in name) >= 5
     assert passed["ProfilingTest"] >= 5
