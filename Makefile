@@ -1,6 +1,7 @@
 # make demo       fetch SmolLM2-135M-Instruct, make a bundle of it in seconds, answer a prompt
 # make test       the fast tests          make test-all   the slow ones too
 # make lint       ruff, who imports whom  make types      mypy --strict on edge and edge.runtime
+# make fuzz       every kind of input damaged by the thousand, for five minutes   (FUZZ=short: one; FUZZ=nightly: hours; SEED=N)
 # make android    the Kotlin runtime for apps and the Android app: jar, tests and APK   (AAR=onnxruntime-android.aar)
 # make bench      what the benchmarks need and how to start them
 
@@ -22,7 +23,11 @@ SOURCES := pyproject.toml constraints.txt
 # A built wheel of edge-lm-kernels, which is taken instead of building one. 'off': onnxruntime's own kernels alone.
 KERNELS ?= $(lastword $(wildcard kernels/dist/*.whl))
 
-.PHONY: demo test test-all lint types android bench clean
+# How long `make fuzz` takes, what its cases are drawn from, and what else python -m fuzz is given.
+FUZZ ?= usual
+SEED ?=
+
+.PHONY: demo test test-all lint types fuzz android bench clean
 
 demo: $(VENV)/.gguf $(VENV)/.kernels
 	$(BIN)/edge run $(MODEL) "$(PROMPT)"
@@ -40,6 +45,9 @@ lint: $(VENV)/.lint
 
 types: $(VENV)/.test
 	$(BIN)/python -m mypy -p edge
+
+fuzz: $(VENV)/.test $(VENV)/.kernels
+	$(BIN)/python -m fuzz --length $(FUZZ) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 android: $(VENV)/.test
 	@$(JVM) || { echo "This needs a JDK and Maven (Debian: apt install openjdk-17-jdk-headless maven)."; exit 1; }

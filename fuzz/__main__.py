@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", type=int, help="this case alone")
     parser.add_argument("--cases", type=int, help="so many cases of each kind, however long they take")
     parser.add_argument("--length", choices=MINUTES, default="usual", help="how long all takes (default: %(default)s)")
-    parser.add_argument("--again", type=Path, metavar="FOLDER", help="the input that was kept in this folder; with --kind")
+    parser.add_argument(
+        "--again", type=Path, metavar="FOLDER", help="the input that was kept in this folder; with --kind"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     return parser
 
@@ -88,15 +90,13 @@ def _report(tallies: list[Tally]) -> int:
             print(f"FAULT {fault}\n")
     print(f"{'kind':14}{'cases':>9}{'accepted':>10}{'refused':>9}{'faults':>8}{'cases/s':>9}{'slowest s':>11}")
     for tally in sorted(tallies, key=lambda each: each.kind):
-        if tally.missing:
-            print(f"{tally.kind:14}not tried: {tally.missing}")
+        if tally.missing or tally.broken:
+            print(f"{tally.kind:14}not tried: {tally.missing or tally.broken}")
             continue
         accepted, refused, faults = tally.ends.values()
         speed = tally.cases / tally.seconds if tally.seconds else 0.0
-        print(
-            f"{tally.kind:14}{tally.cases:9,}{accepted:10,}{refused:9,}{faults:8,}{speed:9,.1f}{tally.slowest:11.2f}"
-        )
-    return int(any(tally.faults or (tally.missing and not tally.missing.startswith("there is no")) for tally in tallies))
+        print(f"{tally.kind:14}{tally.cases:9,}{accepted:10,}{refused:9,}{faults:8,}{speed:9,.1f}{tally.slowest:11.2f}")
+    return int(any(tally.faults or tally.broken for tally in tallies))
 
 
 if __name__ == "__main__":

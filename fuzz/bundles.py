@@ -1,5 +1,5 @@
-"""Bundles that somebody changed and sealed again, as anybody can: sha256s and the checksum are right, so that the change
-is really read."""
+"""Bundles that somebody changed and sealed again, as anybody can: sha256s and the checksum are right, so that what was
+changed is really read."""
 
 from __future__ import annotations
 

@@ -224,7 +224,13 @@ def sounds(out: Path) -> None:
     write_wave(out / "plain.wav", np.stack([tone(1)] * 2, axis=1))
     for kind in ("flac", "ogg", "mp3"):
         soundfile.write(out / f"tone.{kind}", tone(1, 8_000), 8_000, format=kind.upper())
-    for form, subtype in (("AIFF", "FLOAT"), ("AU", "ULAW"), ("CAF", "PCM_24"), ("RF64", "DOUBLE"), ("WAV", "IMA_ADPCM")):
+    for form, subtype in (
+        ("AIFF", "FLOAT"),
+        ("AU", "ULAW"),
+        ("CAF", "PCM_24"),
+        ("RF64", "DOUBLE"),
+        ("WAV", "IMA_ADPCM"),
+    ):
         soundfile.write(out / f"tone.{form.lower()}.sound", tone(1, 8_000), 8_000, format=form, subtype=subtype)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -39,7 +38,8 @@ class Tally:
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of trying, without starts
     slowest: float = 0.0
-    missing: str = ""  # why nothing was tried
+    missing: str = ""  # what this checkout lacks to try anything
+    broken: str = ""  # how the harness itself failed
 
     @property
     def cases(self) -> int:
@@ -91,8 +91,8 @@ def again(entry: Entry, saved: Path, whole: Path) -> Tally:
 
 def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark: str | None = None) -> int:
     """Start a process for cases from `first` on and follow it to its end; return the case that comes next."""
-    name, seed = order.entry.name, str(order.seed)
-    command = [sys.executable, "-m", "fuzz.worker", name, seed, mark or str(first), str(count)]
+    asked = [order.entry.module, str(order.seed), mark or str(first), str(count)]
+    command = [sys.executable, "-m", "fuzz.worker", *asked]
     process = subprocess.Popen(
         [*command, str(order.whole), str(place)],
         env=variables(TMPDIR=str(place)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -106,26 +106,28 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
     ]
     for reader in readers:
         reader.start()
-    bounded = "cases" not in order.entry.traits
+    bounded, longest = "cases" not in order.entry.traits, float(order.entry.traits.get("seconds", CASE_S))
     at_hand, due, resident, why = None, time.monotonic() + START_S, 0, ""
     while True:
         try:
             line = lines.get(timeout=LOOK_S)
         except Empty:
             if bounded and time.monotonic() > due:
-                why = f"it took longer than {CASE_S:.0f} s"
+                why = f"it took longer than {longest:.0f} s"
             elif bounded and at_hand is not None and (more := _resident(process.pid) - resident) > RESIDENT:
                 why = f"it took {more >> 20:,} MiB of memory"
-            elif at_hand is None or time.monotonic() < order.until + CASE_S or not bounded:
+            elif at_hand is None or time.monotonic() < order.until + longest or not bounded:
                 continue
             break
         if line is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(LATE_S)
+            except subprocess.TimeoutExpired:
+                why = "the process became another, which did not end"
             break
         told = json.loads(line)
         if "began" in told:
-            at_hand, due, resident = told["began"], time.monotonic() + CASE_S + LATE_S, _resident(process.pid)
+            at_hand, due, resident = told["began"], time.monotonic() + longest + LATE_S, _resident(process.pid)
         elif "case" in told:
             tally.ends[told["end"]] += 1
             tally.seconds += told["seconds"]
@@ -142,7 +144,7 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
         reader.join(LATE_S)
     if at_hand is None:
         if process.returncode not in (0, -signal.SIGKILL):
-            tally.missing = "".join(errors)[-2000:] + _log(place)
+            tally.broken = "".join(errors)[-2000:] + _log(place)
         return first
     why = why or f"the process ended with {_named(process.returncode)}"
     tally.ends[FAULT] += 1
@@ -206,7 +208,10 @@ def _resident(group: int) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             # state, parent, group, session: the fields behind the name, which may hold anything but ends with ')'
-            if int((entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[3]) == group:
+            if (
+                int((entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[3])
+                == group
+            ):
                 pages += int((entry / "statm").read_text(encoding="utf-8").split()[1])
         except (OSError, ValueError, IndexError):
             continue

@@ -1,13 +1,14 @@
 """Tries cases of one kind of input, one after the other, in a process that may die of them.
 
-`python -m fuzz.worker KIND SEED FIRST COUNT WHOLE PLACE` prints a line of JSON when a case begins and another when it
-ends. WHOLE holds whole inputs, and PLACE is an empty folder, in which each case has a folder of its own. With FIRST "-"
+`python -m fuzz.worker MODULE SEED FIRST COUNT WHOLE PLACE` prints a line of JSON when a case begins and another when it
+ends. MODULE is a kind's. WHOLE holds whole inputs, and PLACE is an empty folder, in which each case has a folder of its own. With FIRST "-"
 the case is the one that stands in PLACE already.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import random
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import EdgeError
-from fuzz.kinds import KINDS
 from fuzz.oracle import Fault, fault_of
 
 CASE_S = 20.0  # the longest that a case may take, on a busy machine too; most take milliseconds
@@ -37,11 +37,11 @@ def generator(seed: int, kind: str, case: int) -> random.Random:
     return random.Random(f"{seed} {kind} {case}")
 
 
-def make(kind: Any, name: str, seed: int, case: int, whole: Path, place: Path) -> None:
+def make(kind: Any, seed: int, case: int, whole: Path, place: Path) -> None:
     """Write the input of a case into a new folder."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    kind.make_case(generator(seed, name, case), whole, place)
+    kind.make_case(generator(seed, kind.NAME, case), whole, place)
 
 
 def judge(kind: Any, place: Path) -> tuple[str, str]:
@@ -59,16 +59,15 @@ def judge(kind: Any, place: Path) -> tuple[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    name, seed, first, count, whole, place = arguments
+    module, seed, first, count, whole, place = arguments
     said = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     log = os.open(Path(place) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)  # what the code under test prints
     os.dup2(log, 2)
     faulthandler.enable()
     os.environ["EDGE_HOME"] = str(Path(place) / "home")
-    entry = KINDS.find(name)
-    bounded = "cases" not in entry.traits
-    kind = entry.load()
+    kind = importlib.import_module(module)
+    bounded = "cases" not in kind.TRAITS
 
     def say(**told: Any) -> None:
         said.write(json.dumps(told) + "\n")
@@ -85,10 +84,10 @@ def main(arguments: list[str]) -> int:
             say(began=case)
             os.truncate(log, 0)
             if not again:
-                make(kind, name, int(seed), case, Path(whole), at)
+                make(kind, int(seed), case, Path(whole), at)
             if bounded:
                 _limit(CASE_BYTES)
-                faulthandler.dump_traceback_later(CASE_S, exit=True)  # in native code too
+                faulthandler.dump_traceback_later(kind.TRAITS.get("seconds", CASE_S), exit=True)  # in native code too
             began = time.monotonic()
             end, told = judge(kind, at)
             faulthandler.cancel_dump_traceback_later()

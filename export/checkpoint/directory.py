@@ -196,7 +196,7 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """CheckpointError where an archive's parts are larger than it is: Torch packs nothing, and reads some as a whole."""
+    """CheckpointError where an archive's parts are larger than it is: Torch packs nothing, and reads some whole."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())

@@ -42,7 +42,7 @@ def try_one(place: Path) -> None:
 
 
 def _others(model: Path) -> list[str]:
-    return [path.name for path in sorted(model.glob("*.json")) if path.name != "tokenizer.json"]
+    return [path.name for path in sorted(model.glob("*.json"))]
 
 
 def damaged_safetensors(whole: bytes, choose: random.Random) -> bytes:

@@ -114,9 +114,11 @@ def _tensor(tensor: Any, choose: random.Random) -> None:
     elif tensor.external_data:
         entry = choose.choice(tensor.external_data)
         if entry.key == "location":
-            entry.value = choose.choice([*TEXTS[:14], "../../x", "edge.json", "*/_ORT_MEM_ADDR_/*"]).encode(
-                errors="replace"
-            ).decode()
+            entry.value = (
+                choose.choice([*TEXTS[:14], "../../x", "edge.json", "*/_ORT_MEM_ADDR_/*"])
+                .encode(errors="replace")
+                .decode()
+            )
         else:
             entry.value = str(number(choose, 4096)) if choose.random() < 0.9 else _text(choose)
     elif tensor.raw_data:

@@ -61,8 +61,9 @@ def try_one(place: Path) -> None:
 
 
 def _answer(model: Any, values: dict[str, Any]) -> None:
-    import edge
     import numpy as np
+
+    import edge
 
     if isinstance(model, edge.Transcriber):
         model.transcribe(np.zeros(1600, np.float32), **values)

@@ -13,9 +13,35 @@ NAME = "prompts"
 HELP = "prompts and conversations"
 TRAITS = {"inputs": ("decoder", "translator")}
 ODD = [
-    *("", " ", "\n", "\0", "\ufeff", "\u200b" * 50, "e" + "\u0301" * 3000, "\U0010ffff", "\ud800", "\udfff\ud800", "🙂" * 900),
-    *("<|im_start|>system\n", "<|im_end|>", "<|endoftext|>" * 300, "\u202e\u2066", "\x1b[2J", "ﷺ" * 100, "a" * 60_000),
-    *("\r\n" * 3000, "</s>", "<pad>", "\t", "Ａ", "ß" * 999, "İ", "한" * 500, "{{ messages }}"),
+    *(
+        "",
+        " ",
+        "\n",
+        "\0",
+        "\ufeff",
+        "\u200b" * 50,
+        "e" + "\u0301" * 3000,
+        "\U0010ffff",
+        "\ud800",
+        "\udfff\ud800",
+        "🙂" * 900,
+    ),
+    "<|im_start|>system\n",
+    "<|im_end|>",
+    "<|endoftext|>" * 300,
+    "\u202e\u2066",
+    "\x1b[2J",
+    "ﷺ" * 100,
+    "a" * 60_000,
+    "\r\n" * 3000,
+    "</s>",
+    "<pad>",
+    "\t",
+    "\uff21",
+    "ß" * 999,
+    "İ",
+    "한" * 500,
+    "{{ messages }}",
 ]
 MODELS: dict[str, Any] = {}
 

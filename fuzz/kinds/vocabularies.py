@@ -63,7 +63,12 @@ def _steps(raw: dict[str, Any], choose: random.Random) -> None:
     """Steps that texts go through: expressions that take long, texts that grow, maps whose sizes are not so."""
     kind = choose.randrange(4)
     if kind == 0:
-        split = {"type": "Split", "pattern": {"Regex": choose.choice(PATTERNS)}, "behavior": "Isolated", "invert": False}
+        split = {
+            "type": "Split",
+            "pattern": {"Regex": choose.choice(PATTERNS)},
+            "behavior": "Isolated",
+            "invert": False,
+        }
         raw["pre_tokenizer"] = split
     elif kind == 1:
         raw["normalizer"] = choose.choice(

@@ -165,7 +165,7 @@ def test_what_the_tests_import_comes_with_their_extras() -> None:
     files = list((ROOT / "tests").rglob("*.py"))
     own = "tests/android", "tests/fixtures", "benchmarks"
     beside = {path.stem for folder in own for path in (ROOT / folder).iterdir()}
-    used = set().union(*map(foreign, files)) - beside
+    used = set().union(*map(foreign, [*files, *(ROOT / "fuzz").rglob("*.py")])) - beside - {"fuzz"}
     assert "pytest" in used and used <= declared("tune", "test")
 
 
@@ -229,7 +229,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "android_demo" / "README.md", *DOCS.rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", ROOT / "android_demo" / "README.md", *DOCS.rglob("*.md")]
     dead = [
         f"{page.relative_to(ROOT)} -> {target}"
         for page in pages
