@@ -19,7 +19,7 @@ from edge.export.graph.families import find_family
 from edge.export.quantize import read_calibration
 from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
-from edge.export.speech_format import speech
+from edge.export.speech_format import check_window, speech
 from edge.export.text_format import generation, left_out, text_format
 from edge.export.tokenizer import compact
 from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
@@ -162,6 +162,7 @@ class _Inputs:
         self._checkpoint, self._context, self._config = checkpoint, context, checkpoint.config
         self.examples: list[Input]
         if "num_mel_bins" in checkpoint.config:
+            check_window(checkpoint)
             self.speech = speech(checkpoint)
             spoken = self.speech
             chosen = [*list(spoken.languages.values())[:1], *([spoken.tasks["transcribe"]] if spoken.languages else [])]

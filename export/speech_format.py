@@ -12,6 +12,7 @@ from edge.manifest import Speech
 
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 30 * SAMPLE_RATE
+FRAMES = 1500  # that the encoder makes of a window
 ENGLISH_ALONE = 51_864  # tokens of OpenAI's English models; multilingual ones have more, the smallest 51,865
 
 
@@ -58,6 +59,15 @@ def speech(checkpoint: Checkpoint) -> Speech:
         begin_suppress=list(given.get("begin_suppress_tokens") or []),
         max_initial_timestamp_index=given.get("max_initial_timestamp_index", 50),
     )
+
+
+def check_window(checkpoint: Checkpoint) -> None:
+    """ExportError where the encoder hears windows of another length than every Whisper's, which the frontend makes."""
+    if (frames := checkpoint.config["max_source_positions"]) != FRAMES:
+        raise ExportError(
+            f"{checkpoint.name} hears windows of {frames} frames, and every Whisper that can be exported hears "
+            f"{FRAMES}: 30 seconds."
+        )
 
 
 def _languages(tokenizer: Tokenizer, start: int | None, translate: int | None) -> dict[str, int]:

@@ -90,12 +90,15 @@ def again(entry: Entry, saved: Path, whole: Path) -> Tally:
 
 
 def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark: str | None = None) -> int:
-    """Start a process for cases from `first` on and follow it to its end; return the case that comes next."""
+    """Start a process for cases from `first` on and follow it to its end; return the case that comes next.
+
+    Its standard input closes when this process ends, and that ends it too.
+    """
     asked = [order.entry.module, str(order.seed), mark or str(first), str(count)]
     command = [sys.executable, "-m", "fuzz.worker", *asked]
     process = subprocess.Popen(
         [*command, str(order.whole), str(place)],
-        env=variables(TMPDIR=str(place)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=variables(TMPDIR=str(place)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=place, start_new_session=True, text=True,
     )  # fmt: skip
     lines: Queue[str | None] = Queue()

@@ -1,8 +1,8 @@
 """Tries cases of one kind of input, one after the other, in a process that may die of them.
 
 `python -m fuzz.worker MODULE SEED FIRST COUNT WHOLE PLACE` prints a line of JSON when a case begins and another when it
-ends. MODULE is a kind's. WHOLE holds whole inputs, and PLACE is an empty folder, in which each case has a folder of its own. With FIRST "-"
-the case is the one that stands in PLACE already.
+ends. MODULE is a kind's, WHOLE holds whole inputs, and PLACE is an empty folder, in which each case has one of its own.
+With FIRST "-" the case is the one that stands in PLACE already.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -60,6 +61,8 @@ def judge(kind: Any, place: Path) -> tuple[str, str]:
 
 def main(arguments: list[str]) -> int:
     module, seed, first, count, whole, place = arguments
+    _end_with_parent(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     said = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     log = os.open(Path(place) / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)  # what the code under test prints
@@ -98,6 +101,16 @@ def main(arguments: list[str]) -> int:
             if _private() > start + LEAK_BYTES:
                 break
     return 0
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """End this process when nobody is there any more who watches it."""
+
+    def watch() -> None:
+        os.read(lifeline, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _private() -> int:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import model_config
 from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite, mapped
+from edge.export.checkpoint.generation_settings import check_settings
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.runtime.mapped_file import MappedFile
 
@@ -68,6 +69,8 @@ class DirectoryCheckpoint(FolderCheckpoint):
         self.generation: dict[str, Any] = (
             read_json(generation) if generation.is_file() else model_config.generation_settings(raw)
         )
+        check_settings(self.generation, str(generation))
+        check_settings(self.config, str(path))
         self._names = list(found)
         self._made: dict[str, model_config.Made] = {}
         model = model_config.skeleton(self.config, str(path))

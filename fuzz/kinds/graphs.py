@@ -110,7 +110,7 @@ def _tensor(tensor: Any, choose: random.Random) -> None:
     elif kind < 0.55:
         tensor.data_type = choose.choice([*range(24), 1 << 20])
     elif kind < 0.6:
-        tensor.data_location = choose.randrange(3)
+        tensor.data_location = choose.randrange(2)
     elif tensor.external_data:
         entry = choose.choice(tensor.external_data)
         if entry.key == "location":

@@ -114,7 +114,8 @@ def _arguments(choose: random.Random) -> list[str]:
             arguments.append(choose.choice([str(number(choose, 1)), "0.5", "nan", "inf", "auto", "off", "3", *TEXTS]))
     if name == "run":
         arguments += ["--max-tokens", "2", choose.choice(["Hello", *TEXTS])]
-    return [text.replace("\0", "\ufffd") for text in arguments]  # which no system hands to a process
+    # No system hands a null character to a process, and what is echoed is as long as it was.
+    return [text.replace("\0", "\ufffd")[:400] for text in arguments]
 
 
 def _options(name: str) -> list[str]:

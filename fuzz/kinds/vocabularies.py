@@ -12,7 +12,7 @@ from typing import Any
 
 from edge.bundle import Bundle, open_bundle
 from edge.manifest import TextFormat
-from fuzz.bundles import linked, write
+from fuzz.bundles import linked, seal, write
 from fuzz.damage import NUMBERS, damage_value, damaged_bytes, damaged_json, damaged_text, dumped
 
 NAME = "tokenizers"
@@ -44,6 +44,7 @@ def make_case(choose: random.Random, whole: Path, place: Path) -> None:
         raw = json.loads(text)
         _steps(raw, choose)
         write(bundle / "tokenizer.json", dumped(raw))
+    seal(bundle)
     (place / name).touch()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from edge.registry import Entry
 from fuzz import run as harness
 from fuzz.__main__ import main
 from fuzz.damage import damaged_bytes, damaged_json
+from fuzz.inputs import variables
 from fuzz.kinds import KINDS
 from fuzz.oracle import Fault, Refused, command, fault_of
 from fuzz.run import Order, Tally, again, run
@@ -127,6 +132,34 @@ def test_every_kind_says_what_it_is_and_what_it_begins_with() -> None:
         assert entry.help and set(entry.traits["inputs"]) <= set(MAKERS)
     assert {"manifests", "graphs", "packed", "gguf", "safetensors", "ctranslate2", "tokenizers", "audio", "prompts",
             "options", "kernels"} <= set(KINDS)  # fmt: skip
+
+
+def test_a_worker_ends_with_whoever_watches_it(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, threading, time; from pathlib import Path; from fuzz.run import Order, run\n"
+        "from edge.registry import Entry\n"
+        f"entry = Entry('planted', {PLANTED.module!r}, '', {{'inputs': (), 'seconds': 60}})\n"
+        "place = Path(sys.argv[1])\n"
+        f"order = Order(entry, 7, place, place / 'kept', first={WAYS.index('sleep')}, count=1)\n"
+        "threading.Thread(target=run, args=(order,), daemon=True).start()\n"
+        "while not list(place.glob('try-*/case-*/way')): time.sleep(0.05)\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], env=variables(), check=True, timeout=60)
+    until = time.monotonic() + 10
+    while alive(str(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not alive(str(tmp_path))
+
+
+def alive(argument: str) -> list[str]:
+    """The processes that were given a folder below `argument`."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = file.read_bytes().split(b"\0")
+            found += [file.parent.name for word in words if word.startswith(f"{argument}/try-".encode())]
+    return found
 
 
 def test_a_run_prints_its_seed_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,42 @@
+"""What a checkpoint says about generating: the settings that a bundle takes over have the types that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge.errors import CheckpointError
+from edge.typed_json import typed
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Those of transformers' names that are read here."""
+
+    decoder_start_token_id: int | None = None
+    bos_token_id: int | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    min_length: int | None = None
+    min_new_tokens: int | None = None
+    num_beams: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    no_repeat_ngram_size: int | None = None
+    repetition_penalty: float | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: list[int] | int | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    is_multilingual: bool | None = None
+    lang_to_id: dict[str, int] | None = None
+    max_initial_timestamp_index: int | None = None
+
+
+def check_settings(raw: Mapping[str, Any], where: str) -> None:
+    """CheckpointError where a setting that shapes what is generated is of another type than transformers'."""
+    known = {name: raw[name] for name in (field.name for field in dataclasses.fields(_Settings)) if name in raw}
+    typed(known, _Settings, where, advice="fetch the checkpoint again", error=CheckpointError)
