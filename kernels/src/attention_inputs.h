@@ -24,8 +24,8 @@ inline void ExpectBias(const Named& who, const ort::Tensor& bias, int64_t batch,
                        int64_t keys) {
   Expect(who, "attention_bias", bias, ort::kFloat, {kAnySize, kAnySize, tokens, keys});
   if ((bias.shape[0] != 1 && bias.shape[0] != batch) || (bias.shape[1] != 1 && bias.shape[1] != heads))
-    Refuse(who, "attention_bias is of ", bias.shape[0], " sequences and ", bias.shape[1],
-           " heads; it must be of 1 or all ", batch, " sequences, and of 1 or all ", heads, " heads");
+    Refuse(who, "attention_bias has the sizes ", bias.shape[0], " and ", bias.shape[1], " first; they must be 1 or ",
+           batch, ", of sequences, and 1 or ", heads, ", of heads");
 }
 
 struct GroupQueryInputs {
@@ -88,6 +88,7 @@ struct GroupQueryInputs {
     const int64_t most = std::min<int64_t>(int64_t{rows} + tokens, kMostRows / kv_heads);
     capacity = std::max(rows, Within(who, "total_sequence_length", all(), 1, most));
     ExpectNumbers(who, "seqlens_k", last, ort::kInt32, batch);
+    if (!last.rank) RefuseInput(who, "seqlens_k", last, ort::kInt32, {batch});
     for (int b = 0; b < batch; b++) {
       const int64_t end = bias.there ? all() : capacity;
       Within(who, "seqlens_k", last.as<int32_t>()[b], tokens - 1, std::min(end, int64_t{rows} + tokens) - 1);

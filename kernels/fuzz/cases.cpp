@@ -1,0 +1,489 @@
+#include "cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+extern "C" {
+size_t edge_packed_bytes(int bits, int inputs, int columns, int block, int half, int zero_points);
+void edge_pack(int bits, int inputs, int columns, int block, int half, const uint8_t* weights, const float* scales,
+               const uint8_t* zero_points, uint8_t* out);
+int64_t edge_lend(const uint8_t* packed, size_t bytes);
+void edge_take_back(int64_t lent);
+}
+
+namespace fuzz {
+namespace {
+
+using namespace edge::ort;
+using Shared = std::shared_ptr<Tensor>;
+
+// A node, and what it makes: tensors of those sizes, which the next node of a chain reads.
+struct Made {
+  Node node;
+  std::vector<Shared> outputs;  // null for one that is missing
+};
+
+class Maker {
+ public:
+  explicit Maker(uint64_t seed) : r(seed) {
+    special_ = r.once_in(8) ? r.from(1, 4) : 0;
+    scale_ = special_ == 4 ? r.of({1e-43f, 1e-38f, 3e-37f, 1e-30f, 1e18f, 1e30f}) : r.of({0.01f, 1.0f, 1.0f, 1.0f, 30.0f});
+  }
+
+  Random r;
+  bool wild() const { return special_; }
+
+  Made Any() {
+    switch (r.from(0, 7)) {
+      case 0: return Product(nullptr, 0);
+      case 1: return Norm(nullptr);
+      case 2: case 3: return GroupQuery(nullptr, 0, 0, 0);
+      case 4: return MultiHead(nullptr, 0, nullptr);
+      case 5: return PositionBias(r.from(1, 4), r.from(0, 6), r.from(0, 9));
+      case 6: return Likeliest(nullptr);
+      default: return Chain();
+    }
+  }
+
+ private:
+  int special_;
+  float scale_;
+
+  Shared Numbers(Type type, Dims dims) { return std::make_shared<Tensor>(type, std::move(dims)); }
+  float Number() {
+    if (special_ && special_ < 4 && r.once_in(60)) {
+      constexpr float kInf = std::numeric_limits<float>::infinity();
+      return r.of({std::numeric_limits<float>::quiet_NaN(), kInf, -kInf, 0.0f, -0.0f});
+    }
+    return r.once_in(20) ? 0.0f : r.real() * scale_;
+  }
+  Shared Floats(Dims dims) {
+    Shared made = Numbers(kFloat, std::move(dims));
+    for (size_t i = 0; i < made->count(); i++) made->as<float>()[i] = Number();
+    return made;
+  }
+  Shared Ones(Dims dims) {  // about 1, whatever the other numbers are
+    Shared made = Numbers(kFloat, std::move(dims));
+    for (size_t i = 0; i < made->count(); i++) made->as<float>()[i] = 1 + r.real() / 2;
+    return made;
+  }
+  Shared Integer(int32_t value) {
+    Shared made = Numbers(kInt32, r.once_in(2) ? Dims{1} : Dims{});
+    *made->as<int32_t>() = value;
+    return made;
+  }
+  static Shared Constant(Shared tensor) {
+    tensor->constant = true;
+    return tensor;
+  }
+  Dims RowsOf(int64_t width) {
+    switch (r.from(0, 2)) {
+      case 0: return {r.from(0, 20), width};
+      case 1: return {1, r.from(0, 20), width};
+      default: return {r.from(1, 3), r.from(1, 5), width};
+    }
+  }
+
+  Made Product(Shared rows, int64_t columns) {
+    const int64_t inputs = rows ? rows->dims.back() : r.once_in(3) ? r.from(1, 300) : 16 * r.from(1, 20);
+    if (!rows) rows = Floats(RowsOf(inputs));
+    const bool gate = !columns && r.once_in(3);
+    if (!columns) columns = gate ? 32 * r.from(1, 4) : r.from(1, 100);
+    const bool by_row = inputs % 32 == 0 && r.once_in(4), norm = inputs % 16 == 0 && r.once_in(3);
+    const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)), half = r.once_in(2);
+    const int64_t blocks = (inputs + block - 1) / block;
+    const bool zeros = (block <= 256) && r.once_in(2);
+    std::vector<uint8_t> weights(columns * blocks * block * bits / 8), points(columns * ((blocks * bits + 7) / 8));
+    for (auto* bytes : {&weights, &points})
+      for (uint8_t& byte : *bytes) byte = static_cast<uint8_t>(r.next());
+    std::vector<float> scales(columns * blocks);
+    for (float& scale : scales) scale = static_cast<float>(r.from(0, 1023)) / 65536;  // which float16 holds
+    const int k = static_cast<int>(inputs), n = static_cast<int>(columns);
+    const size_t size = edge_packed_bytes(bits, k, n, block, half, zeros);
+    auto* packed = static_cast<uint8_t*>(std::malloc(size));
+    edge_pack(bits, k, n, block, half, weights.data(), scales.data(), zeros ? points.data() : nullptr, packed);
+    const int64_t lent = edge_lend(packed, size);
+    Made made;
+    made.node.op = "MatMulNBits";
+    made.node.weights.emplace_back(packed, [lent](uint8_t* memory) {
+      edge_take_back(lent);
+      std::free(memory);
+    });
+    made.node.attributes = {{"bits", int64_t{bits}},   {"K", inputs},          {"N", columns}, {"block_size", int64_t{block}},
+                            {"half", int64_t{half}},   {"zero_points", int64_t{zeros}}, {"lent", lent}};
+    made.node.inputs = {rows};
+    if (r.once_in(3) || norm) made.node.inputs.resize(6);
+    if (made.node.inputs.size() == 6 && r.once_in(2)) made.node.inputs[5] = Constant(Floats({columns}));
+    if (norm) {
+      made.node.inputs.push_back(Floats(rows->dims));
+      made.node.inputs.push_back(Constant(Ones({inputs})));
+      made.node.attributes["norm"] = int64_t{1};
+      made.node.attributes["epsilon"] = 1e-6f;
+    }
+    if (gate) made.node.attributes["gate"] = r.from(1, 2);
+    Dims dims = rows->dims;
+    dims.back() = gate ? columns / 2 : columns;
+    made.outputs = {Numbers(kFloat, dims)};
+    if (norm && r.once_in(2)) made.outputs.push_back(Numbers(kFloat, rows->dims));
+    return made;
+  }
+
+  Made Norm(Shared rows) {
+    const int64_t width = rows ? rows->dims.back() : 16 * r.from(1, 12);
+    if (!rows) rows = Floats(RowsOf(width));
+    Made made;
+    made.node.op = "SkipSimplifiedLayerNormalization";
+    made.node.attributes = {{"epsilon", 1e-5f}};
+    made.node.inputs = {rows, r.once_in(2) ? Floats(rows->dims) : nullptr, Ones({width})};
+    made.outputs = {Numbers(kFloat, rows->dims)};
+    if (r.once_in(2)) {
+      made.outputs.resize(4);
+      if (r.once_in(2)) made.outputs[3] = Numbers(kFloat, rows->dims);
+    }
+    return made;
+  }
+
+  // packed: queries, keys and values of those heads in one, or null.
+  Made GroupQuery(Shared packed, int64_t heads, int64_t kv_heads, int64_t dim) {
+    if (!packed) {
+      kv_heads = r.from(1, 3), heads = kv_heads * r.from(1, 3), dim = 16 * (r.once_in(10) ? r.from(1, 16) : r.from(1, 4));
+    }
+    const bool bytes = r.once_in(2), rotary = !r.once_in(3), biased = r.once_in(3);
+    const int64_t batch = packed ? packed->dims[0] : r.once_in(3) ? r.from(1, 3) : 1;
+    const int64_t tokens = packed ? packed->dims[1] : r.once_in(4) ? r.from(17, 40) : r.from(1, 6);
+    const int64_t most = r.once_in(6) ? 330 : 70, past = r.once_in(3) ? 0 : r.from(0, most);
+    const int64_t rows = r.once_in(5) ? past : past + tokens + r.from(0, 9), all = past + tokens;
+    Made made;
+    made.node.domain = bytes ? "edge.int8" : "edge";
+    made.node.op = "GroupQueryAttention";
+    made.node.attributes = {{"num_heads", heads}, {"kv_num_heads", kv_heads}, {"do_rotary", int64_t{rotary}}};
+    if (r.once_in(3)) made.node.attributes["local_window_size"] = r.of<int64_t>({-1, 1, 7, 64, 100});
+    if (r.once_in(3)) made.node.attributes["scale"] = 0.25f;
+    auto& inputs = made.node.inputs;
+    inputs.resize(bytes ? 14 : biased ? 11 : rotary ? 10 : 7);
+    const bool apart = !packed && r.once_in(2);
+    inputs[0] = packed ? packed : Floats({batch, tokens, (heads + (apart ? 0 : 2 * kv_heads)) * dim});
+    if (apart)
+      for (int i : {1, 2}) inputs[i] = Floats({batch, tokens, kv_heads * dim});
+    for (int i : {3, 4}) {
+      inputs[i] = bytes ? Numbers(kInt8, {batch, kv_heads, rows, dim}) : Floats({batch, kv_heads, rows, dim});
+      for (size_t k = 0; bytes && k < inputs[i]->count(); k++) inputs[i]->as<int8_t>()[k] = static_cast<int8_t>(r.next());
+    }
+    inputs[5] = Numbers(kInt32, {batch});
+    for (int64_t b = 0; b < batch; b++)  // the first is the longest
+      inputs[5]->as<int32_t>()[b] = static_cast<int32_t>(tokens - 1 + (b ? r.from(0, past) : past));
+    inputs[6] = Integer(static_cast<int32_t>(all));
+    if (rotary) {
+      const Dims table{all + r.from(0, 5), 8 * r.from(1, dim / 16)};
+      inputs[7] = Ones(table);
+      inputs[8] = Ones(table);
+      if (r.once_in(2)) {
+        inputs[9] = Numbers(kInt64, {batch, tokens});
+        for (size_t i = 0; i < inputs[9]->count(); i++) inputs[9]->as<int64_t>()[i] = r.from(0, table[0] - 1);
+      }
+    }
+    if (biased) {
+      inputs[10] = Floats({r.once_in(2) ? batch : 1, r.once_in(2) ? heads : 1, tokens, all});
+      for (size_t i = 0; i < inputs[10]->count(); i++)
+        if (r.once_in(5)) inputs[10]->as<float>()[i] = -std::numeric_limits<float>::infinity();
+    }
+    if (bytes)
+      for (int i : {12, 13}) inputs[i] = Ones(r.once_in(2) ? Dims{kv_heads * dim} : Dims{1, kv_heads, 1, dim});
+    const Dims cache{batch, kv_heads, std::max(rows, all), dim};
+    const Type type = bytes ? kInt8 : kFloat;
+    made.outputs = {Numbers(kFloat, {batch, tokens, heads * dim}), Numbers(type, cache), Numbers(type, cache)};
+    if (!r.once_in(3)) made.node.in_place = {{1, 3}, {2, 4}};
+    return made;
+  }
+
+  // packed: queries, keys and values of those heads in one, or null; and what is added to their scores, or null.
+  Made MultiHead(Shared packed, int64_t heads, Shared bias) {
+    Made made;
+    made.node.op = "MultiHeadAttention";
+    if (packed) {
+      made.node.inputs = {packed};
+    } else {
+      heads = r.from(1, 4);
+      const int64_t dim = 16 * r.from(1, 4), batch = r.from(1, 2), tokens = r.from(0, 20), keys = r.from(1, 100);
+      if (r.once_in(3)) {
+        made.node.inputs = {Floats({batch, tokens, 3 * heads * dim})};
+        if (r.once_in(2)) bias = Floats({1, r.once_in(2) ? heads : 1, tokens, tokens});
+      } else {
+        made.node.inputs = {Floats({batch, tokens, heads * dim}), Floats({batch, heads, keys, dim}),
+                            Floats({batch, heads, keys, dim})};
+        if (r.once_in(2)) bias = Floats({1, r.once_in(2) ? heads : 1, tokens, keys});
+      }
+    }
+    if (bias) {
+      made.node.inputs.resize(6);
+      made.node.inputs[5] = bias;
+    }
+    made.node.attributes = {{"num_heads", heads}};
+    if (r.once_in(2)) made.node.attributes["scale"] = 1.0f;
+    Dims dims = made.node.inputs[0]->dims;
+    if (made.node.inputs.size() < 2 || !made.node.inputs[1]) dims[2] /= 3;
+    made.outputs = {Numbers(kFloat, dims)};
+    return made;
+  }
+
+  Made PositionBias(int64_t heads, int64_t tokens, int64_t keys) {
+    const int64_t capacity = keys + r.from(0, 4), distances = 2 * (capacity + tokens) + 2;
+    Made made;
+    made.node.op = "PositionBias";
+    Shared positions = Numbers(kInt64, r.once_in(2) ? Dims{tokens} : Dims{1, tokens});
+    Shared of_keys = Numbers(kInt64, {capacity});
+    for (int64_t t = 0; t < tokens; t++) positions->as<int64_t>()[t] = r.from(0, distances / 2 - 1);
+    for (int64_t k = 0; k < capacity; k++) of_keys->as<int64_t>()[k] = k;
+    made.node.inputs = {Floats({heads, distances}), positions, of_keys, Floats({1, 1, tokens, capacity}),
+                        Integer(static_cast<int32_t>(keys))};
+    made.outputs = {Numbers(kFloat, {1, heads, tokens, keys})};
+    return made;
+  }
+
+  Made Likeliest(Shared logits) {
+    const int64_t size = r.once_in(6) ? r.from(2000, 5000) : r.from(1, 300);
+    if (!logits) logits = Floats({r.from(1, 2), r.from(0, 4), size});
+    const int64_t most = logits->dims[2], count = r.once_in(5) ? most : r.from(0, std::min<int64_t>(most, 9));
+    Made made;
+    made.node.op = "Likeliest";
+    Shared wanted = Numbers(kInt64, {1});
+    *wanted->as<int64_t>() = count;
+    made.node.inputs = {logits, wanted};
+    const Dims dims{logits->dims[0] * logits->dims[1], count};
+    made.outputs = {Numbers(kFloat, dims), Numbers(kInt64, dims)};
+    return made;
+  }
+
+  Made Gather(Shared rows) {
+    const int64_t there = rows->dims[1], count = r.from(0, 4);
+    Made made;
+    made.node.op = "Gather";
+    made.node.attributes = {{"axis", int64_t{1}}};
+    Shared which = Numbers(kInt64, {count});
+    for (int64_t i = 0; i < count; i++) which->as<int64_t>()[i] = r.from(-there, there - 1);
+    made.node.inputs = {rows, which};
+    made.outputs = {Numbers(kFloat, {rows->dims[0], count, rows->dims[2]})};
+    return made;
+  }
+
+  Made Chain() {
+    Shared rows = Floats({1, r.from(1, 20), 16 * r.from(1, 8)});
+    std::vector<Made> links;
+    auto add = [&](Made made) { links.push_back(std::move(made)), rows = links.back().outputs[0]; };
+    for (int64_t steps = r.from(1, 6); steps > 0; steps--) {
+      const int64_t heads = r.from(1, 3), dim = 16 * r.from(1, 3), group = r.from(1, 2), tokens = rows->dims[1];
+      switch (r.from(0, 5)) {
+        case 0:
+          if (rows->dims[2] % 16 == 0) add(Norm(rows));
+          break;
+        case 1: add(Product(rows, r.once_in(2) ? 16 * r.from(1, 6) : 0)); break;
+        case 2:
+          if (tokens) add(Gather(rows));
+          break;
+        case 3:
+          if (!tokens) break;
+          add(Product(rows, (group + 2) * heads * dim));
+          add(GroupQuery(rows, group * heads, heads, dim));
+          break;
+        case 4: {
+          add(Product(rows, 3 * heads * dim));
+          const Shared packed = rows;
+          Shared bias;
+          if (r.once_in(2)) add(PositionBias(heads, tokens, tokens)), bias = rows;
+          add(MultiHead(packed, heads, bias));
+          break;
+        }
+        default: add(Product(rows, 0));
+      }
+    }
+    if (links.empty()) add(Product(rows, 0));
+    if (r.once_in(4)) links.push_back(Likeliest(rows));
+    return AsOne(links);
+  }
+
+  Made AsOne(const std::vector<Made>& links) {
+    Made chain;
+    chain.node.op = "Chain";
+    std::vector<const Tensor*> made, given, inside;
+    for (const Made& link : links)
+      for (const Shared& output : link.outputs)
+        if (output) made.push_back(output.get()), (r.once_in(3) ? given : inside).push_back(output.get());
+    if (given.empty()) given.swap(inside), given.resize(1), inside.assign(made.begin() + 1, made.end());
+    auto& taken = chain.node.inputs;
+    for (const Made& link : links)
+      for (const Shared& input : link.node.inputs)
+        if (input && std::find(made.begin(), made.end(), input.get()) == made.end() &&
+            std::find(taken.begin(), taken.end(), input) == taken.end())
+          taken.push_back(input);
+    std::map<const Tensor*, int64_t> values;
+    for (const auto& input : taken) values.emplace(input.get(), values.size());
+    for (const auto* some : {&given, &inside})
+      for (const Tensor* each : *some) values.emplace(each, values.size());
+    auto& attributes = chain.node.attributes;
+    attributes = {{"taken", Count(taken)}, {"given", Count(given)}, {"nodes", Count(links)}};
+    static const std::map<std::string, int64_t> kOps = {
+        {"MatMulNBits", 0}, {"GroupQueryAttention", 1}, {"SkipSimplifiedLayerNormalization", 2}, {"Gather", 3},
+        {"MultiHeadAttention", 4}, {"PositionBias", 5}, {"Likeliest", 6}};
+    for (size_t i = 0; i < links.size(); i++) {
+      const Made& link = links[i];
+      const std::string prefix = std::to_string(i) + ".";
+      attributes[prefix + "op"] = kOps.at(link.node.op);
+      auto note = [&](const std::string& name, const std::vector<Shared>& some) {
+        attributes[prefix + name + "s"] = Count(some);
+        for (size_t k = 0; k < some.size(); k++)
+          attributes[prefix + name + "." + std::to_string(k)] = some[k] ? values.at(some[k].get()) : -1;
+      };
+      note("input", link.node.inputs);
+      note("output", link.outputs);
+      for (const auto& [name, value] : link.node.attributes) attributes[prefix + name] = value;
+      for (const auto& weights : link.node.weights) chain.node.weights.push_back(weights);
+      for (const auto& [output, input] : link.node.in_place) {
+        const int64_t to = values.at(link.outputs[output].get()) - Count(taken);
+        if (to < Count(given)) chain.node.in_place[to] = values.at(link.node.inputs[input].get());
+      }
+    }
+    for (const Tensor* each : given)
+      for (const Made& link : links)
+        for (const Shared& output : link.outputs)
+          if (output.get() == each) chain.outputs.push_back(output);
+    return chain;
+  }
+
+  template <class T>
+  static int64_t Count(const std::vector<T>& some) {
+    return static_cast<int64_t>(some.size());
+  }
+};
+
+constexpr int64_t kExtremes[] = {0, -1, 1, 2, 3, 15, 16, 17, 64, 255, 256, 257, 1 << 16, (1 << 16) + 1, 1 << 20, INT32_MAX,
+                                 INT32_MIN, int64_t{1} << 31, int64_t{1} << 32, (int64_t{1} << 32) + 16, int64_t{1} << 40,
+                                 INT64_MAX, INT64_MIN};
+
+int64_t Extreme(Random& r, int64_t before) {
+  if (r.once_in(2)) return before + r.of<int64_t>({-1, 1, 2, 16, -16, int64_t{1} << 32});
+  return kExtremes[r.next() % std::size(kExtremes)];
+}
+
+// A tensor of other sizes, with the same numbers as far as there are.
+Shared Sized(const Tensor& from, Type type, Dims dims) {
+  auto made = std::make_shared<Tensor>(type, std::move(dims));
+  if (made->bytes() > kMostBytes) made = std::make_shared<Tensor>(type, Dims{0});
+  made->constant = from.constant;
+  for (size_t i = 0; i < made->bytes(); i++)
+    made->data.get()[i] = from.bytes() ? from.data.get()[i % from.bytes()] : uint8_t{0};
+  return made;
+}
+
+void ChangeSizes(Random& r, Shared& input) {
+  Dims dims = input->dims;
+  switch (dims.empty() ? 1 : r.from(0, 4)) {
+    case 0: dims.erase(dims.begin() + r.from(0, dims.size() - 1)); break;
+    case 1: dims.insert(dims.begin() + r.from(0, dims.size()), r.from(0, 2)); break;
+    case 2: dims.insert(dims.begin(), r.from(1, 4), 1); break;
+    case 3: dims[r.from(0, dims.size() - 1)] = r.from(0, 40); break;
+    default: {
+      int64_t& size = dims[r.from(0, dims.size() - 1)];
+      size = std::max<int64_t>(0, size + r.of<int64_t>({-size, -16, -1, 1, 16, size}));
+      if (!size) dims[r.from(0, dims.size() - 1)] = r.of<int64_t>({0, 1, int64_t{1} << 33, int64_t{1} << 62});
+    }
+  }
+  input = Sized(*input, input->type, dims);
+  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) input->dims = dims;  // of which there are no numbers
+}
+
+// Changes one thing of a node; says what.
+std::string Harm(Random& r, Node& node) {
+  auto input = [&]() -> std::pair<size_t, Shared*> {
+    std::vector<size_t> there;
+    for (size_t i = 0; i < node.inputs.size(); i++)
+      if (node.inputs[i]) there.push_back(i);
+    if (there.empty()) return {0, nullptr};
+    const size_t at = there[r.from(0, there.size() - 1)];
+    return {at, &node.inputs[at]};
+  };
+  const auto [at, tensor] = input();
+  const std::string name = "input " + std::to_string(at);
+  switch (r.from(0, 9)) {
+    case 0: case 1: case 2:
+      if (!tensor) break;
+      ChangeSizes(r, *tensor);
+      return name + " has other sizes";
+    case 3: {
+      std::vector<Shared*> integers;
+      for (Shared& each : node.inputs)
+        if (each && (each->type == kInt32 || each->type == kInt64) && each->count()) integers.push_back(&each);
+      if (integers.empty()) break;
+      Shared& chosen = *integers[r.from(0, integers.size() - 1)];
+      chosen = Sized(*chosen, chosen->type, chosen->dims);
+      const size_t i = r.from(0, chosen->count() - 1);
+      if (chosen->type == kInt32)
+        chosen->as<int32_t>()[i] = static_cast<int32_t>(Extreme(r, chosen->as<int32_t>()[i]) & 0xffffffff);
+      else
+        chosen->as<int64_t>()[i] = Extreme(r, chosen->as<int64_t>()[i] / 2);
+      return "an input has the integer of an extreme";
+    }
+    case 4:
+      if (!tensor) break;
+      if (r.once_in(3)) return tensor->reset(), name + " is missing";
+      *tensor = Sized(**tensor, r.of({kFloat, kInt8, kUint8, kInt32, kInt64}), (*tensor)->dims);
+      return name + " is of another type";
+    case 5:
+      if (!tensor) break;
+      *tensor = Sized(**tensor, (*tensor)->type, (*tensor)->dims);
+      (*tensor)->constant = !(*tensor)->constant;
+      return name + " is constant, or no longer";
+    case 6: {
+      if (!tensor) break;
+      const Shared more = Sized(**tensor, (*tensor)->type, (*tensor)->dims);
+      const size_t place = r.from(0, node.inputs.size());
+      if (place == node.inputs.size()) node.inputs.push_back(nullptr);
+      if (node.inputs[place]) break;
+      node.inputs[place] = more;
+      return "input " + std::to_string(place) + " is given";
+    }
+    case 7: {
+      const size_t i = r.from(0, node.outputs.size());
+      if (i == node.outputs.size()) node.outputs.push_back(kAny);
+      node.outputs[i] = r.of({kAny, kFloat, kInt8, kInt64});
+      return "output " + std::to_string(i) + " is of another type, or missing";
+    }
+    default: {
+      auto chosen = node.attributes.begin();
+      std::advance(chosen, node.attributes.empty() ? 0 : r.from(0, node.attributes.size() - 1));
+      if (chosen == node.attributes.end() || r.once_in(6)) {
+        const char* names[] = {"gate", "norm", "softcap", "smooth_softmax", "rotary_interleaved", "unidirectional", "scale",
+                               "local_window_size", "kv_cache_bit_width", "epsilon", "qk_output", "half"};
+        const char* added = names[r.from(0, std::size(names) - 1)];
+        node.attributes[added] = r.once_in(3) ? Attribute(r.real()) : Attribute(r.from(-1, 9));
+        return std::string("attribute ") + added + " is added";
+      }
+      const std::string changed = chosen->first;
+      if (r.once_in(8)) {
+        node.attributes.erase(chosen);
+      } else if (int64_t* number = std::get_if<int64_t>(&chosen->second); !number || r.once_in(8)) {
+        constexpr float kInf = std::numeric_limits<float>::infinity();
+        chosen->second = r.of({-1.0f, 0.0f, 1e-45f, 3e38f, kInf, -kInf, std::numeric_limits<float>::quiet_NaN()});
+      } else {
+        *number = Extreme(r, *number);
+      }
+      return "attribute " + changed + " is another, or gone";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Case MakeCase(uint64_t seed) {
+  Maker maker(seed);
+  Case made;
+  Made valid = maker.Any();
+  made.node = std::move(valid.node);
+  for (const auto& output : valid.outputs) made.node.outputs.push_back(output ? output->type : kAny);
+  made.wild = maker.wild();
+  if (!maker.r.once_in(3)) made.fault = Harm(maker.r, made.node);
+  return made;
+}
+
+}  // namespace fuzz
