@@ -3,6 +3,7 @@
 // Reading a page that lies past the end of a file which was cut short is SIGBUS, which ends the process. A file that is
 // guarded has zeros there instead, in every mapping of it, whoever made it, and its guard says so: what was computed is
 // then refused by the host. On systems without /proc/self/maps nothing is guarded.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,6 +13,9 @@
 #define EDGE_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
 
+// How often zeros were put in place of pages: what a host looks at after each step.
+EDGE_EXPORT std::atomic<int> edge_torn{0};
+
 #if defined(__linux__)
 #include <fcntl.h>
 #include <signal.h>
@@ -20,7 +24,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <mutex>
 
@@ -100,6 +103,7 @@ bool Mend(uintptr_t address) {
     guards[i].torn = ours = true;
   }
   if (!ours) return false;
+  edge_torn++;
   const uintptr_t start = address / page_size * page_size;
   return mmap(reinterpret_cast<void*>(start), fault.end - start, PROT_READ | PROT_WRITE,
               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;

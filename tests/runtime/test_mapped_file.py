@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import edge
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, CheckpointError
 from edge.runtime import mapped_file as mapped
-from edge.runtime.mapped_file import NONE, check_all, mapped_file, reading, unchanged
+from edge.runtime.mapped_file import NONE, SELDOM_NS, check_all, mapped_file, reading, unchanged
 from edge.runtime.providers.kernels import OFF, VARIABLE
 
 CHANGED = "was changed or cut short while it was open"
@@ -95,7 +96,7 @@ def test_any_change_of_a_file_is_an_error_before_or_after_a_run(tmp_path: Path, 
     rng = random.Random(seed)
     file = tmp_path / "weights.bin"
     file.write_bytes(rng.randbytes(rng.randrange(1, 50_000)))
-    os.utime(file, ns=(0, 1_000_000_000))
+    os.utime(file, ns=(0, 1_000_000_000))  # long ago
     held = mapped_file(file)
     run = reading([held], lambda: rng.random() < 2)
     assert run() and not held.changed
@@ -108,6 +109,7 @@ def test_any_change_of_a_file_is_an_error_before_or_after_a_run(tmp_path: Path, 
     else:
         wanted = {"shorter": rng.randrange(size), "longer": size + rng.randrange(1, 9), "emptied": 0}[change]
         os.truncate(file, wanted)
+    time.sleep(2 * SELDOM_NS / 1e9)
     with pytest.raises(BundleError, match=CHANGED):
         run()
     with pytest.raises(BundleError, match=CHANGED), unchanged([held]):
