@@ -186,16 +186,16 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
     try:
         import huggingface_hub as hub
         from huggingface_hub.errors import HfHubHTTPError
-        from huggingface_hub.utils import tqdm
+        from huggingface_hub.utils.tqdm import tqdm
     except ModuleNotFoundError as e:
         raise _Unavailable(f"{e.name} is not installed (run: pip install 'edge-lm[export]')") from None
     guard(hub.get_session())
 
-    class Bars(tqdm):  # type: ignore[misc]  (Any)
+    class Bars(tqdm):
         """The library's bars of bytes: they draw with control characters, which a command's `Screen` shows as text."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options | {"file": sys.__stderr__})
+            super().__init__(*args, **options | {"file": sys.__stderr__})  # type: ignore[no-untyped-call]
 
     answer = Future[list[str]]()
 

@@ -17,10 +17,11 @@ from functools import wraps
 from types import GeneratorType
 from typing import Any
 
-from jinja2 import TemplateError, filters, nodes
+from jinja2 import TemplateError, filters, nodes, pass_environment, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 STEPS = 1 << 18  # of a render of an empty conversation, a second; an honest template takes some dozen for a message
@@ -339,7 +340,7 @@ def _weigh(value: Any, room: int) -> tuple[int, int, int]:
     return characters, items, deepest
 
 
-@filters.pass_eval_context
+@pass_eval_context
 def _join(eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: Any = None) -> Any:
     """The filter `join`, which counts while it gathers."""
     environment: Any = eval_ctx.environment
@@ -354,7 +355,7 @@ def _join(eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attrib
     return filters.sync_do_join(eval_ctx, gathered, d)
 
 
-@filters.pass_environment
+@pass_environment
 def _sum(environment: Bounded, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
     """The filter `sum`, of numbers alone."""
     if not isinstance(start, int | float):

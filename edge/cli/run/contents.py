@@ -14,10 +14,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.bundle import SETTLED_NS, replace_text, sha256_of
+from edge.bundle import SETTLED_NS, sha256_of
 from edge.errors import CheckpointError
 from edge.gguf_parts import parts_of
-from edge.home import cache_dir, drop_oldest, mark_used
+from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 
 # The ends of names in a model's folder that an export may read.
 READ = (".json", ".safetensors", ".bin", ".model", ".spm", ".txt", ".jinja", ".tiktoken", ".vocab", ".codes", ".md")
@@ -50,8 +50,8 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
     if known is not None and known.settled and known.stamps == stamps:
         return known
     store = cache_dir() / "contents" / f"{zlib.crc32(os.fsencode(given.resolve())):08x}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        remembered = json.loads(store.read_text(encoding="utf-8"))
+    with contextlib.suppress(TypeError, KeyError):
+        remembered = read_own_json(store)
         if remembered["files"] == stamps and re.fullmatch("[0-9a-f]{64}", remembered["sha256"]):
             mark_used(store)
             return Contents(remembered["sha256"], stamps, True)
