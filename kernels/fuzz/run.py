@@ -1,5 +1,5 @@
-"""Run the operators of the kernels at random, under sanitizers: what fits must be accepted and give the same bits by all
-instructions and threads, and what does not must be refused, without a byte read or written beyond what is there.
+"""Run the operators of the kernels at random, under sanitizers: what fits must be accepted and give the same bits by
+all instructions and threads, and what does not must be refused, without a byte read or written beyond what is there.
 
     python kernels/fuzz/run.py --cases 100000 --seed 1                      # addresses and undefined behaviour
     python kernels/fuzz/run.py --cases 3000 --seed 1 --sanitizer thread     # several threads and sessions at once
@@ -84,10 +84,10 @@ def build(folder: Path, flags: list[str], library: Path | None) -> Path:
     made = {
         path: [compiler, *FLAGS, *flags, *FORMS.get(path.stem, ()), "-c", str(path), "-o"] for path in sources
     }
-    objects = {
-        path: folder / f"{path.stem}.{hashlib.sha256(repr(command).encode() + headers + path.read_bytes()).hexdigest()[:16]}.o"
-        for path, command in made.items()
-    }
+    objects = {}
+    for path, command in made.items():
+        of = hashlib.sha256(repr(command).encode() + headers + path.read_bytes())
+        objects[path] = folder / f"{path.stem}.{of.hexdigest()[:16]}.o"
     missing = [path for path in sources if not objects[path].exists()]
     if missing:
         compile_one([compiler, *flags, "-x", "c++", "-o", str(folder / "probe"), "-"], "int main() { return 0; }")

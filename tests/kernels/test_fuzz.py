@@ -1,5 +1,5 @@
-"""Operators at random, and with one fault: what fits runs, with the same bits whatever computes it, and what does not is
-refused. `make fuzz` runs many more, under sanitizers."""
+"""Operators at random, and with one fault: what fits runs, with the same bits whatever computes it, and what does not
+is refused. `make fuzz` runs many more, under sanitizers."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_attention import Shape, given, run, session_of
+from kernel_products import FORMS, Product, bits_of
 from numpy.typing import NDArray
 from quantized_matrices import matrix_of
-from test_attention import Shape, given, run, session_of
-from test_products import FORMS, Product, bits_of
 
 from edge.runtime.providers.kernels import VARIABLE, Kernels
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
+from kernel_products import FORMS, PANEL, Product, bits_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from quantized_matrices import Matrix, matrix_of
 
 from edge.runtime.providers import open_provider
-from edge.runtime.providers.kernels import Kernels, Layout
+from edge.runtime.providers.kernels import Kernels
 
-FORMS = ("portable", "avx2", "avx_vnni", "avx512_vnni")  # by the number that the library calls them by
-PANEL = 16
 SHAPES = [(576, 64, 32), (576, 96, 64), (1536, 40, 128), (2048, 128, 32), (200, 24, 64), (300, 16, 256)]
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 37)
 
@@ -27,39 +24,6 @@ def rows_of(inputs: int) -> NDArray[np.float32]:
     rows[4, ::7] = 50
     rows[5] = np.sign(rows[5])
     return rows
-
-
-class Product:
-    """A product by the library itself, without onnxruntime."""
-
-    def __init__(self, kernels: Kernels, matrix: Matrix, *, half: bool = False) -> None:
-        columns, inputs = matrix.values.shape
-        self._layout = Layout(matrix.bits, inputs, columns, matrix.block, half, matrix.zero_points is not None)
-        self._packed = np.empty(kernels.packed_bytes(self._layout), np.uint8)
-        kernels.pack(self._layout, matrix.stored(), matrix.scales, matrix.points(), self._packed)
-        self._call = kernels.calls.edge_product
-        self._call.argtypes = (
-            (ctypes.c_int,) * 7 + (ctypes.c_void_p,) * 2 + (ctypes.c_int,) * 3 + (ctypes.c_void_p,) * 4
-        )
-
-    def __call__(
-        self, form: int, rows: NDArray[np.float32], panels: tuple[int, int] | None = None
-    ) -> NDArray[np.float32] | None:
-        """None where this processor does not run the form. panels: of columns, the rest of the result is 0."""
-        shape, count = self._layout, len(rows)
-        blocks = -(-shape.inputs // shape.block)
-        room = (
-            np.empty(count * blocks * shape.block, np.int8),
-            np.empty((count, blocks), np.float32),
-            np.empty((count, blocks), np.int32),
-        )
-        out = np.zeros((count, shape.columns), np.float32)
-        done = self._call(
-            form, shape.bits, shape.inputs, shape.columns, shape.block, int(shape.half), int(shape.zero_points),
-            self._packed.ctypes.data, rows.ctypes.data, count, *(panels or (0, -(-shape.columns // PANEL))),
-            *(array.ctypes.data for array in room), out.ctypes.data,
-        )  # fmt: skip
-        return out if done else None
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -94,10 +58,6 @@ def test_it_is_what_onnxruntime_computes(kernels: Kernels, shape: tuple[int, int
         assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
     else:
         np.testing.assert_allclose(ours, theirs, atol=2e-6 * np.abs(theirs).max(), rtol=2e-5)
-
-
-def bits_of(array: NDArray[np.float32]) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(array).view(np.uint32)
 
 
 def onnxruntimes(matrix: Matrix, rows: NDArray[np.float32]) -> NDArray[np.float32]:

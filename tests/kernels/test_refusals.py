@@ -137,8 +137,7 @@ def test_norms_of_a_sum(kernels: Kernels) -> None:
     inputs = {"input": numbers(random, 2, 3, 64), "skip": numbers(random, 2, 3, 64), "gamma": numbers(random, 64)}
     op = "SkipSimplifiedLayerNormalization"
     sessions = [
-        session_of(op, domain, inputs, {"out": 1}, ours)
-        for domain, ours in ((DOMAIN, kernels), (THEIRS, None))
+        session_of(op, domain, inputs, {"out": 1}, ours) for domain, ours in ((DOMAIN, kernels), (THEIRS, None))
     ]
     compare(random, inputs, *sessions)
 
@@ -157,8 +156,24 @@ def compare(random: np.random.Generator, inputs: Feeds, ours: Session, theirs: S
     assert refused > CHANGES / 3
 
 
-@pytest.mark.parametrize("change", [{"N": -1}, {"N": 2**32 + 64}, {"K": 0}, {"K": 2**31}, {"bits": 3}, {"block_size": 31},
-                                    {"half": 2}, {"gate": 3}, {"norm": 1}, {"lent": 12345}, {"N": 80}, {"N": 64.0}, {"K": 96}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"N": -1},
+        {"N": 2**32 + 64},
+        {"K": 0},
+        {"K": 2**31},
+        {"bits": 3},
+        {"block_size": 31},
+        {"half": 2},
+        {"gate": 3},
+        {"norm": 1},
+        {"lent": 12345},
+        {"N": 80},
+        {"N": 64.0},
+        {"K": 96},
+    ],
+)
 def test_a_product_with_other_attributes(kernels: Kernels, change: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="MatMulNBits: "):
         product(kernels, **change)
@@ -180,7 +195,9 @@ def product(
     layout = Layout(4, 64, 64, 32, half=False, zero_points=False)
     packed = np.zeros(kernels.packed_bytes(layout), np.uint8)
     stored = [
-        numpy_helper.from_array(array, name) for name, array in (("bias", bias), ("weight", weight)) if array is not None
+        numpy_helper.from_array(array, name)
+        for name, array in (("bias", bias), ("weight", weight))
+        if array is not None
     ]
     names = ["a", "", "", "", "", "" if bias is None else "bias", *([] if weight is None else ["more", "weight"])]
     with kernels.lend(packed) as lent:
@@ -198,8 +215,22 @@ def product(
         Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-CHAIN = {"taken": 3, "given": 2, "nodes": 1, "0.op": 2, "0.inputs": 3, "0.outputs": 4, "0.input.0": 0, "0.input.1": 1,
-         "0.input.2": 2, "0.output.0": 3, "0.output.1": -1, "0.output.2": -1, "0.output.3": 4, "0.epsilon": 1e-5}  # fmt: skip
+CHAIN = {
+    "taken": 3,
+    "given": 2,
+    "nodes": 1,
+    "0.op": 2,
+    "0.inputs": 3,
+    "0.outputs": 4,
+    "0.input.0": 0,
+    "0.input.1": 1,
+    "0.input.2": 2,
+    "0.output.0": 3,
+    "0.output.1": -1,
+    "0.output.2": -1,
+    "0.output.3": 4,
+    "0.epsilon": 1e-5,
+}
 
 
 def chain(kernels: Kernels, kind: int = 1, **change: Any) -> Callable[[], Any]:
