@@ -28,7 +28,8 @@ class Maker {
  public:
   explicit Maker(uint64_t seed) : r(seed) {
     special_ = r.once_in(8) ? r.from(1, 4) : 0;
-    scale_ = special_ == 4 ? r.of({1e-43f, 1e-38f, 3e-37f, 1e-30f, 1e18f, 1e30f}) : r.of({0.01f, 1.0f, 1.0f, 1.0f, 30.0f});
+    scale_ =
+        special_ == 4 ? r.of({1e-43f, 1e-38f, 3e-37f, 1e-30f, 1e18f, 1e30f}) : r.of({0.01f, 1.0f, 1.0f, 1.0f, 30.0f});
   }
 
   Random r;
@@ -36,13 +37,21 @@ class Maker {
 
   Made Any() {
     switch (r.from(0, 7)) {
-      case 0: return Product(nullptr, 0);
-      case 1: return Norm(nullptr);
-      case 2: case 3: return GroupQuery(nullptr, 0, 0, 0);
-      case 4: return MultiHead(nullptr, 0, nullptr);
-      case 5: return PositionBias(r.from(1, 4), r.from(0, 6), r.from(0, 9));
-      case 6: return Likeliest(nullptr);
-      default: return Chain();
+      case 0:
+        return Product(nullptr, 0);
+      case 1:
+        return Norm(nullptr);
+      case 2:
+      case 3:
+        return GroupQuery(nullptr, 0, 0, 0);
+      case 4:
+        return MultiHead(nullptr, 0, nullptr);
+      case 5:
+        return PositionBias(r.from(1, 4), r.from(0, 6), r.from(0, 9));
+      case 6:
+        return Likeliest(nullptr);
+      default:
+        return Chain();
     }
   }
 
@@ -79,9 +88,12 @@ class Maker {
   }
   Dims RowsOf(int64_t width) {
     switch (r.from(0, 2)) {
-      case 0: return {r.from(0, 20), width};
-      case 1: return {1, r.from(0, 20), width};
-      default: return {r.from(1, 3), r.from(1, 5), width};
+      case 0:
+        return {r.from(0, 20), width};
+      case 1:
+        return {1, r.from(0, 20), width};
+      default:
+        return {r.from(1, 3), r.from(1, 5), width};
     }
   }
 
@@ -91,7 +103,8 @@ class Maker {
     const bool gate = !columns && r.once_in(3);
     if (!columns) columns = gate ? 32 * r.from(1, 4) : r.from(1, 100);
     const bool by_row = inputs % 32 == 0 && r.once_in(4), norm = inputs % 16 == 0 && r.once_in(3);
-    const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)), half = r.once_in(2);
+    const int bits = r.of({2, 4, 8}), block = static_cast<int>(by_row ? inputs : 32 << r.from(0, 3)),
+              half = r.once_in(2);
     const int64_t blocks = (inputs + block - 1) / block;
     const bool zeros = (block <= 256) && r.once_in(2);
     std::vector<uint8_t> weights(columns * blocks * block * bits / 8), points(columns * ((blocks * bits + 7) / 8));
@@ -110,8 +123,10 @@ class Maker {
       edge_take_back(lent);
       std::free(memory);
     });
-    made.node.attributes = {{"bits", int64_t{bits}},   {"K", inputs},          {"N", columns}, {"block_size", int64_t{block}},
-                            {"half", int64_t{half}},   {"zero_points", int64_t{zeros}}, {"lent", lent}};
+    made.node.attributes = {{"bits", int64_t{bits}}, {"K", inputs},
+                            {"N", columns},          {"block_size", int64_t{block}},
+                            {"half", int64_t{half}}, {"zero_points", int64_t{zeros}},
+                            {"lent", lent}};
     made.node.inputs = {rows};
     if (r.once_in(3) || norm) made.node.inputs.resize(6);
     if (made.node.inputs.size() == 6 && r.once_in(2)) made.node.inputs[5] = Constant(Floats({columns}));
@@ -147,7 +162,8 @@ class Maker {
   // packed: queries, keys and values of those heads in one, or null.
   Made GroupQuery(Shared packed, int64_t heads, int64_t kv_heads, int64_t dim) {
     if (!packed) {
-      kv_heads = r.from(1, 3), heads = kv_heads * r.from(1, 3), dim = 16 * (r.once_in(10) ? r.from(1, 16) : r.from(1, 4));
+      kv_heads = r.from(1, 3), heads = kv_heads * r.from(1, 3),
+      dim = 16 * (r.once_in(10) ? r.from(1, 16) : r.from(1, 4));
     }
     const bool bytes = r.once_in(2), rotary = !r.once_in(3), biased = r.once_in(3);
     const int64_t batch = packed ? packed->dims[0] : r.once_in(3) ? r.from(1, 3) : 1;
@@ -168,7 +184,8 @@ class Maker {
       for (int i : {1, 2}) inputs[i] = Floats({batch, tokens, kv_heads * dim});
     for (int i : {3, 4}) {
       inputs[i] = bytes ? Numbers(kInt8, {batch, kv_heads, rows, dim}) : Floats({batch, kv_heads, rows, dim});
-      for (size_t k = 0; bytes && k < inputs[i]->count(); k++) inputs[i]->as<int8_t>()[k] = static_cast<int8_t>(r.next());
+      for (size_t k = 0; bytes && k < inputs[i]->count(); k++)
+        inputs[i]->as<int8_t>()[k] = static_cast<int8_t>(r.next());
     }
     inputs[5] = Numbers(kInt32, {batch});
     for (int64_t b = 0; b < batch; b++)  // the first is the longest
@@ -277,7 +294,9 @@ class Maker {
         case 0:
           if (rows->dims[2] % 16 == 0) add(Norm(rows));
           break;
-        case 1: add(Product(rows, r.once_in(2) ? 16 * r.from(1, 6) : 0)); break;
+        case 1:
+          add(Product(rows, r.once_in(2) ? 16 * r.from(1, 6) : 0));
+          break;
         case 2:
           if (tokens) add(Gather(rows));
           break;
@@ -294,7 +313,8 @@ class Maker {
           add(MultiHead(packed, heads, bias));
           break;
         }
-        default: add(Product(rows, 0));
+        default:
+          add(Product(rows, 0));
       }
     }
     if (links.empty()) add(Product(rows, 0));
@@ -323,8 +343,9 @@ class Maker {
     auto& attributes = chain.node.attributes;
     attributes = {{"taken", Count(taken)}, {"given", Count(given)}, {"nodes", Count(links)}};
     static const std::map<std::string, int64_t> kOps = {
-        {"MatMulNBits", 0}, {"GroupQueryAttention", 1}, {"SkipSimplifiedLayerNormalization", 2}, {"Gather", 3},
-        {"MultiHeadAttention", 4}, {"PositionBias", 5}, {"Likeliest", 6}};
+        {"MatMulNBits", 0}, {"GroupQueryAttention", 1}, {"SkipSimplifiedLayerNormalization", 2},
+        {"Gather", 3},      {"MultiHeadAttention", 4},  {"PositionBias", 5},
+        {"Likeliest", 6}};
     for (size_t i = 0; i < links.size(); i++) {
       const Made& link = links[i];
       const std::string prefix = std::to_string(i) + ".";
@@ -355,123 +376,6 @@ class Maker {
     return static_cast<int64_t>(some.size());
   }
 };
-
-constexpr int64_t kExtremes[] = {0, -1, 1, 2, 3, 15, 16, 17, 64, 255, 256, 257, 1 << 16, (1 << 16) + 1, 1 << 20, INT32_MAX,
-                                 INT32_MIN, int64_t{1} << 31, int64_t{1} << 32, (int64_t{1} << 32) + 16, int64_t{1} << 40,
-                                 INT64_MAX, INT64_MIN};
-
-int64_t Extreme(Random& r, int64_t before) {
-  if (r.once_in(2)) return before + r.of<int64_t>({-1, 1, 2, 16, -16, int64_t{1} << 32});
-  return kExtremes[r.next() % std::size(kExtremes)];
-}
-
-// A tensor of other sizes, with the same numbers as far as there are.
-Shared Sized(const Tensor& from, Type type, Dims dims) {
-  auto made = std::make_shared<Tensor>(type, std::move(dims));
-  if (made->bytes() > kMostBytes) made = std::make_shared<Tensor>(type, Dims{0});
-  made->constant = from.constant;
-  for (size_t i = 0; i < made->bytes(); i++)
-    made->data.get()[i] = from.bytes() ? from.data.get()[i % from.bytes()] : uint8_t{0};
-  return made;
-}
-
-void ChangeSizes(Random& r, Shared& input) {
-  Dims dims = input->dims;
-  switch (dims.empty() ? 1 : r.from(0, 4)) {
-    case 0: dims.erase(dims.begin() + r.from(0, dims.size() - 1)); break;
-    case 1: dims.insert(dims.begin() + r.from(0, dims.size()), r.from(0, 2)); break;
-    case 2: dims.insert(dims.begin(), r.from(1, 4), 1); break;
-    case 3: dims[r.from(0, dims.size() - 1)] = r.from(0, 40); break;
-    default: {
-      int64_t& size = dims[r.from(0, dims.size() - 1)];
-      size = std::max<int64_t>(0, size + r.of<int64_t>({-size, -16, -1, 1, 16, size}));
-      if (!size) dims[r.from(0, dims.size() - 1)] = r.of<int64_t>({0, 1, int64_t{1} << 33, int64_t{1} << 62});
-    }
-  }
-  input = Sized(*input, input->type, dims);
-  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) input->dims = dims;  // of which there are no numbers
-}
-
-// Changes one thing of a node; says what.
-std::string Harm(Random& r, Node& node) {
-  auto input = [&]() -> std::pair<size_t, Shared*> {
-    std::vector<size_t> there;
-    for (size_t i = 0; i < node.inputs.size(); i++)
-      if (node.inputs[i]) there.push_back(i);
-    if (there.empty()) return {0, nullptr};
-    const size_t at = there[r.from(0, there.size() - 1)];
-    return {at, &node.inputs[at]};
-  };
-  const auto [at, tensor] = input();
-  const std::string name = "input " + std::to_string(at);
-  switch (r.from(0, 9)) {
-    case 0: case 1: case 2:
-      if (!tensor) break;
-      ChangeSizes(r, *tensor);
-      return name + " has other sizes";
-    case 3: {
-      std::vector<Shared*> integers;
-      for (Shared& each : node.inputs)
-        if (each && (each->type == kInt32 || each->type == kInt64) && each->count()) integers.push_back(&each);
-      if (integers.empty()) break;
-      Shared& chosen = *integers[r.from(0, integers.size() - 1)];
-      chosen = Sized(*chosen, chosen->type, chosen->dims);
-      const size_t i = r.from(0, chosen->count() - 1);
-      if (chosen->type == kInt32)
-        chosen->as<int32_t>()[i] = static_cast<int32_t>(Extreme(r, chosen->as<int32_t>()[i]) & 0xffffffff);
-      else
-        chosen->as<int64_t>()[i] = Extreme(r, chosen->as<int64_t>()[i] / 2);
-      return "an input has the integer of an extreme";
-    }
-    case 4:
-      if (!tensor) break;
-      if (r.once_in(3)) return tensor->reset(), name + " is missing";
-      *tensor = Sized(**tensor, r.of({kFloat, kInt8, kUint8, kInt32, kInt64}), (*tensor)->dims);
-      return name + " is of another type";
-    case 5:
-      if (!tensor) break;
-      *tensor = Sized(**tensor, (*tensor)->type, (*tensor)->dims);
-      (*tensor)->constant = !(*tensor)->constant;
-      return name + " is constant, or no longer";
-    case 6: {
-      if (!tensor) break;
-      const Shared more = Sized(**tensor, (*tensor)->type, (*tensor)->dims);
-      const size_t place = r.from(0, node.inputs.size());
-      if (place == node.inputs.size()) node.inputs.push_back(nullptr);
-      if (node.inputs[place]) break;
-      node.inputs[place] = more;
-      return "input " + std::to_string(place) + " is given";
-    }
-    case 7: {
-      const size_t i = r.from(0, node.outputs.size());
-      if (i == node.outputs.size()) node.outputs.push_back(kAny);
-      node.outputs[i] = r.of({kAny, kFloat, kInt8, kInt64});
-      return "output " + std::to_string(i) + " is of another type, or missing";
-    }
-    default: {
-      auto chosen = node.attributes.begin();
-      std::advance(chosen, node.attributes.empty() ? 0 : r.from(0, node.attributes.size() - 1));
-      if (chosen == node.attributes.end() || r.once_in(6)) {
-        const char* names[] = {"gate", "norm", "softcap", "smooth_softmax", "rotary_interleaved", "unidirectional", "scale",
-                               "local_window_size", "kv_cache_bit_width", "epsilon", "qk_output", "half"};
-        const char* added = names[r.from(0, std::size(names) - 1)];
-        node.attributes[added] = r.once_in(3) ? Attribute(r.real()) : Attribute(r.from(-1, 9));
-        return std::string("attribute ") + added + " is added";
-      }
-      const std::string changed = chosen->first;
-      if (r.once_in(8)) {
-        node.attributes.erase(chosen);
-      } else if (int64_t* number = std::get_if<int64_t>(&chosen->second); !number || r.once_in(8)) {
-        constexpr float kInf = std::numeric_limits<float>::infinity();
-        chosen->second = r.of({-1.0f, 0.0f, 1e-45f, 3e38f, kInf, -kInf, std::numeric_limits<float>::quiet_NaN()});
-      } else {
-        *number = Extreme(r, *number);
-      }
-      return "attribute " + changed + " is another, or gone";
-    }
-  }
-  return "";
-}
 
 }  // namespace
 

@@ -41,4 +41,7 @@ struct Case {
 
 Case MakeCase(uint64_t seed);
 
+// Changes one thing of a node; says what, or nothing where there is no such thing.
+std::string Harm(Random& random, Node& node);
+
 }  // namespace fuzz

@@ -83,54 +83,63 @@ const void* const* Table() {
   auto set = [](int place, auto function) { table[place] = reinterpret_cast<const void*>(function); };
   static const bool made = [&] {
     set(0, +[](Code, const char* why) { return Failed(why); });
-    set(26, +[](const char* name, Domain** out) -> Status* {
-      static std::deque<Domain> domains;
-      return *out = &domains.emplace_back(Domain{name}), nullptr;
-    });
-    set(27, +[](Domain* domain, const Operator* op) -> Status* {
-      registered[{domain->name, op->name(op)}] = op;
-      return nullptr;
-    });
+    set(
+        26, +[](const char* name, Domain** out) -> Status* {
+          static std::deque<Domain> domains;
+          return *out = &domains.emplace_back(Domain{name}), nullptr;
+        });
+    set(
+        27, +[](Domain* domain, const Operator* op) -> Status* {
+          registered[{domain->name, op->name(op)}] = op;
+          return nullptr;
+        });
     set(28, +[](Options*, Domain*) -> Status* { return nullptr; });
     set(51, +[](Value* value, void** out) -> Status* { return *out = value->tensor.data.get(), nullptr; });
     set(55, +[](const TypeInfo* info, const ShapeInfo** out) -> Status* { return *out = &info->shape, nullptr; });
     set(60, +[](const ShapeInfo* info, Type* out) -> Status* { return *out = info->type, nullptr; });
     set(61, +[](const ShapeInfo* info, size_t* out) -> Status* { return *out = info->dims.size(), nullptr; });
-    set(62, +[](const ShapeInfo* info, int64_t* out, size_t count) -> Status* {
-      std::copy_n(info->dims.begin(), std::min(count, info->dims.size()), out);
-      return nullptr;
-    });
-    set(65, +[](const Value* value, ShapeInfo** out) -> Status* {
-      return *out = new ShapeInfo{value->tensor.type, value->tensor.dims}, nullptr;
-    });
+    set(
+        62, +[](const ShapeInfo* info, int64_t* out, size_t count) -> Status* {
+          std::copy_n(info->dims.begin(), std::min(count, info->dims.size()), out);
+          return nullptr;
+        });
+    set(
+        65, +[](const Value* value, ShapeInfo** out) -> Status* {
+          return *out = new ShapeInfo{value->tensor.type, value->tensor.dims}, nullptr;
+        });
     set(85, +[](const Info* info, const char* name, float* out) { return Find(info, name, out); });
     set(86, +[](const Info* info, const char* name, int64_t* out) { return Find(info, name, out); });
-    set(89, +[](const Context* context, size_t* out) -> Status* {
-      return *out = context->info.node.outputs.size(), nullptr;
-    });
-    set(90, +[](const Context* context, size_t index, const Value** out) -> Status* {
-      return *out = index < context->info.inputs.size() ? context->info.inputs[index].get() : nullptr, nullptr;
-    });
+    set(
+        89, +[](const Context* context, size_t* out) -> Status* {
+          return *out = context->info.node.outputs.size(), nullptr;
+        });
+    set(
+        90, +[](const Context* context, size_t index, const Value** out) -> Status* {
+          return *out = index < context->info.inputs.size() ? context->info.inputs[index].get() : nullptr, nullptr;
+        });
     set(91, MakeOutput);
     set(93, +[](Status* status) { delete status; });
     set(98, +[](TypeInfo* info) { delete info; });
     set(99, +[](ShapeInfo* info) { delete info; });
     set(230, +[](const Info* info, size_t* out) -> Status* { return *out = info->node.inputs.size(), nullptr; });
     set(231, +[](const Info* info, size_t* out) -> Status* { return *out = info->node.outputs.size(), nullptr; });
-    set(235, +[](const Info* info, size_t index, TypeInfo** out) -> Status* {
-      if (index >= info->node.outputs.size() || info->node.outputs[index] == kAny) return Failed("it has no type");
-      return *out = new TypeInfo{{info->node.outputs[index], {}}}, nullptr;
-    });
-    set(249, +[](const Info* info, size_t index, int* is_constant, const Value** out) -> Status* {
-      const Value* value = index < info->inputs.size() ? info->inputs[index].get() : nullptr;
-      *is_constant = value && value->tensor.constant;
-      *out = *is_constant ? value : nullptr;
-      return nullptr;
-    });
-    set(274, +[](const Context* context, void (*work)(void*, size_t), size_t total, size_t, void* with) -> Status* {
-      context->pool.ParallelFor(work, total, with);
-      return nullptr;
-    });
+    set(
+        235, +[](const Info* info, size_t index, TypeInfo** out) -> Status* {
+          if (index >= info->node.outputs.size() || info->node.outputs[index] == kAny) return Failed("it has no type");
+          return *out = new TypeInfo{{info->node.outputs[index], {}}}, nullptr;
+        });
+    set(
+        249, +[](const Info* info, size_t index, int* is_constant, const Value** out) -> Status* {
+          const Value* value = index < info->inputs.size() ? info->inputs[index].get() : nullptr;
+          *is_constant = value && value->tensor.constant;
+          *out = *is_constant ? value : nullptr;
+          return nullptr;
+        });
+    set(
+        274, +[](const Context* context, void (*work)(void*, size_t), size_t total, size_t, void* with) -> Status* {
+          context->pool.ParallelFor(work, total, with);
+          return nullptr;
+        });
     return true;
   }();
   (void)made;

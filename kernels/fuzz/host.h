@@ -1,5 +1,5 @@
-// What stands in for onnxruntime, so that operators run under sanitizers: tensors in blocks of exactly their size, nodes
-// with attributes, and threads. Its table has the functions of onnxruntime's that `ort_api.h` calls.
+// What stands in for onnxruntime, so that operators run under sanitizers: tensors in blocks of exactly their size,
+// nodes with attributes, and threads. Its table has the functions of onnxruntime's that `ort_api.h` calls.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace fuzz {
 using edge::ort::Type;
 using Dims = std::vector<int64_t>;
 
-constexpr size_t kMostBytes = size_t{1} << 26;  // of a tensor: larger ones are refused, as where there is no memory
+constexpr size_t kMostBytes = size_t{1} << 22;  // of a tensor: larger ones are refused, as where there is no memory
 
 inline size_t SizeOf(Type type) {
   return type == edge::ort::kInt64 ? 8 : type == edge::ort::kUint8 || type == edge::ort::kInt8 ? 1 : 4;

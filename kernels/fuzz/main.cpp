@@ -22,7 +22,7 @@ namespace fuzz {
 namespace {
 
 constexpr const char* kForms[] = {"portable", "avx2", "avx_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
-constexpr int kSessions = 3;         // at once, where there are several threads
+constexpr int kSessions = 3;       // at once, where there are several threads
 constexpr unsigned kSeconds = 60;  // that a case may take
 
 std::atomic<uint64_t> running[kSessions];  // the cases' seeds; 0 for none
@@ -35,6 +35,14 @@ void SayWhich() {
                    static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed));
 }
 
+#ifndef SANITIZED
+void Died(int signal) {
+  std::fprintf(stderr, "\nIt died of signal %d.", signal);
+  SayWhich();
+  std::_Exit(1);
+}
+#endif
+
 void TookTooLong(int) {
   std::fprintf(stderr, "\nA case has not ended within %u seconds.", kSeconds);
   SayWhich();
@@ -42,7 +50,8 @@ void TookTooLong(int) {
 }
 
 [[noreturn]] void Found(const Case& of, const std::string& what) {
-  std::fprintf(stderr, "%s (%s): %s\n", of.node.op.c_str(), of.fault.empty() ? "valid" : of.fault.c_str(), what.c_str());
+  std::fprintf(stderr, "%s (%s): %s\n", of.node.op.c_str(), of.fault.empty() ? "valid" : of.fault.c_str(),
+               what.c_str());
   SayWhich();
   std::_Exit(1);
 }
@@ -143,6 +152,8 @@ int Main(int count, char** given) {
   }
 #ifdef SANITIZED
   __sanitizer_set_death_callback(SayWhich);
+#else
+  for (int died : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) std::signal(died, Died);
 #endif
   std::signal(SIGALRM, TookTooLong);
   AllOperators();

@@ -38,7 +38,7 @@ SANITIZERS = {
     "none": ["-O1"],
 }
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048",
+    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=512",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
@@ -81,13 +81,11 @@ def build(folder: Path, flags: list[str], library: Path | None) -> Path:
     sources = sorted(own) + sorted(HERE.glob("*.cpp"))
     headers = b"".join(path.read_bytes() for where in (SOURCES, HERE) for path in sorted(where.glob("*.h")))
     # Objects are named by all that they are made of.
-    made = {
-        path: [compiler, *FLAGS, *flags, *FORMS.get(path.stem, ()), "-c", str(path), "-o"] for path in sources
+    made = {path: [compiler, *FLAGS, *flags, *FORMS.get(path.stem, ()), "-c", str(path), "-o"] for path in sources}
+    objects = {
+        path: folder / f"{path.stem}.{_short(repr(command).encode() + headers + path.read_bytes())}.o"
+        for path, command in made.items()
     }
-    objects = {}
-    for path, command in made.items():
-        of = hashlib.sha256(repr(command).encode() + headers + path.read_bytes())
-        objects[path] = folder / f"{path.stem}.{of.hexdigest()[:16]}.o"
     missing = [path for path in sources if not objects[path].exists()]
     if missing:
         compile_one([compiler, *flags, "-x", "c++", "-o", str(folder / "probe"), "-"], "int main() { return 0; }")
@@ -104,6 +102,10 @@ def build(folder: Path, flags: list[str], library: Path | None) -> Path:
         linked += [str(library), f"-Wl,-rpath,{library.resolve().parent}"]
     compile_one([compiler, "-pthread", *flags, *linked, "-o", str(program)])
     return program
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def compile_one(command: list[str], text: str = "") -> None:

@@ -86,7 +86,10 @@ struct GroupQueryInputs {
   void CheckLengths(const Named& who, int kv_heads) {
     ExpectNumbers(who, "total_sequence_length", total, ort::kInt32, 1);
     const int64_t most = std::min<int64_t>(int64_t{rows} + tokens, kMostRows / kv_heads);
-    capacity = std::max(rows, Within(who, "total_sequence_length", all(), 1, most));
+    capacity = std::max(rows, Within(who, "total_sequence_length", all(), tokens, most));
+    if (capacity > rows && capacity != rows + tokens)
+      Refuse(who, "total_sequence_length is ", int64_t{capacity}, "; the cache has ", int64_t{rows},
+             " rows, and without room for the step it must be ", int64_t{tokens}, " more");
     ExpectNumbers(who, "seqlens_k", last, ort::kInt32, batch);
     if (!last.rank) RefuseInput(who, "seqlens_k", last, ort::kInt32, {batch});
     for (int b = 0; b < batch; b++) {

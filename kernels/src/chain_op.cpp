@@ -48,7 +48,7 @@ const Operator kGather{"Gather",
 class Chain : public Kernel {
  public:
   Chain(const Node& node, const Form& form) {
-    const Operator* const kOps[] = {kProductOperator, kAttentionOperator,    kNormOperator,     &kGather,
+    const Operator* const kOps[] = {kProductOperator,   kAttentionOperator,    kNormOperator,     &kGather,
                                     kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator};
     inputs_ = node.number("taken", 0, 0, kMostValues);
     outputs_ = node.number("given", 0, 0, kMostValues);
@@ -63,7 +63,8 @@ class Chain : public Kernel {
       const std::string prefix = std::to_string(i) + ".";
       const int op = node.number((prefix + "op").c_str(), kNoValue, 0, static_cast<int>(std::size(kOps)) - 1);
       const Operator& of = *kOps[op];
-      Link link{of.called, nullptr, Values(node, prefix + "input", of.takes), Values(node, prefix + "output", of.gives)};
+      Link link{of.called, nullptr, Values(node, prefix + "input", of.takes),
+                Values(node, prefix + "output", of.gives)};
       for (int value : link.inputs)
         if (value != kNoValue && (value >= static_cast<int>(made_.size()) || !made_[value]))
           Refuse(node, "value ", int64_t{value}, " is read before it is made");

@@ -13,8 +13,8 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kSmallest = -87.0f;  // of what exp gives a number for that is not 0
 
-// exp of what is not positive; of no number, no number. Source: the usual reduction to 2 ** n * exp(r) with |r| <= ln(2) / 2, and exp(r) by its
-// series: Cody and Waite, Software Manual for the Elementary Functions, 1980.
+// exp of what is not positive; of no number, no number. Source: the usual reduction to 2 ** n * exp(r) with |r| <=
+// ln(2) / 2, and exp(r) by its series: Cody and Waite, Software Manual for the Elementary Functions, 1980.
 template <class V>
 inline typename V::Floats Exp(typename V::Floats x) {
   const auto within = V::Max(V::Every(kSmallest), x);  // of no number: the second

@@ -18,10 +18,10 @@
 
 namespace edge {
 
-constexpr int kPanel = 16;         // columns that lie together
-constexpr int kStep = 32;          // inputs that one call of a form's Multiply takes; blocks are multiples of it
-constexpr int kLargest = 256;      // inputs of the largest block, but for one that is a whole row
-constexpr int kLongest = 1 << 15;  // inputs of such a row: its products are within 32 bits
+constexpr int kPanel = 16;            // columns that lie together
+constexpr int kStep = 32;             // inputs that one call of a form's Multiply takes; blocks are multiples of it
+constexpr int kLargest = 256;         // inputs of the largest block, but for one that is a whole row
+constexpr int kLongest = 1 << 15;     // inputs of such a row: its products are within 32 bits
 constexpr int kLongestRow = 1 << 24;  // inputs, or columns, of any matrix
 constexpr int kAlignment = 64;        // bytes
 

@@ -1,8 +1,8 @@
 // The operator Likeliest: the best tokens of each row of logits, and the logarithms of their probabilities.
 //
 // Inputs: logits [batch, rows, vocabulary] of float32, and how many are wanted, int64 [1]. Gives the logarithms,
-// float32, and the tokens, int64, both [batch * rows, wanted]: the best first, and the first of equals first. Among them
-// what is no number counts as -infinity; all logarithms of a row that has one, or infinity, are no numbers.
+// float32, and the tokens, int64, both [batch * rows, wanted]: the best first, and the first of equals first. Among
+// them what is no number counts as -infinity; all logarithms of a row that has one, or infinity, are no numbers.
 #include <algorithm>
 #include <cmath>
 #include <functional>

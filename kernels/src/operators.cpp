@@ -8,12 +8,18 @@ namespace {
 
 std::string TypeName(ort::Type type) {
   switch (type) {
-    case ort::kFloat: return "float32";
-    case ort::kUint8: return "uint8";
-    case ort::kInt8: return "int8";
-    case ort::kInt32: return "int32";
-    case ort::kInt64: return "int64";
-    default: return "type " + std::to_string(type);
+    case ort::kFloat:
+      return "float32";
+    case ort::kUint8:
+      return "uint8";
+    case ort::kInt8:
+      return "int8";
+    case ort::kInt32:
+      return "int32";
+    case ort::kInt64:
+      return "int64";
+    default:
+      return "type " + std::to_string(type);
   }
 }
 

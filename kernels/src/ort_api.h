@@ -12,7 +12,7 @@ namespace edge::ort {
 struct Status;
 struct Value;
 struct ShapeInfo;
-struct Info;     // of a kernel that is being made
+struct Info;  // of a kernel that is being made
 struct TypeInfo;
 struct Context;  // of a kernel that runs
 struct Domain;
@@ -106,12 +106,8 @@ class Api {
   void Release(Status* status) const { Call<void(Status*)>(93)(status); }
   void Release(TypeInfo* info) const { Call<void(TypeInfo*)>(98)(info); }
   void Release(ShapeInfo* info) const { Call<void(ShapeInfo*)>(99)(info); }
-  Status* Inputs(const Info* info, size_t* out) const {
-    return Call<Status*(const Info*, size_t*)>(230)(info, out);
-  }
-  Status* Outputs(const Info* info, size_t* out) const {
-    return Call<Status*(const Info*, size_t*)>(231)(info, out);
-  }
+  Status* Inputs(const Info* info, size_t* out) const { return Call<Status*(const Info*, size_t*)>(230)(info, out); }
+  Status* Outputs(const Info* info, size_t* out) const { return Call<Status*(const Info*, size_t*)>(231)(info, out); }
   Status* OutputType(const Info* info, size_t index, TypeInfo** out) const {
     return Call<Status*(const Info*, size_t, TypeInfo**)>(235)(info, index, out);
   }

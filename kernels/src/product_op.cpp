@@ -14,24 +14,21 @@
 namespace edge {
 namespace {
 
-constexpr size_t kPiece = 1 << 16;                // bytes of weights that a thread takes at a time, at most
+constexpr size_t kPiece = 1 << 16;                           // bytes of weights that a thread takes at a time, at most
 constexpr size_t kBias = 5, kNormMore = 6, kNormWeight = 7;  // inputs
 constexpr const char* kUnread[] = {"A", "B", "scales", "zero_points", "g_idx"};  // but for A: they are packed, or none
 constexpr int kMostBlocks = 1 << 30;                                             // of all rows
-constexpr int kManyRows = 16;                     // from which on threads share the rounding of rows
-constexpr int kFewRows = 8;                       // up to which a gate's pieces are larger: each reads two streams
-constexpr int kAtATime = 8;                       // rows that a thread rounds
+constexpr int kManyRows = 16;  // from which on threads share the rounding of rows
+constexpr int kFewRows = 8;    // up to which a gate's pieces are larger: each reads two streams
+constexpr int kAtATime = 8;    // rows that a thread rounds
 
 class Product : public Kernel {
  public:
   Product(const Node& node, const Form& form) : form_(form) {
     const int block = std::max(kLargest, kLongest);
-    shape_ = {node.number("bits", 4, 2, 8),
-              node.number("K", 0, 1, kLongestRow),
-              node.number("N", 0, 1, kLongestRow),
-              node.number("block_size", 0, kStep, block),
-              node.number("half", 0, 0, 1),
-              node.number("zero_points", 0, 0, 1)};
+    shape_ = {node.number("bits", 4, 2, 8),        node.number("K", 0, 1, kLongestRow),
+              node.number("N", 0, 1, kLongestRow), node.number("block_size", 0, kStep, block),
+              node.number("half", 0, 0, 1),        node.number("zero_points", 0, 0, 1)};
     if (!shape_.supported())
       Refuse(node, "weights of ", int64_t{shape_.bits}, " bits in blocks of ", int64_t{shape_.block},
              " are not what these kernels compute");

@@ -122,8 +122,7 @@ inline void Expect(const Named& who, const char* name, const ort::Tensor& input,
 // The same of an input of any rank that has so many numbers.
 inline void ExpectNumbers(const Named& who, const char* name, const ort::Tensor& input, ort::Type type, int64_t count) {
   if (!input.there || input.type != type) RefuseInput(who, name, input, type, {count});
-  if (input.elements() != count)
-    Refuse(who, name, " has ", input.elements(), " numbers and must have ", count);
+  if (input.elements() != count) Refuse(who, name, " has ", input.elements(), " numbers and must have ", count);
 }
 inline void ExpectNone(const Named& who, const char* name, bool there) {
   if (there) Refuse(who, name, " is given, which these kernels do not compute");
@@ -137,7 +136,8 @@ inline int Within(const Named& who, const char* what, int64_t number, int64_t le
 }
 // Rows of so many float32 numbers.
 inline void ExpectRows(const Named& who, const char* name, const ort::Tensor& rows, int64_t width) {
-  if (!rows.there || rows.type != ort::kFloat || rows.rank < 1) RefuseInput(who, name, rows, ort::kFloat, {kAnySize, width});
+  if (!rows.there || rows.type != ort::kFloat || rows.rank < 1)
+    RefuseInput(who, name, rows, ort::kFloat, {kAnySize, width});
   if (rows.shape[rows.rank - 1] != width)
     Refuse(who, name, " has rows of ", rows.shape[rows.rank - 1], " numbers, not of ", width);
 }

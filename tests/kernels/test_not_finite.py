@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_attention import Shape, given, run, session_of
-from kernel_products import FORMS, Product, bits_of
+from kernel_attention import FORMS, Shape, given, run, session_of
+from kernel_products import Product, bits_of
 from numpy.typing import NDArray
 from quantized_matrices import matrix_of
 
@@ -55,7 +55,7 @@ def test_products_of_numbers_of_any_size_have_the_same_bits(kernels: Kernels, bi
     rows = (np.random.default_rng(bits).standard_normal((9, 200)) * size).astype(np.float32)
     rows[:, ::5] = 0
     expected = product(0, rows)
-    assert expected is not None and np.isfinite(expected).all()
+    assert expected is not None and (np.isfinite(expected).all() or size > 1e30)
     for form in range(1, len(FORMS)):
         made = product(form, rows)
         if made is not None:
@@ -100,8 +100,11 @@ def test_a_query_that_is_no_number_gives_none_in_its_head_alone(
         np.testing.assert_array_equal(bits_of(made), bits_of(expected))
 
 
-@pytest.mark.parametrize("part", ["key", "value", "past.key", "past.value"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [(part, wrong) for part in ("key", "past.key") for wrong in WRONG[:2]]  # of infinity a score may be -infinity
+    + [(part, wrong) for part in ("value", "past.value") for wrong in WRONG],
+)
 def test_a_key_or_value_that_is_no_number_reaches_all_that_attend_to_it(
     kernels: Kernels, part: str, wrong: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

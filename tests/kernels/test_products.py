@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_products import FORMS, PANEL, Product, bits_of
+from kernel_attention import FORMS
+from kernel_products import PANEL, Product, bits_of
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from quantized_matrices import Matrix, matrix_of
