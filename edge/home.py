@@ -7,6 +7,7 @@ used, for whoever made it can change it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -94,7 +95,10 @@ def open_own(path: Path) -> BinaryIO:
     descriptor = for_owner(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or not _is_own(found, path):
+        if not stat.S_ISREG(found.st_mode):
+            code = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+            raise OSError(code, os.strerror(code), str(path))
+        if not _is_own(found, path):
             raise FileNotFoundError(f"{path} is no file of this user's")
         return os.fdopen(descriptor, "rb")
     except BaseException:
@@ -233,6 +237,8 @@ def is_running(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
+    except OverflowError:  # no process has such a number
+        return False
     except OSError as e:
         return not isinstance(e, ProcessLookupError)
     return True

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from edge.home import is_running
+
 PART, OLD = ".part", ".old"  # endings of a folder that is being written, and of one that makes room for it
 WAIT_S = 1.0  # for a writer between its two renames
 _HERE = -100  # AT_FDCWD: relative names are of the current folder
@@ -155,14 +157,4 @@ def _left(place: Path, ending: str) -> Iterator[tuple[Path, int]]:
 
 def alive(pid: int) -> bool:
     """Whether another process has this number: this one's was an earlier one's, for it starts only now."""
-    if pid == os.getpid():
-        return False
-    if sys.platform == "win32":  # os.kill would end it
-        return True
-    try:
-        os.kill(pid, 0)
-    except OverflowError:  # no process has such a number
-        return False
-    except OSError as e:
-        return not isinstance(e, ProcessLookupError)
-    return True
+    return pid != os.getpid() and is_running(pid)

@@ -300,8 +300,10 @@ def _faults(bundle: Bundle, target: Target) -> Iterator[str]:
             yield f"the encoder's length is {encoder.length}, and the bundle's is {manifest.encoder.max_length}"
         if (encoder.embedding is None) != (manifest.speech is not None):
             yield "an embedding of its encoder is for text, and a text needs one"
-        elif encoder.embedding is not None:
-            embeddings[encoder.embedding] = dims.vocab_size * dims.hidden_size * 2
+        elif encoder.embedding is not None and encoder.embedding != target.embedding:
+            bundle.file(encoder.embedding)
+            row = dims.hidden_size * 2  # of a vocabulary that may be the encoder's alone
+            embeddings[encoder.embedding] = max(1, bundle.size(encoder.embedding) // row) * row
     tables = [*target.tables, *target.biases, *([] if encoder is None else encoder.tables)]
     if target.biases and (len(target.biases) != 2 or encoder is None):
         yield f"biases are {len(target.biases)}, and not those of the decoder and its encoder"

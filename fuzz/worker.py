@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         if hasattr(kind, "prepare"):
             kind.prepare(Path(whole))
         say(ready=True)
-        start = _private()
+        start = private_bytes()
         again = first == AGAIN
         for case in [0] if again else range(int(first), int(first) + int(count)):
             at = Path(place) / (CASE if again else f"{CASE}-{case}")
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
             say(case=case, end=end, told=told, seconds=time.monotonic() - began)
             if end != FAULT and not again:
                 shutil.rmtree(at, ignore_errors=True)
-            if _private() > start + LEAK_BYTES:
+            if private_bytes() > start + LEAK_BYTES:
                 break
     return 0
 
@@ -113,7 +113,7 @@ def _end_with_parent(lifeline: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _private() -> int:
+def private_bytes() -> int:
     """This process's private writable memory, which RLIMIT_DATA limits; 0 where the system does not tell."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
@@ -129,7 +129,7 @@ def _limit(more: int | None) -> None:
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard if more is None else _private() + more, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (hard if more is None else private_bytes() + more, hard))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ class Encoder:
         self.max_length = source or manifest.encoder.max_length
         self._why = " in the memory that it may take" if self.max_length < manifest.encoder.max_length else ""
         self._layers = manifest.cross.layers
-        self._turned = session is None and manifest.encoder.values_transposed
+        self.turned = session is None and manifest.encoder.values_transposed
         self._dtype = memory_type(dtype)
         self._speech = manifest.speech
         self.any_length = manifest.encoder.any_length
@@ -170,4 +170,4 @@ class Encoder:
     def _shapes(self, layer: KVLayer, length: int) -> tuple[Shape, Shape]:
         """Of a layer's key and value."""
         shape = (1, layer.heads, length, layer.head_dim)
-        return shape, (1, layer.heads, layer.head_dim, length) if self._turned else shape
+        return shape, (1, layer.heads, layer.head_dim, length) if self.turned else shape

@@ -110,8 +110,9 @@ class Engine:
 
     def _check_fits(self) -> None:
         """BundleError where a graph has other sizes than the manifest states, of which memory is taken."""
+        turned = self.encoder is not None and self.encoder.turned
         for name, session in self.sessions.items():
-            check_fits(self.bundle, session, name)
+            check_fits(self.bundle, session, name, turned=turned)
 
     def _look_at(self, session: Session) -> None:
         """See what its graph can do."""

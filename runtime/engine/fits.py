@@ -32,13 +32,13 @@ def check_stated(bundle: Bundle) -> None:
         )
 
 
-def check_fits(bundle: Bundle, session: Session, name: str) -> None:
+def check_fits(bundle: Bundle, session: Session, name: str, *, turned: bool = False) -> None:
     """BundleError where a graph's inputs and outputs are not of the sizes that the manifest states. name: of the
-    graph."""
+    graph. turned: whether values of cross-attention have their dimensions before their rows."""
     for value, shape in session.shapes.items():
         if not shape and value.startswith("at."):
             continue  # of a unit that may be left out, which has none
-        for place, size in _stated(bundle.manifest, value).items():
+        for place, size in _stated(bundle.manifest, value, turned).items():
             if place >= len(shape) or shape[place] != size:
                 raise _misfit(bundle, value, name, shape, f"{size} for its dimension {place + 1}")
 
@@ -63,7 +63,7 @@ def _misfit(bundle: Bundle, value: str, name: str, shape: Sequence[Any], stated:
     )
 
 
-def _stated(manifest: Manifest, value: str) -> Sizes:
+def _stated(manifest: Manifest, value: str, turned: bool) -> Sizes:
     """What a manifest states of an input or output."""
     kind, _, rest = value.partition(".")
     if kind == "logits":
@@ -76,6 +76,5 @@ def _stated(manifest: Manifest, value: str) -> Sizes:
         return {}
     if not number.isdecimal() or int(number) >= len(layout.layers):
         return {0: NONE}
-    layer, encoder = layout.layers[int(number)], manifest.encoder
-    turned = kind == "cross" and part == "value" and encoder is not None and encoder.values_transposed
-    return {1: layer.heads, 2 if turned else 3: layer.head_dim}
+    layer = layout.layers[int(number)]
+    return {1: layer.heads, 2 if turned and (kind, part) == ("cross", "value") else 3: layer.head_dim}

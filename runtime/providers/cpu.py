@@ -153,7 +153,7 @@ def session_options(folder: Path | None) -> ort.SessionOptions:
     """Options of a session whose activations are in this process's memory. folder: of its external weights."""
     options = ort.SessionOptions()
     options.use_per_session_threads = False
-    options.log_severity_level = 3  # its warnings are about the graph, which only the exporter can change
+    options.log_severity_level = 4  # warnings are about the graph, which only an export can change; errors are raised
     # Else the second step of a shape allocates all of its activations again, and keeps both: 76 MB more for Whisper
     # base's encoder, 6 MB for a chunk of 128 tokens of SmolLM2, at the same speed.
     options.enable_mem_pattern = False

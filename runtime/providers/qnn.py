@@ -30,8 +30,10 @@ def _chip() -> str | None:
     """What Android, or Linux on a Qualcomm chip, calls it: sm8650."""
     name = ""
     with contextlib.suppress(OSError):  # TimeoutError is one
-        getprop = find_program("getprop")  # Android's
-        name = run([getprop, "ro.soc.model"], 10).output if getprop else MACHINE.read_text("ascii", "replace")
+        if getprop := find_program("getprop"):  # Android's
+            name = run([getprop, "ro.soc.model"], 10).output
+        else:
+            name = MACHINE.read_text(encoding="ascii", errors="replace")
     return name.strip().lower() or None
 
 

@@ -58,7 +58,7 @@ class StaticEncoder(Encoder):
             self._embedding = rows.reshape(-1, bundle.manifest.dims.hidden_size)
         self._tables = {table.input: read_table(bundle, table)[None] for table in target.encoder.tables}
         self._bias = read_table(bundle, target.biases[1]) if target.biases else None
-        self._mapped = [mapped_file(bundle.path(path)) for path in paths]
+        self._mapped = [mapped_file(bundle.file(path)) for path in paths]
 
     @property
     def sessions(self) -> dict[str, Session]:

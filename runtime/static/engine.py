@@ -51,7 +51,7 @@ class StaticEngine(Engine):
         super().__init__(bundle, variant, provider)
         dims = bundle.manifest.dims
         tables = [table.path for table in (*self.target.tables, *self.target.biases[:1])]
-        self._mapped = [mapped_file(bundle.path(path)) for path in (self.target.embedding, *tables)]
+        self._mapped = [mapped_file(bundle.file(path)) for path in (self.target.embedding, *tables)]
         self._embedding = np.memmap(
             bundle.file(self.target.embedding), np.float16, "r", shape=(dims.vocab_size, dims.hidden_size)
         )

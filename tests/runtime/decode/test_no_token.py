@@ -215,9 +215,9 @@ def test_a_graph_that_fails_while_it_runs_is_a_sentence(
     nodes = graph.graph.node
     last = next(node for node in nodes if "logits" in node.output)
     last.output[0] = "before"
-    wrong = onnx.numpy_helper.from_array(np.array([1, -1, 7, 11], np.int64), "wrong")
+    wrong = onnx.numpy_helper.from_array(np.array([7, -1, 320], np.int64), "wrong")
     graph.graph.initializer.append(wrong)
-    nodes.append(onnx.helper.make_node("Reshape", ["before", "wrong"], ["logits"]))
+    nodes.insert([*nodes].index(last) + 1, onnx.helper.make_node("Reshape", ["before", "wrong"], ["logits"]))
     path.write_bytes(graph.SerializeToString())
     variant = Variant(role, "int8" if role == "kv8" else "float32", context=64)
     model = Model(tiny_bundle, Engine(tiny_bundle, variant), Text(tiny_bundle), speculate="off")

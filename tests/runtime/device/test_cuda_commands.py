@@ -111,7 +111,7 @@ def test_a_target_that_is_damaged_or_missing_is_a_sentence(
     with pytest.raises(BundleError, match="is of version 2, and this edge reads version 1"):
         read_device_target(copy, CUDA)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1, "decoder": "../x.onnx"}))
-    with pytest.raises(BundleError, match="leads out of the bundle"):
+    with pytest.raises(BundleError, match=r"does not list '\.\./x\.onnx' among its files"):
         read_device_target(copy, CUDA)
     for command in (["run", "hi"], ["plan"]):
         assert main([command[0], str(tiny_bundle.root), *command[1:], "--provider", "cuda"]) == 2

@@ -94,8 +94,9 @@ def test_biases_head_norms_and_packed_projections_are_turned_as_well(
     config = json.loads((tiny_checkpoint / "config.json").read_text())
     names = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"
     sizes = {name: config[name] for name in (*names, "num_attention_heads", "num_key_value_heads")}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     shutil.copytree(tiny_checkpoint, tmp_path / "model")
-    made = AutoConfig.for_model(model_type, **sizes, initializer_range=0.2, pad_token_id=0, head_dim=16)
+    made = AutoConfig.for_model(model_type, **sizes, initializer_range=0.2, head_dim=16, **ids)
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(made)
     with torch.no_grad():

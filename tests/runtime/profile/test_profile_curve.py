@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 from pathlib import Path
@@ -166,10 +167,13 @@ def test_an_engine_knows_what_was_measured_for_its_threads(
     assert "is of processor Abacus, not " in caplog.text
 
 
-def test_nothing_half_written_is_left(kept: Path) -> None:
+def test_nothing_half_written_is_left(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(part: Path, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     profile = example_profile()
     target = path_for(profile.device, profile.bundle.sha256)
-    target.mkdir(parents=True)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError):
         store(profile)
-    assert [path.name for path in target.parent.iterdir()] == ["device.json"]
+    assert list(target.parent.iterdir()) == []

@@ -48,7 +48,7 @@ def test_unknown_fields_of_the_same_version_are_ignored() -> None:
         (example("device.cpu", ...), "a.json lacks the field 'device.cpu'; profile the bundle again."),
         (example("ttft.1.time.p50_ms", "fast"), "field 'ttft[1].time.p50_ms' must be a number, not 'fast'; profile"),
         (example("decode.0.time.p50_ms", 0), "decode[0].time.p50_ms is 0, and must be above 0; profile"),
-        (example("curve.3.ms", float("nan")), "a.json cannot be used: curve[3].ms is nan; profile"),
+        (example("curve.3.ms", float("nan")), "a.json is not valid JSON (NaN is no number of JSON); profile"),
     ],
 )
 def test_what_cannot_be_right_is_refused_with_its_place(text: str, sentence: str) -> None:

@@ -109,7 +109,7 @@ def test_the_command_asks_in_its_own_process_unless_told_otherwise(
     monkeypatch.setattr(sys, "argv", ["edge", "--version"])
     assert main(arguments) == 0
     own = arguments is None  # else this is a call in somebody else's process
-    assert variables == ({huge_pages.ASKED: "1"} | before if own else before)
+    assert variables == ({huge_pages.ASKED: "1", "PYTHONSAFEPATH": "1"} | before if own else before)
 
 
 def test_where_there_is_no_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
