@@ -101,8 +101,8 @@ def generation(checkpoint: Checkpoint) -> Generation:
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
         forced_bos=forced,
         forced_eos=end[0] if isinstance(end, list) else end,
-        suppress=settings.get("suppress_tokens", []),
-        begin_suppress=settings.get("begin_suppress_tokens", []),
+        suppress=[token for token in settings.get("suppress_tokens", []) if token >= 0],  # -1: none
+        begin_suppress=[token for token in settings.get("begin_suppress_tokens", []) if token >= 0],
         bad_words=words,
         repetition_penalty=float(settings.get("repetition_penalty", 1)),
         min_length=_length(settings, "min") or 0,

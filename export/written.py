@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
 from edge.export.quantize.base import FLOATS, Progress, QTensor, RowsTensor, Weight
-from edge.manifest import FORMAT_VERSION, Manifest, Source
+from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import Golden, GoldenInput, record_form, record_golden
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import PREFILL
@@ -35,11 +35,18 @@ def manifest_of(
         kind=kind,
         weights=weights,
         context=context,
-        tokens=checkpoint.tokenizer.tokens,
+        tokens=known_tokens(checkpoint.tokenizer.tokens, built.dims.vocab_size),
         source=Source(checkpoint.name, checkpoint.kind, checkpoint.licence),
         **vars(built),
         **others,
     )
+
+
+def known_tokens(tokens: Tokens, vocab: int) -> Tokens:
+    """Without tokens that were added to a tokenizer, and not to the model: it never says them."""
+    bos = tokens.bos if tokens.bos is None or tokens.bos < vocab else None
+    eos = [token for token in tokens.eos if token < vocab]
+    return dataclasses.replace(tokens, bos=bos, eos=eos, add_bos=tokens.add_bos and bos is not None)
 
 
 def say_what_changed(checkpoint: Checkpoint, methods: Mapping[str, str], tell: Callable[[str], None]) -> None:

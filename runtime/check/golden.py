@@ -358,7 +358,7 @@ def _distance(logits: NDArray[np.float32], recorded: TopLogits) -> float:
 
 def _top(logits: NDArray[np.float32]) -> TopLogits:
     ids = np.argsort(-logits, kind="stable")[:TOP]
-    if not np.isfinite(logits[ids]).all():
+    if np.isnan(logits).any() or not np.isfinite(logits[ids]).all():
         raise BundleError("The model's logits are not numbers, so there is nothing to record; export other weights.")
     return TopLogits(ids.tolist(), [round(float(x), 5) for x in logits[ids]])
 

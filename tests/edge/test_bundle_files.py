@@ -68,11 +68,10 @@ def test_what_is_no_file_is_refused_without_being_read(
     path = tiny_bundle.root / name
     path.unlink()
     kind(path)
-    for command in (["run", "hello", "-m"], ["verify"], ["inspect"]):
-        given = [*command, str(tiny_bundle.root)] if command[-1] == "-m" else [command[0], str(tiny_bundle.root)]
-        assert main(given) == 2
+    for command in (["run", str(tiny_bundle.root), "hello"], ["verify", str(tiny_bundle.root)]):
+        assert main(command) == 2
         said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "Traceback" not in said and "did not foresee" not in said
+        assert said.count("\n") == 1 and str(tiny_bundle.root) in said and "did not foresee" not in said
 
 
 @unix
@@ -232,7 +231,7 @@ def test_a_graph_of_a_target_that_the_manifest_does_not_list_is_not_opened(
 @pytest.mark.parametrize("name", ["A" * 300, "/".join(["c" * 200] * 30), "x/" + "y" * 300, "z" * 300 + ".edge"])
 @pytest.mark.parametrize(
     "command",
-    ["run ? hello", "run hello -m ?", "verify ?", "inspect ?", "profile ?", "plan ?", "eval ?", "export ? -o out.edge",
+    ["run ? hello", "verify ?", "inspect ?", "profile ?", "plan ?", "eval ?", "export ? -o out.edge",
      "export tiny -o ?", "export tiny --force -o ?", "tune ?"],
 )  # fmt: skip
 def test_a_name_longer_than_a_file_can_have_is_one_sentence(

@@ -150,6 +150,13 @@ def test_many_near_ties_are_a_fault() -> None:
         (lambda g: g["cases"][0]["prompt_ids"].append(10**6), r"cases\[0\] is no recorded answer"),
         (lambda g: g["cases"][0]["greedy_ids"].clear(), r"cases\[0\] is no recorded answer"),
         (lambda g: g["cases"][0]["first"]["logits"].pop(), r"cases\[0\] is no recorded answer"),
+        (lambda g: g["cases"][0]["first"].update(ids=[1] * 65, logits=[0.0] * 65), r"cases\[0\] is no recorded answer"),
+        (lambda g: g["cases"][0]["last"]["logits"].__setitem__(0, 1e300), r"cases\[0\] is no recorded answer"),
+        (lambda g: g["cases"][2]["prompt_ids"].extend([1] * 500), r"cases\[2\] is longer than this model takes"),
+        (lambda g: g["cases"][1].update(source_seed=3), r"cases\[1\] is .*, or no input of it"),
+        (lambda g: g["cases"][1].update(source_ids=[3]), r"cases\[1\] is .*, or no input of it"),
+        (lambda g: g.update(cases=g["cases"] * 100), "more than 256 recorded answers"),
+        (lambda g: g["cases"][0]["prompt_ids"].extend([1] * 70_000), "65536 tokens of them"),
     ],
 )
 def test_a_golden_file_that_cannot_be_right_is_named(tiny_bundle: Bundle, change: Any, message: str) -> None:
@@ -188,7 +195,47 @@ def test_a_host_that_computes_wrongly_fails_verify(
 
     monkeypatch.setattr(Engine, "step", wrong)
     assert main(["verify", str(tiny_bundle.root)]) == 2
-    assert "does not answer on this machine as it was recorded" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "does not answer on this machine as it was recorded" in told.err
+    counts = re.findall(r"4 prompts, (\d+) of 96 as recorded(?:, (\d+) near-ties?)?, (\d+) different", told.out)
+    assert len(counts) == 2 and all(sum(int(count or 0) for count in each) == 96 for each in counts)
+    assert "distances within" not in told.out and "distances up to" in told.out
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("where", ["everywhere", "at one token"])
+def test_verify_claims_nothing_of_logits_that_are_no_numbers(
+    tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: float, where: str
+) -> None:
+    step = Engine.step
+
+    def broken(self: Engine, cache: KVCache, tokens: NDArray[np.int64], rows: Any = None) -> NDArray[np.float32]:
+        logits = step(self, cache, tokens, rows).copy()
+        logits[..., slice(None) if where == "everywhere" else 7] = wrong
+        return logits
+
+    monkeypatch.setattr(Engine, "step", broken)
+    assert main(["verify", str(tiny_bundle.root)]) == 2
+    told = capsys.readouterr()
+    assert "0 of 96 as recorded, 96 different" in told.out and "distances within 0 " not in told.out
+
+
+def test_what_is_not_a_number_is_not_recorded() -> None:
+    with pytest.raises(BundleError, match="logits are not numbers"):
+        record_golden(Host(np.nan, 1), [GoldenInput([1, 2])], 6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [False, True])
+@pytest.mark.parametrize("tolerance", [-1e-9, 1e9, 100.0, 1e308, "NaN", "Infinity", "1e999", 10**400, None, True])
+def test_a_tolerance_that_says_nothing_is_refused(tiny_bundle: Bundle, tolerance: Any, form: bool) -> None:
+    path = tiny_bundle.path("golden.json")
+    raw = json.loads(path.read_text())
+    (raw["forms"][0] if form else raw)["tolerance"] = "HERE"
+    written = tolerance if isinstance(tolerance, str) else json.dumps(tolerance)
+    path.write_text(json.dumps(raw).replace('"HERE"', written))
+    with pytest.raises(BundleError, match="tolera|is no number of JSON") as caught:
+        read_golden(tiny_bundle)
+    assert "\n" not in str(caught.value)
 
 
 # Every graph that a run could take
