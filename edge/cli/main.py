@@ -45,6 +45,8 @@ def main(args: list[str] | None = None) -> int:
     try:
         if closed:
             raise InputError("Standard output is closed; redirect it, for example to /dev/null.")
+        if any("\0" in arg for arg in args):
+            raise InputError("An argument has a NUL character in it, which no name and no text may have.")
         status = _dispatch(args)
         sys.stdout.flush()
         return status
@@ -132,6 +134,8 @@ def _explain(error: Exception) -> int:
         return _say("Memory ran out; close other programs, or choose a smaller model, context or batch.", 2)
     if isinstance(error, RecursionError):
         return _say("What edge was given is nested too deeply to be read.", 2)
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # before Python 3.13 no OSError
+        return _say(f"{on_one_line(error)}; name what it should lead to.", 2)
     about = f"{type(error).__name__}: {on_one_line(error, 200)}"
     return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", 1)
 

@@ -18,6 +18,7 @@ from edge.cli.export import stages
 from edge.cli.run.terminal import CtrlC
 from edge.errors import InputError
 from edge.extras import needing
+from edge.text_file import read_text
 
 if TYPE_CHECKING:
     from edge.catalog import Progress, Say
@@ -117,10 +118,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, is no TOML, or holds what is no option or not of its kind.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise InputError(f"The recipe {path} cannot be read: {e.strerror}.") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        content = tomllib.loads(read_text(path, "The recipe"))
+    except tomllib.TOMLDecodeError as e:
         raise InputError(f"The recipe {path} is not valid TOML: {e}.") from None
     texts = ("model", "policy", "layers", "data", "prompts", "loss", "precision", "weights")
     numbers = ("ratio", "rate", "penalty", "temperature")

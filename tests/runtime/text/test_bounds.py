@@ -26,7 +26,7 @@ FAMILIES = (
     *("gpt2", "smollm2", "llama3", "qwen2", "olmo2", "gpt-4o", "deepseek", "bloom", "falcon", "whisper", "llama2"),
     *("mistral", "gemma", "phi3"),
 )
-SLOW = [r"[a-z]*[a-y]*\d", r"(?:a|b)*(?:a|[ab])*\d", r"(?:[a-z]+\s?)+[0-9]", r"[^0-9]*[^1]*[^2]*[0-3]"]
+SLOW = [r"[a-z]*[a-y]*\d", r"(?:a|b)*(?:a|[ab])*\d", r"(?:[a-z]+\s?)+[0-9]"]
 
 
 @pytest.fixture
