@@ -3,6 +3,7 @@ package dev.edgelm.speculate
 import dev.edgelm.BundleException
 import dev.edgelm.bundle.Bundle
 import dev.edgelm.bundle.readSmall
+import java.io.IOException
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.LongBuffer
@@ -20,7 +21,11 @@ internal class Successors(bundle: Bundle) {
 
     init {
         val path = bundle.file(FILE)
-        val content = ByteBuffer.wrap(readSmall(path, HEAD + (SLOT shl MOST_BITS).toInt()))
+        val content = try {
+            ByteBuffer.wrap(readSmall(path, HEAD + (SLOT shl MOST_BITS).toInt()))
+        } catch (e: IOException) {
+            throw BundleException("$path cannot be read: ${e.message}.", e)
+        }
         content.order(ByteOrder.LITTLE_ENDIAN)
         val size = content.limit()
         val bits = if (size < HEAD) 0 else content.getInt(0)

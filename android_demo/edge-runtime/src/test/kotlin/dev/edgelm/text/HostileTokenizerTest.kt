@@ -38,7 +38,7 @@ class HostileTokenizerTest {
 
     @Test
     fun `a pattern that repeats repetitions is refused before it is made`() {
-        for (pattern in listOf("(?:(?:(?:ab){1000}){1000}){1000}", "(?:(?:ab){1,900}){1,900}", "(?:a|b){999999}")) {
+        for (pattern in listOf("(?:(?:(?:ab){1000}){1000}){1000}", "(?:(?:ab){1,900}){1,900}")) {
             refused("has more than 100000 steps") { split(pattern) }
         }
     }
