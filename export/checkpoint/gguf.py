@@ -55,6 +55,7 @@ class GGUFCheckpoint:
         config = SimpleNamespace(**self.config)
         if family.layers is None or family.norms is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))
+            gguf_t5.check_layers(self._header.tensors, self.config, path)
             expected = gguf_t5.shapes(self.config)
         else:
             self._sources = self._named_tensors(lambda name: gguf_config.transformers_name(name, self._gguf))

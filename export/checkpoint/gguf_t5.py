@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+from edge.errors import CheckpointError
 
 _STACKS = {"enc": ("encoder", 1), "dec": ("decoder", 2)}  # with the place of the feed-forward block in a layer
 _LAYER = re.compile(r"(enc|dec)\.blk\.(\d+)\.(.+)\.weight")
@@ -35,6 +39,17 @@ def transformers_name(name: str, config: dict[str, Any]) -> str | None:
     stack, feed_forward = _STACKS[match[1]]
     part = (_PARTS if config["is_gated_act"] else _PLAIN).get(match[3])
     return None if part is None else f"{stack}.block.{match[2]}.layer.{part.format(feed_forward)}.weight"
+
+
+def check_layers(tensors: Iterable[str], config: dict[str, Any], path: Path) -> None:
+    """CheckpointError where the metadata counts more layers than there are tensors of."""
+    there = {(match[1], match[2]) for name in tensors if (match := _LAYER.fullmatch(name))}
+    for stack, key in (("enc", "num_layers"), ("dec", "num_decoder_layers")):
+        if config[key] > (found := sum(each[0] == stack for each in there)):
+            raise CheckpointError(
+                f"{path} counts {config[key]:,} layers of its {_STACKS[stack][0]} and holds tensors of {found}; fetch "
+                "it again."
+            )
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import json
 import mmap
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
@@ -22,7 +23,8 @@ REPLACEMENT = "\ufffd"
 INCOMPLETE = 3  # maximum replacement characters of a tail that may still become one character
 LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
 SHORT_WINDOW = 8
-_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([A-Za-z0-9+/]{8})[^"]*"')  # SentencePiece's, in base64
+_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')  # SentencePiece's, in base64
+_ESCAPED = re.compile(rb"\\u00[2-7]")  # a letter of ASCII, which no program writes so
 
 
 class Text:
@@ -159,8 +161,22 @@ def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
     """ValueError where a character map in the text of a `tokenizer.json` says that it is larger than it is: the library
     would take as much memory as it says, or end the process."""
     for found in _MAP.finditer(tokenizer):
-        size = int.from_bytes(binascii.a2b_base64(found[1])[:4], "little")
-        if size > found.end() - found.start():
+        if b"\\u" not in found[1][:48]:  # eight letters, each of which may be an escape
+            _check_character_map(found[1])
+    if _ESCAPED.search(tokenizer):  # in the map or its name, perhaps
+        json.loads(bytes(tokenizer), object_hook=_check_member)
+
+
+def _check_member(member: dict[str, Any]) -> None:
+    if isinstance(characters := member.get("precompiled_charsmap"), str):
+        _check_character_map(characters.encode(errors="replace"))
+
+
+def _check_character_map(encoded: bytes) -> None:
+    head = encoded.replace(b"\\", b"")[:8]
+    with contextlib.suppress(binascii.Error):  # the library refuses it
+        size = int.from_bytes(binascii.a2b_base64(head + b"=" * (-len(head) % 4))[:4], "little")
+        if size > len(encoded):
             raise ValueError(f"its character map says that it has {size:,} bytes and is shorter")
 
 

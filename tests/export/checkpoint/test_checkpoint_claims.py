@@ -100,6 +100,17 @@ def test_a_character_map_in_a_gguf_file_is_as_large_as_it_says(tmp_path: Path) -
     assert "character map says that it has 4,294,967,280 bytes" in refusal(tmp_path / "t5.gguf")
 
 
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("key", ["t5.block_count", "t5.decoder_block_count"])
+@pytest.mark.parametrize("count", [4, 1000, 1 << 24, (1 << 32) - 1])
+def test_layers_of_a_t5_are_counted_in_its_tensors(key: str, count: int, tmp_path: Path) -> None:
+    path = write_t5(tmp_path / "t5.gguf", tiny_t5())
+    whole = path.read_bytes()
+    at = whole.index(key.encode()) + len(key) + 4  # after the type of the number
+    path.write_bytes(whole[:at] + count.to_bytes(4, "little") + whole[at + 4 :])
+    assert f"counts {count:,} layers" in refusal(path)
+
+
 @pytest.mark.parametrize("tokens", [["x" * 40_000], ["ab" * 2000] * 100, ["y"] * 10 + ["x" * 1_000_000]])
 def test_tokens_as_long_as_books_are_refused(tokens: list[str]) -> None:
     with pytest.raises(CheckpointError, match="as long as books"):
