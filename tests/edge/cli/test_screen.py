@@ -228,6 +228,26 @@ def test_a_report_of_a_profile_cannot_be_ended_by_a_name() -> None:
     assert "<script>alert" not in made and "<img" not in made
 
 
+def test_onnxruntime_writes_no_names_of_nodes_around_the_screen(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its log goes to the file descriptor of standard error."""
+    import numpy as np
+    import onnxruntime as ort
+    from onnx import TensorProto, helper
+
+    from edge.runtime.providers.cpu import session_options
+
+    kinds = {"x": TensorProto.FLOAT, "shape": TensorProto.INT64, "y": TensorProto.FLOAT}
+    x, shape, y = (helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items())
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"], name=TITLE)], "g", [x, shape], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = session_options(None)
+    options.use_per_session_threads = True  # no engine has made those of the process
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    with pytest.raises(Exception, match="renamed"):
+        session.run(None, {"x": np.ones(5, np.float32), "shape": np.array([3])})
+    assert TITLE not in capfd.readouterr().err
+
+
 def test_only_one_place_makes_consoles_and_none_goes_around_the_screen() -> None:
     """A stream of Python's own, a console of rich's or a write to a file descriptor would."""
     folder = Path(sys.modules["edge.cli.main"].__file__ or "").parent
