@@ -56,7 +56,19 @@ def _flushed(stream: TextIO) -> bool:
     except (OSError, ValueError):  # ValueError: it was closed
         drop(stream)
         return False
-    return True
+    return not _only_read(stream)  # what was lost before is not written again
+
+
+def _only_read(stream: TextIO) -> bool:
+    """Whether a shell opened a stream of ours to be read: `1</dev/null`."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        return fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    except (OSError, ValueError):  # it is no file
+        return False
 
 
 def drop(stream: TextIO) -> None:

@@ -92,7 +92,7 @@ def test_a_name_that_no_file_can_have_gets_one_sentence_wherever_it_is_given(
         (">/dev/full", 2, "The output could not be written: No space left on device."),
         ("2>/dev/full", 2, ""),
         (">/dev/full 2>/dev/full", 2, ""),
-        ("1</dev/null", 2, "Bad file descriptor."),
+        ("1</dev/null", 2, "The output could not be written: Bad file descriptor."),
     ],
 )
 def test_streams_that_are_closed_or_full(

@@ -234,15 +234,15 @@ def test_onnxruntime_writes_no_names_of_nodes_around_the_screen(capfd: pytest.Ca
     import onnxruntime as ort
     from onnx import TensorProto, helper
 
+    from edge.runtime.providers import open_provider
     from edge.runtime.providers.cpu import session_options
 
     kinds = {"x": TensorProto.FLOAT, "shape": TensorProto.INT64, "y": TensorProto.FLOAT}
     x, shape, y = (helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items())
     graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"], name=TITLE)], "g", [x, shape], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = session_options(None)
-    options.use_per_session_threads = True  # no engine has made those of the process
-    session = ort.InferenceSession(model.SerializeToString(), options)
+    open_provider("cpu")  # its threads
+    session = ort.InferenceSession(model.SerializeToString(), session_options(None))
     with pytest.raises(Exception, match="renamed"):
         session.run(None, {"x": np.ones(5, np.float32), "shape": np.array([3])})
     assert TITLE not in capfd.readouterr().err
