@@ -91,26 +91,22 @@ def decoder(out: Path) -> None:
 def segments(out: Path) -> None:
     """A bundle of six layers in float32, in segments, with routers."""
     import dataclasses
-    import io
 
     import numpy as np
+    from skip_models import in_units
     from tiny_decoders import six_layer_llama
 
     import edge
     from edge.bundle import MANIFEST
     from edge.manifest import File
+    from fuzz.bundles import seal
 
     source = six_layer_llama(out.parent / "six", _need(out.parent, "directory"))
     bundle = edge.export(source, out / "model.edge", weights="fp32", segments=1, check=False, candidates=False)
-    units = len(bundle.manifest.segments) - 2
-    written = io.BytesIO()
-    np.save(written, np.random.default_rng(1).standard_normal((units, 65)).astype(np.float32))
-    (bundle.root / "routers.npy").write_bytes(written.getvalue())
-    files = [*bundle.manifest.files, File("routers.npy", 0, "")]
-    manifest = dataclasses.replace(bundle.manifest, routers="routers.npy", files=files)
-    (bundle.root / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
-    from fuzz.bundles import seal
-
+    routers = np.random.default_rng(1).standard_normal((len(bundle.manifest.segments) - 2, 65))
+    manifest = in_units(bundle, 1, routers).manifest
+    listed = dataclasses.replace(manifest, files=[*manifest.files, File("routers.npy", 0, "")])
+    (bundle.root / MANIFEST).write_text(listed.to_json(), encoding="utf-8")
     seal(bundle.root)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from edge.bundle import Bundle
-from edge.errors import InputError
+from edge.errors import BundleError, InputError
 from edge.manifest import SKIP
 from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
 from edge.runtime.engine.cache import KVCache
@@ -33,6 +33,12 @@ class SegmentedEngine(Engine):
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
         super().__init__(bundle, dataclasses.replace(variant, role=SKIP), provider)
+        for unit in self.policy.watched:
+            if f"at.{unit}.x" not in self.session.outputs:
+                raise BundleError(
+                    f"{bundle.path(bundle.manifest.graph(SKIP).path)} does not show what unit {unit} reads, which the "
+                    "bundle's routers decide by; export the model again."
+                )
 
     @property
     def supports_batching(self) -> bool:

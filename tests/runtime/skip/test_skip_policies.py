@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import random
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import BundleError, EdgeError, InputError
-from edge.manifest import Segment
+from edge.manifest import File, Segment
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.skip import make_policy, skipdecode
@@ -124,6 +126,27 @@ def test_skipdecode_answers_as_torch_does(by_layer: Bundle, six_layers: Path) ->
         assert all(cache.held[g] == cache.length for g in route)
     assert ran[:, -1].sum() == 3
     np.testing.assert_allclose(found, skipping_logits(torch_model(six_layers), ids, ran), atol=2e-4)
+
+
+def test_routers_whose_graph_does_not_show_what_they_read_are_refused(by_layer: Bundle, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(by_layer.root, tmp_path / "routed.edge"))
+    routers = np.zeros((LAYERS - 2, by_layer.manifest.dims.hidden_size + 1), np.float32)
+    np.save(root / "routers.npy", routers)
+    files = [*by_layer.manifest.files, File("routers.npy", (root / "routers.npy").stat().st_size, "0" * 64)]
+    manifest = dataclasses.replace(by_layer.manifest, routers="routers.npy", files=files)
+    with pytest.raises(BundleError, match="does not show what unit 1 reads"):
+        open_engine(Bundle(root, manifest), skip="first")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_headers_of_routers_get_a_sentence(seed: int, routed: Bundle) -> None:
+    choose, path = random.Random(seed), routed.root / "routers.npy"
+    data = bytearray(path.read_bytes())
+    for _ in range(choose.randint(1, 4)):
+        data[choose.randrange(128)] = choose.choice([0, 10, 0xB0, *b"({['\"\\#,", choose.randrange(256)])
+    path.write_bytes(data)
+    with contextlib.suppress(BundleError):
+        open_engine(routed, skip="first", context=64)
 
 
 def test_first_leaves_out_what_the_prompts_mean_says(routed: Bundle, six_layers: Path) -> None:
