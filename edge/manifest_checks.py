@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -222,10 +221,19 @@ def _file_faults(files: list[File]) -> Iterator[str]:
             yield f"files has the path {shown!r}, which has a plainer form or is too long"
         if any(len(part.encode()) > LONGEST_NAME for part in pure.parts):
             yield f"files has the path {shown!r}, a part of which is longer than {LONGEST_NAME} bytes"
-        folded = unicodedata.normalize("NFC", file.path).casefold()  # on many systems they would be one file
+        folded = _folded(file.path)
         if folded in seen:
             yield f"files has the path {shown!r}, which is {seen[folded][:100]!r} too"
         seen[folded] = file.path
         yield from _outside(f"the size of {shown!r}", file.size, 0, MOST_BYTES)
         if not re.fullmatch("[0-9a-f]{64}", file.sha256):
             yield f"the sha256 of {shown!r} is {file.sha256[:80]!r}"
+
+
+def _folded(path: str) -> str:
+    """What many systems take a name for: two that are alike would be one file."""
+    if path.isascii():
+        return path.lower()
+    import unicodedata
+
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())

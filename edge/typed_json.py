@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -21,6 +22,7 @@ SHOWN = 60  # letters of a wrong value
 _HALF = re.compile("[\ud800-\udfff]")  # of a character: it cannot be written anywhere
 
 T = TypeVar("T")
+_hints = functools.cache(typing.get_type_hints)  # a manifest asks for those of a class a hundred times
 
 
 def read_json(
@@ -79,7 +81,7 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, dict):
             raise _mismatch(path, "an object", raw)
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         if strict and (unknown := raw.keys() - hints.keys()):
             raise _Misfit(f" has unknown fields: {', '.join(sorted(unknown))}")
         values = {}

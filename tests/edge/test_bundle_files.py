@@ -95,11 +95,12 @@ def test_a_manifest_of_gigabytes_is_not_read(paper_bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     "name",
     ["./weights.bin", "graphs//x", "x/", "graphs/./x", "WEIGHTS.bin", "weights.bin", "edge.json", "Edge.JSON",
-     "x" * 256, "y/" * 600 + "y"],
+     "x" * 256, "y/" * 600 + "y", "\u00e4/\u212b"],
 )  # fmt: skip
 def test_a_file_with_an_odd_or_a_second_name_is_refused(paper_bundle: Bundle, name: str) -> None:
     raw = json.loads(paper_bundle.manifest.to_json())
-    raw["files"].append({"path": name, "size": 0, "sha256": "0" * 64})
+    for path in ("a\u0308/\u00c5", name):
+        raw["files"].append({"path": path, "size": 0, "sha256": "0" * 64})
     (paper_bundle.root / MANIFEST).write_text(sealed(raw))
     with pytest.raises(BundleError, match="files has the path") as caught:
         open_bundle(paper_bundle.root)
