@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edge.bundle import Bundle, BundleWriter, open_bundle
-from edge.cli.run.contents import Contents, contents_of
-from edge.cli.run.made import made, make_room, target_of, trim
 from edge.errors import BundleError, ExportError
 from edge.manifest import Manifest
+
+if TYPE_CHECKING:
+    from edge.cli.run.contents import Contents
 
 T = TypeVar("T")
 
@@ -35,6 +36,9 @@ def open_source(given: Path) -> Bundle:
             f"There is no bundle at {given}, and no model of that name in the catalog (see edge models); edge export "
             "makes a bundle."
         )
+    from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
+    from edge.cli.run.made import made, target_of
+
     contents = contents_of(given) if given.exists() else None
     target = target_of(given, contents)
     if (bundle := made(target)) is not None:
@@ -55,6 +59,8 @@ def _is_model(given: Path) -> bool:
 
 
 def _make(given: Path, contents: Contents | None, target: Path) -> Bundle:
+    from edge.cli.run.made import made, make_room, trim
+
     again = ", because the one that is there is another version's or damaged" if os.path.lexists(target) else ""
     _say(f"Making a bundle of {given}, once{again}; edge export makes a smaller and faster one in more time.")
     make_room(target)
@@ -68,6 +74,8 @@ def _make(given: Path, contents: Contents | None, target: Path) -> Bundle:
 def _export_apart(given: Path, contents: Contents | None, target: Path) -> None:
     """Export in processes of their own, one after the other: what an export leaves in memory would count against
     --memory."""
+    from edge.cli.run.contents import contents_of
+
     with BundleWriter(target, force=True) as writer:
         _apart(given, _stage, given, writer)
         manifest = _apart(given, _finish, writer)
