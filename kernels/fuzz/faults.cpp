@@ -45,8 +45,10 @@ Shared Sized(const Tensor& from, Type type, Dims dims) {
   auto made = std::make_shared<Tensor>(type, std::move(dims));
   if (made->bytes() > kMostBytes) made = std::make_shared<Tensor>(type, Dims{0});
   made->constant = from.constant;
-  for (size_t i = 0; i < made->bytes(); i++)
-    made->data.get()[i] = from.bytes() ? from.data.get()[i % from.bytes()] : uint8_t{0};
+  const size_t all = made->bytes(), there = from.bytes();
+  if (all && !there) std::memset(made->data.get(), 0, all);
+  for (size_t i = 0; there && i < all; i += there)
+    std::memcpy(made->data.get() + i, from.data.get(), std::min(there, all - i));
   return made;
 }
 

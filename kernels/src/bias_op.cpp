@@ -27,6 +27,7 @@ class PositionBias : public Kernel {
     const int64_t keys =
         Within(call, "number of keys", *total.as<int32_t>(), 0, std::min(bias.shape[3], of_keys.elements()));
     const int64_t heads = table.shape[0], distances = table.shape[1], made[] = {1, heads, tokens, keys};
+    if (!distances) Refuse(call, "table has no distances");  // nor then numbers, of however many heads
     float* out = call.floats(0, made, 4);
     for (int64_t t = 0; t < tokens; t++)
       for (int64_t k = 0; k < keys; k++) {

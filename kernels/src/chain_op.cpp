@@ -30,13 +30,16 @@ class Gather : public Kernel {
     Expect(call, "indices", which, ort::kInt64, {kAnySize});
     const int64_t batch = rows.shape[0], there = rows.shape[1], width = rows.shape[2], count = which.shape[0];
     const int64_t made[] = {batch, count, width};
+    auto row = [&](int64_t i) {
+      const int64_t asked = which.as<int64_t>()[i];
+      return asked < 0 ? asked + there : asked;
+    };
+    for (int64_t i = 0; i < count; i++)
+      if (row(i) < 0 || row(i) >= there) Refuse(call, "row ", which.as<int64_t>()[i], " is asked for, of ", there);
     float* out = call.floats(0, made, 3);
-    for (int64_t i = 0; i < count; i++) {
-      const int64_t asked = which.as<int64_t>()[i], row = asked < 0 ? asked + there : asked;
-      if (row < 0 || row >= there) Refuse(call, "row ", asked, " is asked for, of ", there);
-      for (int64_t b = 0; width && b < batch; b++)
-        std::memcpy(out + (b * count + i) * width, rows.as<float>() + (b * there + row) * width, width * sizeof(float));
-    }
+    for (int64_t i = 0; width && i < batch * count; i++)
+      std::memcpy(out + i * width, rows.as<float>() + (i / count * there + row(i % count)) * width,
+                  width * sizeof(float));
   }
 };
 

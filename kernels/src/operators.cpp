@@ -57,6 +57,8 @@ ort::Status* Caught(const ort::Api& api, const Work& work) {
     return nullptr;
   } catch (const ort::Failure& failure) {
     return failure.status;
+  } catch (const Refused& refused) {
+    return api.Fail(refused.what(), ort::kInvalidArgument);
   } catch (const std::bad_alloc&) {
     return api.Fail("there is not enough memory");
   } catch (const std::length_error&) {

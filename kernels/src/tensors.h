@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,11 @@ T* Reserve(std::vector<T>& room, size_t size) {
 
 namespace edge {
 
+// Why something was refused.
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Who refuses something: an operator, by its name.
 struct Named {
   const ort::Api& api;
@@ -100,7 +106,7 @@ template <class... Parts>
 [[noreturn, gnu::cold, gnu::noinline]] void Refuse(const Named& who, const Parts&... parts) {
   std::string why = std::string(who.called) + ": ";
   ((why += Text(parts)), ...);
-  throw ort::Failure{who.api.Fail(why.c_str(), ort::kInvalidArgument)};
+  throw Refused(why);
 }
 
 constexpr int64_t kAnySize = -1;

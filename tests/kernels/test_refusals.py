@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from edge.runtime.providers import open_provider
+from edge.runtime.providers.cpu import session_options
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, Layout
 
 THEIRS = "com.microsoft"
@@ -34,12 +36,17 @@ def session_of(
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
     graph = helper.make_graph([node], "g", given, made)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
+    options = quiet()
     if kernels is not None:
         options.register_custom_ops_library(str(kernels.path))
     return Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def quiet() -> ort.SessionOptions:
+    open_provider("cpu")  # its threads
+    options = session_options(None)
+    options.log_severity_level = 4  # of what is refused
+    return options
 
 
 def changed(random: np.random.Generator, given: Feeds) -> tuple[str, Feeds]:
@@ -193,8 +200,7 @@ def product(
         opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
         graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", 1, None)], stored)
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
+        options = quiet()
         options.register_custom_ops_library(str(kernels.path))
         Session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
