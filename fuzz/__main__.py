@@ -15,7 +15,7 @@ from edge.errors import InputError
 from edge.registry import Entry
 from fuzz.inputs import ROOT, make_inputs
 from fuzz.kinds import KINDS
-from fuzz.run import ENDLESS, Order, Tally, again, run
+from fuzz.run import Order, Tally, again, run
 
 MINUTES = {"short": 0.75, "usual": 4.5, "nightly": 240.0}  # of trying; inputs take half a minute before
 KEPT = ROOT / "build" / "fuzz"  # where inputs that failed are kept
@@ -58,22 +58,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _tried(given: argparse.Namespace, entries: list[Entry], seed: int, whole: Path) -> list[Tally]:
     """Every kind for its share of the time, the longest first."""
-    total = sum(_share(entry) for entry in entries)
+    total = sum(_share(entry) for entry in entries if "cases" not in entry.traits)
     minutes = MINUTES[given.length] * given.jobs
 
     def one(entry: Entry) -> Tally:
         driver = entry.traits.get("driver")
         if driver and not (ROOT / driver).exists():
             return Tally(entry.name, missing=f"there is no {driver}")
-        order = Order(entry, seed, whole, KEPT)
         if given.case is not None:
             return run(Order(entry, seed, whole, KEPT, first=given.case, count=1))
         if "cases" in entry.traits:
             return run(Order(entry, seed, whole, KEPT, count=given.cases or entry.traits["cases"][given.length]))
         if given.cases is not None:
             return run(Order(entry, seed, whole, KEPT, count=given.cases))
-        until = time.monotonic() + minutes * 60 * _share(entry) / total
-        return run(Order(order.entry, seed, whole, KEPT, count=ENDLESS, until=until))
+        return run(Order(entry, seed, whole, KEPT, seconds=minutes * 60 * _share(entry) / total))
 
     with ThreadPoolExecutor(max(1, given.jobs)) as pool:
         return list(pool.map(one, sorted(entries, key=_share, reverse=True)))

@@ -38,6 +38,7 @@ class Tally:
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0  # of trying, without starts
     slowest: float = 0.0
+    began: float | None = None  # the first case, monotonic
     missing: str = ""  # what this checkout lacks to try anything
     broken: str = ""  # how the harness itself failed
 
@@ -48,7 +49,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be tried of a kind: cases from `first` on, until there were `count` or it is `until` (monotonic).
+    """What is to be tried of a kind: cases from `first` on, until there were `count` or it took `seconds`.
 
     whole: the folder with whole inputs. kept: where inputs that failed are copied to.
     """
@@ -59,7 +60,7 @@ class Order:
     kept: Path
     first: int = 0
     count: int = ENDLESS
-    until: float = float("inf")
+    seconds: float = float("inf")  # from the first case on: a start takes as long on a busy machine
 
     def repeated(self, case: int) -> str:
         """The command that tries a case again."""
@@ -71,13 +72,19 @@ def run(order: Order) -> Tally:
     tally = Tally(order.entry.name)
     case = order.first
     end = order.first + order.count
-    while case < end and time.monotonic() < order.until and len(tally.faults) < MOST_FAULTS:
+    while case < end and not _done(order, tally):
         with tempfile.TemporaryDirectory(dir=order.whole, prefix=f"try-{tally.kind}-") as place:
             before = case
             case = _watch(order, tally, case, end - case, Path(place))
             if case == before:  # it did not come to a case
                 break
     return tally
+
+
+def _done(order: Order, tally: Tally) -> bool:
+    """Whether a kind had its time, or has failed often enough."""
+    late = tally.began is not None and time.monotonic() > tally.began + order.seconds
+    return late or len(tally.faults) >= MOST_FAULTS
 
 
 def again(entry: Entry, saved: Path, whole: Path) -> Tally:
@@ -119,7 +126,7 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
                 why = f"it took longer than {longest:.0f} s"
             elif bounded and at_hand is not None and (more := _resident(process.pid) - resident) > RESIDENT:
                 why = f"it took {more >> 20:,} MiB of memory"
-            elif at_hand is None or time.monotonic() < order.until + longest or not bounded:
+            else:
                 continue
             break
         if line is None:
@@ -130,7 +137,8 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
             break
         told = json.loads(line)
         if "began" in told:
-            at_hand, due, resident = told["began"], time.monotonic() + longest + LATE_S, _resident(process.pid)
+            tally.began = tally.began or time.monotonic()
+            at_hand, due, resident = told["began"], time.monotonic() + longest + LATE_S, told["resident"]
         elif "case" in told:
             tally.ends[told["end"]] += 1
             tally.seconds += told["seconds"]
@@ -138,7 +146,7 @@ def _watch(order: Order, tally: Tally, first: int, count: int, place: Path, mark
             if told["end"] == FAULT:
                 _keep(order, tally, told["case"], place, told["told"])
             at_hand, due = None, time.monotonic() + START_S
-            if time.monotonic() > order.until or len(tally.faults) >= MOST_FAULTS:
+            if _done(order, tally):
                 _end(process)
                 return int(told["case"]) + 1
             first = int(told["case"]) + 1

@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> int:
         again = first == AGAIN
         for case in [0] if again else range(int(first), int(first) + int(count)):
             at = Path(place) / (CASE if again else f"{CASE}-{case}")
-            say(began=case)
+            say(began=case, resident=_resident())
             os.truncate(log, 0)
             if not again:
                 make(kind, int(seed), case, Path(whole), at)
@@ -120,6 +120,14 @@ def private_bytes() -> int:
     except OSError:
         return 0
     return int(status.partition("VmData:")[2].split()[0]) << 10
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _limit(more: int | None) -> None:
