@@ -171,6 +171,8 @@ def open_bundle(path: str | Path) -> Bundle:
     except UnicodeDecodeError:
         raise BundleError(f"{file} is not a text file that can be read; export or copy the bundle again.") from None
     manifest = manifests.parse(text, str(file))
+    if not manifest.files:
+        raise BundleError(f"{file} lists no files; export the model again.")
     bundle = Bundle(root, manifest)
     needed = [WEIGHTS, TOKENIZER, GOLDEN, *(graph.path for graph in manifest.graphs)]
     needed += [] if manifest.routers is None else [manifest.routers]

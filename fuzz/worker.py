@@ -24,7 +24,7 @@ from typing import Any
 from edge.errors import EdgeError
 from fuzz.oracle import Fault, fault_of
 
-CASE_S = 20.0  # the longest that a case may take, on a busy machine too; most take milliseconds
+CASE_S = 60.0  # the longest that a case may take, on a busy machine too; most take milliseconds
 CASE_BYTES = 384 << 20  # of private memory that a case may take beyond what there was
 LEAK_BYTES = 1 << 30  # of private memory after which a process is ended, and another goes on
 AGAIN = "-"

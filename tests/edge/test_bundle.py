@@ -199,6 +199,15 @@ def test_a_graph_whose_weights_lie_out_of_the_bundle_is_refused(
         opened(location.format(outside=outside))
 
 
+@pytest.mark.parametrize("files", [{}, {"files": []}])
+def test_a_manifest_that_lists_nothing_is_refused(paper_bundle: Bundle, files: dict[str, list[str]]) -> None:
+    raw = json.loads(paper_bundle.manifest.to_json())
+    raw.pop("files")
+    (paper_bundle.root / "edge.json").write_text(sealed(raw | files))
+    with pytest.raises(BundleError, match="lists no files"):
+        open_bundle(paper_bundle.root)
+
+
 @pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json", "golden.json", "graphs/decoder.onnx"])
 def test_a_manifest_must_list_what_the_contract_names(paper_bundle: Bundle, name: str) -> None:
     raw = json.loads(paper_bundle.manifest.to_json())
