@@ -22,7 +22,12 @@ SHOWN = 60  # letters of a wrong value
 _HALF = re.compile("[\ud800-\udfff]")  # of a character: it cannot be written anywhere
 
 T = TypeVar("T")
-_hints = functools.cache(typing.get_type_hints)  # a manifest asks for those of a class a hundred times
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a class's fields by name, looked up once: a manifest asks for those of a class a hundred times."""
+    return typing.get_type_hints(kind)
 
 
 def read_json(
@@ -81,7 +86,7 @@ def _value(raw: Any, kind: Any, path: str, strict: bool) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, dict):
             raise _mismatch(path, "an object", raw)
-        hints = _hints(kind)
+        hints = _hints(typing.cast(type, kind))
         if strict and (unknown := raw.keys() - hints.keys()):
             raise _Misfit(f" has unknown fields: {', '.join(sorted(unknown))}")
         values = {}
