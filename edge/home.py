@@ -61,6 +61,11 @@ def curves_dir() -> Path:
     return cache_dir() / "curves"
 
 
+def expanded(path: str) -> Path:
+    """A path whose `~` is a home folder; as it is, and thus of no file, where nobody has that home."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's raises there
+
+
 def is_folder(path: Path) -> bool:
     """Whether there is a folder, as far as this user may see."""
     try:
@@ -153,6 +158,14 @@ def _in_cache(path: Path) -> bool:
 # Writing
 
 
+def make_file(path: Path, mode: int) -> int:
+    """A descriptor of a new file, to write to. What had its name goes first, such as what an earlier process of this
+    number left, or a link, which would lead elsewhere. OSError where it cannot be made."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
@@ -161,9 +174,7 @@ def replacing(path: Path) -> Iterator[Path]:
     part, cached = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part"), _in_cache(path)
     make_folder(path.parent)
     try:
-        if cached:
-            part.unlink(missing_ok=True)  # of an earlier process of the same number
-            os.close(for_owner(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.close(make_file(part, 0o600 if cached else 0o666))
         yield part
         if cached and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

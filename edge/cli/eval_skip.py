@@ -107,6 +107,7 @@ def figure_of(points: list[tuple[str, float, float]], label: str, path: Path) ->
     check_plot(path)  # benchmarks draw too
     import matplotlib
 
+    matplotlib.rcdefaults()  # not what a matplotlibrc of the current folder says
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -9,6 +9,7 @@ from edge import catalog, fetch
 from edge.catalog import Progress, Say
 from edge.errors import CatalogError, CheckpointError
 from edge.export.checkpoint.base import Checkpoint
+from edge.home import expanded
 from edge.registry import Registry
 
 FORMATS = Registry(__name__, "format of checkpoints")  # see `base.Checkpoint`
@@ -23,7 +24,7 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
         CheckpointError: nothing of that name, or it cannot be read.
         CatalogError: it cannot be fetched, or its terms were not accepted.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return _open_path(path)
     if entry := catalog.find(source):

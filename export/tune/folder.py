@@ -27,7 +27,11 @@ def working(folder: Path, *, restart: bool) -> Iterator[None]:
     with locked(folder / LOCK) as free:
         if not free:
             raise InputError(f"Another run is at work in {folder}; wait for it, or name another result.")
-        for path in folder.iterdir() if restart else ():
+        for path in folder.iterdir():
+            if path.is_symlink():  # what is written to it would go elsewhere
+                raise InputError(f"The folder {folder} holds a link, {path.name}; remove it, or name another result.")
+            if not restart:
+                continue
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != LOCK:

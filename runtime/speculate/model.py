@@ -10,13 +10,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.errors import InputError
+from edge.home import expanded
 from edge.manifest import INT8, KV8
 from edge.runtime.decode.draft import NOTHING, Draft
 from edge.runtime.engine.cache import KVCache
@@ -86,7 +86,7 @@ def _context(bundle: Bundle, setting: Setting) -> int:
 def _open(setting: Setting) -> Bundle:
     """The bundle at the path, checked to draft for the other one; InputError or BundleError where it cannot."""
     assert setting.argument is not None
-    bundle = open_bundle(Path(setting.argument).expanduser())
+    bundle = open_bundle(expanded(setting.argument))
     name = bundle.manifest.name
     if bundle.manifest.encoder is not None:
         raise InputError(f"{name} has an encoder, and what drafts must be a decoder alone; name another bundle.")

@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
+import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from edge.cli.progress import bar
+from edge.cli.reports import is_device, write_whole
 from edge.cli.run.parser import OF_DECODERS
 from edge.cli.run.terminal import INTERRUPTED, peak_memory
+from edge.cli.screen import screened
 from edge.errors import InputError
+from edge.home import for_owner
 from edge.text_file import lines_of
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
 CUT = ("length", "context")  # why an answer that might go on ended
+MOST_KEPT = 2 << 30  # bytes that are read of what an earlier command left
 
 
 class Answer(NamedTuple):
@@ -123,7 +129,10 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
     with kept:
         waiting = [i for i in order if i not in kept.answers]
         if kept.answers:
-            print(f"{len(kept.answers)} lines were done already; going on with the others.", file=sys.stderr)
+            print(
+                f"{len(kept.answers)} lines were done already, in {kept.path}; going on with the others.",
+                file=sys.stderr,
+            )
         quiet = kept.path is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         shown = contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting))
         with shown as advance, contextlib.closing(make(waiting)) as answers:
@@ -217,11 +226,27 @@ def _report(done: Sequence[Answer], seconds: float) -> None:
     print(*parts, sep=" · ", file=sys.stderr)
 
 
+def _open_kept(path: Path) -> BinaryIO:
+    """A file to append to and to read, for its owner alone; OSError where it is a link, no plain file, or too large."""
+    descriptor = for_owner(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0))
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, f"{path} is a pipe or a device")
+        if found.st_size > MOST_KEPT:
+            raise OSError(errno.EFBIG, f"{path} has more than {MOST_KEPT >> 30} GiB")
+        return os.fdopen(descriptor, "a+b")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 class Kept:
     """Where answers go. Without a file to standard output, in the order in which they are added.
 
-    With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE under another name
-    and renames it. A FILE.part that the same command left is taken up: `answers` has what is in it, by place.
+    With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE whole. A FILE.part
+    that the same command left is taken up: `answers` has what is in it, by place. A device or a pipe gets all answers
+    in the end.
 
     Raises:
         InputError: FILE cannot be written, or FILE.part is not the same command's.
@@ -231,40 +256,48 @@ class Kept:
         if output is not None and output.is_dir():
             raise InputError(f"The output file {output} is a folder; name a file.")
         self.answers: dict[int, str] = {}
-        self.path = None if output is None else output.with_name(f"{output.name}.part")
+        self.path = None if output is None or is_device(output) else output.with_name(f"{output.name}.part")
         self._output, self._identity, self._lines = output, identity, lines
-        self._file: TextIO = sys.stdout
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> Kept:
-        if self._output is None or self.path is None:
+        if self.path is None:
             return self
         try:
-            begun = self.path.exists() and self._take_up(self.path)
-            self._file = self.path.open("a" if begun else "w", encoding="utf-8")
-            if not begun:
+            self._file = _open_kept(self.path)  # `__exit__` closes it
+            if not self._take_up(self.path, self._file):
                 self._write(self._identity)
-        except OSError as e:
-            raise InputError(f"The output file {self._output} cannot be written: {e.strerror}.") from None
+        except BaseException as e:
+            self.__exit__()
+            if not isinstance(e, OSError):
+                raise
+            why = f"{self.path} is a link" if e.errno == errno.ELOOP else e.strerror
+            raise InputError(f"The output file {self._output} cannot be written: {why}.") from None
         return self
 
-    def _take_up(self, path: Path) -> bool:
+    def _take_up(self, path: Path, file: BinaryIO) -> bool:
         """Read the answers that an earlier command left, as far as the lines are still the same; False if it left
         nothing."""
-        data = path.read_bytes()
+        file.seek(0)
+        data = file.read()
         data = data[: data.rfind(b"\n") + 1]  # without a record that was cut off
         if not data:
+            file.truncate(0)
             return False
-        identity, *records = data.decode().splitlines()
-        if identity != json.dumps(self._identity):
+        try:
+            identity, *records = map(json.loads, data.decode().splitlines())
+        except (ValueError, RecursionError):
+            identity, records = None, []
+        whole = (type(record) is list and list(map(type, record)) == [int, str, str] for record in records)
+        if identity != self._identity or not all(whole):
             raise InputError(
                 f"{path} holds what another command left unfinished: other options or another bundle. Remove it, or "
                 "choose another --output."
             )
-        for record in records:
-            place, line, shown = json.loads(record)
-            if place < len(self._lines) and self._lines[place] == line:
+        for place, line, shown in records:
+            if 0 <= place < len(self._lines) and self._lines[place] == line:
                 self.answers[place] = shown
-        os.truncate(path, len(data))
+        file.truncate(len(data))
         return True
 
     def add(self, place: int, shown: str) -> None:
@@ -272,27 +305,30 @@ class Kept:
         if self._output is None:
             print(shown, flush=True)
             return
-        self._write([place, self._lines[place], shown])
+        if self._file is not None:
+            self._write([place, self._lines[place], shown])
         self.answers[place] = shown
 
     def _write(self, record: object) -> None:
-        self._file.write(json.dumps(record) + "\n")
+        assert self._file is not None
+        self._file.write(f"{json.dumps(record)}\n".encode())
         self._file.flush()
 
     def finish(self) -> None:
         """All answers are there: write them in the order of the lines."""
-        if self._output is None or self.path is None:
+        if self._output is None:
             return
-        whole = self._output.with_name(f"{self._output.name}.new")
+        text = "".join(f"{self.answers.get(i, '')}\n" for i in range(len(self._lines)))
         try:
-            with whole.open("w", encoding="utf-8") as file:
-                file.writelines(f"{self.answers.get(i, '')}\n" for i in range(len(self._lines)))
-            whole.replace(self._output)
+            if self.path is None:
+                with self._output.open("w", encoding="utf-8") as file:
+                    screened(file).write(text)
+                return
+            write_whole(self._output, text)
         except OSError as e:
-            raise InputError(
-                f"The output file {self._output} cannot be written: {e.strerror}. {self.path} keeps the answers."
-            ) from None
-        self._file.close()
+            kept = "" if self.path is None else f" {self.path} keeps the answers."
+            raise InputError(f"The output file {self._output} cannot be written: {e.strerror}.{kept}") from None
+        self.__exit__()
         self.path.unlink()
 
     def tell_stopped(self) -> None:
@@ -306,5 +342,5 @@ class Kept:
             )
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not sys.stdout:
+        if self._file is not None:
             self._file.close()

@@ -38,7 +38,15 @@ def odd_names(folder: Path) -> list[str]:
     """Names under which nothing can be read and nothing written."""
     (folder / "file").write_text("x")
     (folder / "loop").symlink_to("loop")
-    return ["n" * 300, "d/" * 3000, str(folder / "file" / "below"), str(folder / "loop"), "a\0b", f"{'n' * 290}\udcff"]
+    return [
+        "n" * 300,
+        "d/" * 3000,
+        str(folder / "file" / "below"),
+        str(folder / "loop"),
+        "a\0b",
+        f"{'n' * 290}\udcff",
+        "~nosuchuser/x",
+    ]
 
 
 @posix
@@ -76,6 +84,20 @@ def test_a_name_that_no_file_can_have_gets_one_sentence_wherever_it_is_given(
             continue  # the answers take the link's place
         assert status == 2, (args, err)
         assert sentence.startswith("edge: ") and len(sentence) < 7000 and "Traceback" not in err
+
+
+@posix
+@pytest.mark.parametrize(
+    "command", [["run", "hi", "--speculate"], ["profile", "--speculate", "--drafter"]], ids="".join
+)
+def test_so_does_a_drafters_path(
+    command: list[str], tmp_path: Path, tiny_bundle: Bundle, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for odd in odd_names(tmp_path):
+        name, *rest = command
+        assert main([name, str(tiny_bundle.root), *rest, f"model={odd}"]) == 2
+        err = capfd.readouterr().err
+        assert err.startswith("edge: ") and err.count("\n") == 1
 
 
 @posix

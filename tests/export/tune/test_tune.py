@@ -32,6 +32,7 @@ from edge.export.tune.data import Batch, Example, batches, read_examples, read_r
 from edge.export.tune.depth import least_missed
 from edge.export.tune.ffn import FeedForward
 from edge.export.tune.first import First
+from edge.export.tune.folder import working
 from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy, make_policy
@@ -245,8 +246,10 @@ def test_both_losses_take_a_texts_likelihood_and_own_answers_for_what_they_are(
     _, given = split(source, [data], chosen)
     _, own = split(source, [data], dataclasses.replace(chosen, data=tmp_path / "other"))
     assert all(e.given for e in given) and not any(e.given for e in own)
-    losses = {loss: run(six_layers, tmp_path / loss, settings(data, "unified", loss=loss, steps=1))[0]
-              for loss in ("distill", "lm", "both")}
+    losses = {
+        loss: run(six_layers, tmp_path / loss, settings(data, "unified", loss=loss, steps=1))[0]
+        for loss in ("distill", "lm", "both")
+    }
     assert losses["both"] == pytest.approx(losses["distill"] + losses["lm"], rel=1e-4)
 
 
@@ -282,6 +285,18 @@ def test_two_runs_at_a_time_do_not_share_a_folder(six_layers: Path, data: Path, 
 
     assert len(run(six_layers, out, chosen, stop=second)) == 2
     assert refused and (out / "model.safetensors").is_file() and not out.with_name("tuned.tuning").exists()
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize("name", ["answers.jsonl", "checkpoint.part", "settings.json"])
+def test_a_run_writes_through_no_link(tmp_path: Path, name: str, restart: bool) -> None:
+    (tmp_path / "x.tuning").mkdir()
+    (tmp_path / "x.tuning" / name).symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(InputError, match=f"holds a link, {name}; remove it"),
+        working(tmp_path / "x.tuning", restart=restart),
+    ):
+        pytest.fail("it was used")
 
 
 def test_training_brings_a_model_without_layers_nearer_to_itself(
@@ -455,9 +470,7 @@ def test_a_model_answers_its_own_training_prompts(six_layers: Path, tmp_path: Pa
     assert out.read_text().splitlines() == lines
     likeliest = [tmp_path / f"likeliest{seed}.jsonl" for seed in (3, 4)]
     for seed, path_of_seed in zip((3, 4), likeliest, strict=True):
-        answer_all(
-            str(six_layers), read_prompts(path), path_of_seed, **given | {"options": drawn(24, 0.0, seed)}
-        )
+        answer_all(str(six_layers), read_prompts(path), path_of_seed, **given | {"options": drawn(24, 0.0, seed)})
     assert likeliest[0].read_bytes() == likeliest[1].read_bytes() != out.read_bytes()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import signal
 import threading
 import time
@@ -240,6 +241,94 @@ def test_what_another_command_left_is_not_mixed_in(
     status, _, err = run("x.edge", "-f", sentences, "--output", out, *options)
     assert status == 2 and "other options or another bundle" in err
     assert out.with_name("out.txt.part").read_bytes() == kept
+
+
+@pytest.mark.parametrize("end", ["part", "new", "{pid}.part", "{pid}-{thread}.part"])
+@pytest.mark.parametrize("there", ["empty", "not there", "written"])
+def test_no_link_in_the_folder_leads_what_is_written_elsewhere(
+    run: Run, fake: Callable, sentences: Path, tmp_path: Path, end: str, there: str
+) -> None:
+    """A folder that somebody else made may have links by any name that a command might choose."""
+    fake()
+    victim, out = tmp_path / "elsewhere", sentences.with_name("out.txt")
+    if there != "not there":
+        victim.write_text("mine" if there == "written" else "")
+    before = victim.read_bytes() if victim.exists() else None
+    name = f"out.txt.{end}".format(pid=os.getpid(), thread=threading.get_ident())
+    for planted in (name, f".{name}"):
+        out.with_name(planted).symlink_to(victim)
+    status, _, err = run("x.edge", "-f", sentences, "--output", out)
+    assert (victim.read_bytes() if victim.exists() else None) == before
+    if end == "part":
+        assert status == 2 and "out.txt.part is a link" in err and not out.exists()
+    else:
+        assert status == 0 and out.read_text() == ANSWERS and not out.is_symlink()
+
+
+def test_a_link_as_the_output_is_replaced(run: Run, fake: Callable, sentences: Path) -> None:
+    fake()
+    victim, out = sentences.with_name("elsewhere"), sentences.with_name("out.txt")
+    victim.write_text("mine")
+    out.symlink_to(victim)
+    assert run("x.edge", "-f", sentences, "--output", out)[0] == 0
+    assert victim.read_text() == "mine" and out.read_text() == ANSWERS
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        b"\xff\xfe\n",
+        b"{bad\n",
+        b"[" * 100_000 + b"\n",
+        b"null\n",
+        b"%s\n{bad\n",
+        b"%s\n[0]\n",
+        b'%s\n[0, "one"]\n',
+        b'%s\n["0", "one", "ONE"]\n',
+        b'%s\n[true, "one", "ONE"]\n',
+        b'%s\n[0, "one", 1]\n',
+        b'%s\n{"0": 1, "1": 2, "2": 3}\n',
+        b"%s\n12\n",
+    ],
+)
+def test_what_no_command_left_is_refused_in_a_sentence(run: Run, fake: Callable, sentences: Path, left: bytes) -> None:
+    engine, part = fake(), sentences.with_name("out.txt.part")
+    press_in(engine, "three words here")
+    command = ("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    run(*command)
+    part.write_bytes(left.replace(b"%s", part.read_bytes().split(b"\n")[0]))
+    status, _, err = run(*command)
+    assert status == 2 and "holds what another command left unfinished" in err
+
+
+def test_places_before_the_first_line_are_ignored(run: Run, fake: Callable, sentences: Path) -> None:
+    engine, part = fake(), sentences.with_name("out.txt.part")
+    press_in(engine, "three words here")
+    command = ("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    run(*command)
+    part.write_bytes(part.read_bytes().split(b"\n")[0] + b'\n[-1, "last", "PLANTED"]\n')
+    assert run(*command)[0] == 0 and sentences.with_name("out.txt").read_text() == ANSWERS
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_a_pipe_where_answers_are_kept_is_refused(run: Run, fake: Callable, sentences: Path) -> None:
+    fake()
+    os.mkfifo(sentences.with_name("out.txt.part"))
+    status, _, err = run("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    assert status == 2 and "out.txt.part is a pipe or a device" in err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_a_pipe_as_the_output_gets_the_answers_and_stays(run: Run, fake: Callable, sentences: Path) -> None:
+    fake()
+    out, got = sentences.with_name("out.txt"), list[str]()
+    os.mkfifo(out)
+    reader = threading.Thread(target=lambda: got.append(out.read_text()))
+    reader.start()
+    assert run("x.edge", "-f", sentences, "--output", out)[0] == 0
+    reader.join(10)
+    assert got == [ANSWERS] and out.is_fifo()
+    assert sorted(p.name for p in out.parent.iterdir()) == ["fake.edge", "out.txt", "sentences.txt"]
 
 
 def test_ctrl_c_without_a_file_ends_with_status_130(run: Run, fake: Callable, sentences: Path) -> None:
