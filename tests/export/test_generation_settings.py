@@ -51,7 +51,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"forced_bos_token_id": 5, "begin_suppress_tokens": list(range(3, 60))},
     {"begin_suppress_tokens": list(range(3, 60))},
     {"suppress_tokens": list(range(0, VOCABULARY, 2))},
-    {"bad_words_ids": [[i, j] for i in range(3, 60, 2) for j in range(VOCABULARY - 9)] + [[4], [1], [6, 8, 10]]},
+    {"bad_words_ids": [[i, j] for i in range(3, 60, 2) for j in range(VOCABULARY - 9)] + [[4], [1], [84, 84]]},
     {"num_beams": 3, "repetition_penalty": 1.8, "no_repeat_ngram_size": 1, "min_length": 6},
     {"num_beams": 4, "early_stopping": True, "length_penalty": 2.0, "num_return_sequences": 4},
     {"num_beams": 4, "early_stopping": "never", "length_penalty": -1.0, "num_return_sequences": 2},
