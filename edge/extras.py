@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from edge.errors import MissingExtraError
 
@@ -16,6 +17,19 @@ EXTRAS = {
     "npu-intel": ("onnxruntime_ep_openvino",),
     "webgpu": ("onnxruntime_ep_webgpu",),
 }
+
+
+CLONE = Path(__file__).resolve().parents[1]
+
+
+def install(extra: str, options: str = "") -> str:
+    """The command that brings an extra. Until there is a release on PyPI that is one of a clone: of this one, where
+    `edge` runs from it. options: more of pip's."""
+    import shlex
+
+    if (CLONE / "pyproject.toml").is_file():
+        return f"pip install {options}-e {shlex.quote(f'{CLONE}[{extra}]')}"
+    return f"pip install {options}'.[{extra}]' in a clone of edge"
 
 
 def extra_of(error: ModuleNotFoundError) -> str | None:
@@ -39,5 +53,5 @@ def needing(what: str, extra: str | None = None, *, instead: str = "") -> Iterat
         if (extra := extra or extra_of(e)) is None:
             raise
         other = f", {instead}" if instead and extra == "export" else ""
-        sentence = f"{what} needs {e.name}; install it with: pip install 'edge-lm[{extra}]'{other}"
+        sentence = f"{what} needs {e.name}; install it with: {install(extra)}{other}"
         raise MissingExtraError(sentence) from None

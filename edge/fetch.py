@@ -33,6 +33,7 @@ from typing import Any
 from edge import catalog, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
 from edge.errors import CatalogError, on_one_line
+from edge.extras import install
 from edge.home import for_owner, make_folder, replace_text
 from edge.hub_names import NameLeadsOut, guard
 
@@ -188,7 +189,7 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import tqdm
     except ModuleNotFoundError as e:
-        raise _Unavailable(f"{e.name} is not installed (run: pip install 'edge-lm[export]')") from None
+        raise _Unavailable(f"{e.name} is not installed (run: {install('export')})") from None
     guard(hub.get_session())
 
     class Bars(tqdm):

@@ -11,6 +11,7 @@ from edge.bundle import open_bundle
 from edge.cli.export import stages
 from edge.cli.tables import console, print_json, table
 from edge.errors import InputError, MissingExtraError
+from edge.extras import install
 from edge.runtime.check.perplexity import check_decoder, check_window, windows
 from edge.runtime.engine.measured import open_for
 from edge.runtime.skip.evaluate import SkipFigures, measure
@@ -61,7 +62,7 @@ def check_plot(path: Path | None) -> None:
     if path.suffix not in PLOTS:
         raise InputError(f"{path} is no plot that can be drawn; choose a name that ends with {', '.join(PLOTS)}.")
     if find_spec("matplotlib") is None:
-        raise MissingExtraError("A plot needs matplotlib; install it with: pip install 'edge-lm[eval]'")
+        raise MissingExtraError(f"A plot needs matplotlib; install it with: {install('eval')}")
 
 
 def settings(skip: str, sweep: str) -> list[str]:

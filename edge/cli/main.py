@@ -14,9 +14,9 @@ from types import FrameType
 
 from edge.cli import streams
 from edge.cli.arguments import Parser
-from edge.cli.screen import install
+from edge.cli.screen import install as install_screen
 from edge.errors import EdgeError, InputError, on_one_line
-from edge.extras import extra_of
+from edge.extras import extra_of, install
 from edge.registry import Registry
 
 COMMANDS = Registry("edge.cli", "command")
@@ -38,7 +38,7 @@ def main(args: list[str] | None = None) -> int:
         args = sys.argv[1:]
     closed = streams.complete()
     _print_any_character()
-    install()
+    install_screen()
     args, debug = _take_debug(args)
     if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _interrupt)  # `kill` cleans up as Ctrl-C does
@@ -127,7 +127,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, EdgeError):
         return _say(str(error), 2)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
-        return _say(f"This needs {error.name}, which is not installed; run: pip install 'edge-lm[{extra}]'", 2)
+        return _say(f"This needs {error.name}, which is not installed; run: {install(extra)}", 2)
     if isinstance(error, OSError):
         return _say(_refusal(error), 2)
     if isinstance(error, MemoryError):

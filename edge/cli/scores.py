@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from edge.errors import MissingExtraError
+from edge.extras import install
 
 References = Sequence[Sequence[str]]
 """For each answer one reference or more."""
@@ -64,4 +65,4 @@ def _overlap(answer: list[str], reference: list[str]) -> float:
 
 
 def _missing(package: str, score: str) -> MissingExtraError:
-    return MissingExtraError(f"{score} needs {package}; install it with: pip install 'edge-lm[eval]'")
+    return MissingExtraError(f"{score} needs {package}; install it with: {install('eval')}")

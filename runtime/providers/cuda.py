@@ -20,6 +20,7 @@ import onnxruntime as ort
 from numpy.typing import DTypeLike, NDArray
 
 from edge.errors import BundleError, DeviceError, InputError, on_one_line
+from edge.extras import install
 from edge.manifest import Manifest
 from edge.runtime.mapped_file import MappedFile, reading
 from edge.runtime.providers.accelerator import Accelerator, DeviceSession
@@ -94,8 +95,8 @@ def _unusable() -> str | None:
     """Why onnxruntime's library for CUDA does not load, as a sentence; None where it does."""
     if EXECUTION_PROVIDER not in ort.get_available_providers():
         return (
-            f"The installed onnxruntime {ort.__version__} was built without CUDA; in an environment of its own install "
-            "edge-lm[cuda], as docs/guide/cuda.md says."
+            f"The installed onnxruntime {ort.__version__} was built without CUDA; in an environment of its own run: "
+            f"{install('cuda')} (docs/guide/cuda.md says more)."
         )
     try:
         _register()
@@ -104,8 +105,8 @@ def _unusable() -> str | None:
         if "libcuda.so" in reason or "nvcuda" in reason:
             return "This machine has no driver for NVIDIA's GPUs (libcuda is missing); install it, or choose cpu."
         return (
-            f"The libraries of CUDA that {_package()} needs cannot be loaded ({reason}); install them with: pip "
-            "install 'edge-lm[cuda]'"
+            f"The libraries of CUDA that {_package()} needs cannot be loaded ({reason}); install them with: "
+            f"{install('cuda')}"
         )
     return None
 

@@ -18,7 +18,7 @@ from typing import Any
 import onnxruntime as ort
 
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
-from edge.extras import needing
+from edge.extras import install, needing
 from edge.manifest import Manifest
 from edge.runtime.providers.accelerator import SHARED, Accelerator, standard_output_kept
 from edge.runtime.providers.base import COMPILES, CPU, GPU, NPU, RUNS, SIMULATES, Device, Support, open_session
@@ -131,7 +131,7 @@ class Plugin:
         except Exception as e:  # a library of another system, or for another version of onnxruntime
             raise InputError(
                 f"{self.package()} cannot be loaded by onnxruntime {ort.__version__} ({on_one_line(e)}); install "
-                f"versions that go together: pip install --upgrade 'edge-lm[{self.extra}]'"
+                f"versions that go together: {install(self.extra, '--upgrade ')}"
             ) from None
         return module
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError, MissingExtraError
+from edge.extras import install
 
 BLOCK_S = 1  # seconds read at once
 BLOCK_SAMPLES = 1 << 20  # maximum samples read at once, of all channels together
 RATES = range(1_000, 1_000_001)  # samples a second that sound has; others are damage
 LOUDEST = 1e9  # full scale is 1, and some write 16-bit values as floats; beyond this is damage
-EXTRA = "pip install 'edge-lm[audio]'"
 WIDEST = 4  # maximum bytes of a sample that are read without soundfile
 UNKNOWN_FRAMES = 1 << 62  # what libsndfile reports, or more, where a file does not tell its length
 
@@ -122,7 +122,8 @@ def _resampled(
         import soxr
     except ImportError:
         raise MissingExtraError(
-            f"{path} has {rate:,} samples a second and this model hears {wanted:,}; to convert them run: {EXTRA}"
+            f"{path} has {rate:,} samples a second and this model hears {wanted:,}; to convert them run: "
+            f"{install('audio')}"
         ) from None
     stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
     ends = itertools.chain(((block, False) for block in blocks), [(np.zeros(0, np.float32), True)])
@@ -169,7 +170,8 @@ class _WaveFile:
                 raise wave.Error(f"{8 * self._file.getsampwidth()} bits a sample")
         except (wave.Error, EOFError, RuntimeError) as e:  # RuntimeError: a chunk that ends beyond the file
             raise MissingExtraError(
-                f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: {EXTRA}"
+                f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: "
+                f"{install('audio')}"
             ) from None
         self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
         self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()

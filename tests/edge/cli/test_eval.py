@@ -19,6 +19,7 @@ from texts import SENTENCES
 from edge.bundle import Bundle, BundleWriter
 from edge.cli.main import main
 from edge.errors import InputError
+from edge.extras import install
 from edge.manifest import Tokens
 from edge.runtime.check import perplexity as evaluate
 from edge.runtime.check.perplexity import EngineLogits, compare, perplexity, pieces, windows
@@ -295,7 +296,7 @@ def test_torch_is_asked_for_by_name_where_it_is_not_installed(
     monkeypatch.setitem(sys.modules, "torch", None)
     status, _, err = run("--torch", tiny_checkpoint, "--text", text)
     assert status == 2
-    assert "edge-lm[export]" in err
+    assert install('export') in err
 
 
 def test_measuring_a_bundle_imports_no_torch(tiny_bundle: Bundle, text: Path) -> None:

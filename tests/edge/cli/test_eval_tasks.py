@@ -14,6 +14,7 @@ from edge.cli.eval_tasks import TASKS, read_items
 from edge.cli.main import main
 from edge.cli.scores import question_answering, summarization, translation
 from edge.errors import InputError
+from edge.extras import install
 from edge.manifest import Generation
 from edge.runtime.load import load
 from edge.runtime.text2text import Text2Text
@@ -191,9 +192,9 @@ def test_a_missing_library_is_named_before_anything_is_answered(
     monkeypatch.setattr("edge.runtime.model.Model.generate", not_reached)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["eval", str(by_layer.root), "--qa", str(questions(tmp_path)), "--plot", "x.svg"]) == 2
-    assert "A plot needs matplotlib; install it with: pip install 'edge-lm[eval]'" in capsys.readouterr().err
+    assert f"A plot needs matplotlib; install it with: {install('eval')}" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     path = tmp_path / "t.jsonl"
     path.write_text('{"source": "Der Mond", "target": "The moon"}\n')
     assert main(["eval", str(by_layer.root), "--translate", str(path)]) == 2
-    assert "BLEU needs sacrebleu; install it with: pip install 'edge-lm[eval]'" in capsys.readouterr().err
+    assert f"BLEU needs sacrebleu; install it with: {install('eval')}" in capsys.readouterr().err

@@ -21,6 +21,7 @@ from edge.cli import run
 from edge.cli.arguments import Parser
 from edge.cli.main import COMMANDS, main
 from edge.errors import InputError
+from edge.extras import install
 from edge.manifest import ChatFormat, ChatSlot, TensorGroup
 
 StandIn = Callable[..., None]
@@ -173,10 +174,10 @@ def test_a_missing_extra_says_what_to_install(
 ) -> None:
     stand_in(failing(ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir.passes")))
     assert main(["run"]) == 2
-    assert "pip install 'edge-lm[gguf]'" in capsys.readouterr().err
+    assert install('gguf') in capsys.readouterr().err
     stand_in(failing(ModuleNotFoundError("No module named 'torch'", name="torch")))
     assert main(["run"]) == 2
-    assert "pip install 'edge-lm[export]'" in capsys.readouterr().err
+    assert install('export') in capsys.readouterr().err
     stand_in(failing(ModuleNotFoundError("No module named 'edge.nothing'", name="edge.nothing")))
     assert main(["run"]) == 1
 

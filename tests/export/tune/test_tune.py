@@ -37,6 +37,7 @@ from edge.export.tune.generate import answer_all, drawn, read_prompts
 from edge.export.tune.network import Network, Tensors, divergence, likelihood
 from edge.export.tune.policy import TrainedPolicy, make_policy
 from edge.export.tune.trainer import Stopped, Trainer
+from edge.extras import install
 from edge.runtime.load import open_engine
 from edge.runtime.skip.engine import SegmentedEngine
 
@@ -560,7 +561,7 @@ def test_without_peft_tuning_names_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     assert main(["tune", str(six_layers), "--policy", "first", "-o", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == "edge: Tuning needs peft; install it with: pip install 'edge-lm[tune]'\n"
+    assert capsys.readouterr().err == f"edge: Tuning needs peft; install it with: {install('tune')}\n"
 
 
 def test_a_recipe_holds_options_by_their_names(tmp_path: Path) -> None:

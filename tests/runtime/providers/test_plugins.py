@@ -83,7 +83,7 @@ def test_a_missing_plugin_names_the_extra_and_the_cpu_keeps_working(
 ) -> None:
     module, extra = PLUGINS[name]
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf"needs {module}; install it with: pip install 'edge-lm\[{extra}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"needs {module}; install it with: pip install -e .*\[{extra}\]'"):
         edge.load(tiny_bundle.root, provider=name)
     support = find_support(name)
     assert support.missing is not None and extra in support.missing and support.device is None

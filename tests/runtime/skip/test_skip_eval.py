@@ -14,6 +14,7 @@ from texts import SENTENCES
 from edge.bundle import Bundle
 from edge.cli.main import main
 from edge.errors import InputError
+from edge.extras import install
 from edge.runtime.check.perplexity import windows
 from edge.runtime.load import open_engine
 from edge.runtime.skip.engine import SegmentedEngine
@@ -103,7 +104,7 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_is_measured(
     monkeypatch.setattr("edge.cli.eval_skip.measure", measured)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["eval", str(by_layer.root), "--text", str(text), "--skip", "unified:0.2", "--plot", "x.svg"]) == 2
-    assert "A plot needs matplotlib; install it with: pip install 'edge-lm[eval]'" in capsys.readouterr().err
+    assert f"A plot needs matplotlib; install it with: {install('eval')}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from sounds import RATE, tone, write_wave
 
 from edge.errors import InputError, MissingExtraError
+from edge.extras import install
 from edge.runtime.speech.audio import BLOCK_SAMPLES, from_pcm, from_samples, open_audio
 
 
@@ -162,7 +163,7 @@ def test_a_chunk_that_ends_beyond_the_file_gets_a_sentence(tmp_path: Path, witho
 def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, without: Callable[..., None]) -> None:
     without("soundfile", "soxr")
     (tmp_path / "a.flac").write_bytes(b"fLaC" + b"\0" * 100)
-    assert refusal(tmp_path / "a.flac", MissingExtraError).endswith("run: pip install 'edge-lm[audio]'")
+    assert refusal(tmp_path / "a.flac", MissingExtraError).endswith(f"run: {install('audio')}")
     path = write_wave(tmp_path / "wide.wav", tone(1))
     data = bytearray(path.read_bytes())
     data[32:36] = struct.pack("<HH", 8, 64)
@@ -171,7 +172,7 @@ def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, wit
     path = write_wave(tmp_path / "a.wav", tone(1, 48_000), 48_000)
     sentence = refusal(path, MissingExtraError)
     assert "48,000 samples a second and this model hears 16,000" in sentence
-    assert "pip install 'edge-lm[audio]'" in sentence
+    assert install('audio') in sentence
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])

@@ -129,7 +129,7 @@ def test_without_the_plugin_nothing_is_compiled_and_the_extra_is_named(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
-    with pytest.raises(InputError, match=r"Nothing can be compiled for sm8650 here: .*edge-lm\[npu-qualcomm\]"):
+    with pytest.raises(InputError, match=r"Nothing can be compiled for sm8650 here: .*\[npu-qualcomm\]"):
         edge.export(tiny_checkpoint, tmp_path / "x.edge", target=NAME, soc=["sm8650"])
     assert list(tmp_path.iterdir()) == []
 
@@ -405,6 +405,6 @@ def _as_on(chip: str, bundle: Bundle) -> None:
 
 def test_a_missing_plugin_leaves_the_cpu_at_work(pristine: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
-    with pytest.raises(MissingExtraError, match=r"edge-lm\[npu-qualcomm\]"):
+    with pytest.raises(MissingExtraError, match=r"\[npu-qualcomm\]"):
         edge.load(pristine.root, provider="qnn")
     assert edge.load(pristine.root, provider="cpu", kind=edge.Model).generate("hi", GenerateOptions(max_tokens=2)).text
