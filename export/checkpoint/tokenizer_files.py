@@ -14,7 +14,7 @@ from edge.errors import CheckpointError, on_one_line
 from edge.export.checkpoint import byte_tokenizer, sentencepiece_vocabulary
 from edge.export.checkpoint.base import TokenizerFiles
 from edge.manifest import Tokens
-from edge.runtime.text.tokenizer import check_character_maps
+from edge.runtime.text.tokenizer_file import check_character_maps
 
 SAMPLE = "x"  # a text that every tokenizer encodes
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # a half of a character as an escape: two of them are one, and one is none

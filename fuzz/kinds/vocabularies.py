@@ -28,6 +28,31 @@ STEPS: list[Any] = [
     {"type": "Replace", "pattern": {"String": ""}, "content": "x"},
     {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "aa"}] * 30},
 ]  # fmt: skip
+LETTERS = {each: i for i, each in enumerate("abcdefghijklmnopqrstuvwxyz \n.")}
+LONG_PIECES = [["a" * size, -1.0] for size in (1, 2, 9999)]
+MODELS: list[Any] = [
+    {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "", "vocab": LETTERS},
+    {"type": "WordLevel", "unk_token": "a", "vocab": LETTERS},
+    {"type": "Unigram", "unk_id": 0, "vocab": LONG_PIECES},
+    {"type": "BPE", "vocab": LETTERS | {"aa": 40, "aaaa": 41}, "merges": [["a", "a"], ["aa", "aa"]]},
+]
+OPTIONS: list[tuple[str, list[Any]]] = [
+    ("max_input_chars_per_word", [100, 10**12, 0, -1]),
+    ("continuing_subword_prefix", ["", "##", "a" * 10_000]),
+    ("end_of_word_suffix", ["", "a" * 10_000]),
+    ("dropout", [0.5, 1.0, 2.0]),
+    *((name, [True]) for name in ("ignore_merges", "byte_fallback", "fuse_unk")),
+]
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+SPLITS: list[Any] = [
+    None,
+    {"type": "FixedLength", "length": 0},
+    {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}] * 30},
+    {"type": "Metaspace", "replacement": "a", "prepend_scheme": "always", "split": True},
+]
+PIECE = {"Sequence": {"id": "A", "type_id": 0}}
+PAGE = "the quick brown fox " * 300 + "a" * 6000 + " " * 3000
+CALM_S = 1.0  # a tenth of the limit of time that the runtime has, so that many cases fit into a minute
 TEXT = "Hello, wörld! 日本 \n  x  <|im_end|> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 FILES = ("bytes.json", "unigram.json")
 
@@ -49,8 +74,10 @@ def make_case(choose: random.Random, whole: Path, place: Path) -> None:
 
 
 def try_one(place: Path) -> None:
+    from edge.runtime.text import bounds
     from edge.runtime.text.tokenizer import Text
 
+    bounds.CALM_S, bounds.MOST = CALM_S, 1 << 22
     bundle = open_bundle(place / "model.edge")
     form = TextFormat() if (place / "unigram.json").exists() else None
     text = Text(Bundle(bundle.root, replace(bundle.manifest, text=form)))
@@ -58,12 +85,30 @@ def try_one(place: Path) -> None:
     assert isinstance(text.decode(ids), str)
     stream = text.detokenizer()
     _ = [*map(stream.push, ids), stream.flush()]
+    text.encode(PAGE)
 
 
 def _steps(raw: dict[str, Any], choose: random.Random) -> None:
-    """Steps that texts go through: expressions that take long, texts that grow, maps whose sizes are not so."""
-    kind = choose.randrange(4)
-    if kind == 0:
+    """Steps that texts go through: expressions that take long, texts that grow, maps whose sizes are not so, models
+    that take long, tokens that take the spaces around them, templates with many copies."""
+    kind = choose.randrange(7)
+    if kind == 4:
+        raw["model"] = {**choose.choice(MODELS)} | {
+            name: choose.choice(values) for name, values in OPTIONS if choose.random() < 0.5
+        }
+        for name in choose.sample(["normalizer", "pre_tokenizer", "post_processor", "decoder"], choose.randint(0, 4)):
+            raw[name] = None
+        raw["added_tokens"] = []
+    elif kind == 5:
+        flags = {name: choose.random() < 0.5 for name in FLAGS}
+        raw["added_tokens"] = [{"id": 1, "content": choose.choice([" ", "a", "a" * 2000, "the", ""]), **flags}]
+        raw["normalizer"] = choose.choice([None, *STEPS])
+    elif kind == 6:
+        raw["pre_tokenizer"] = choose.choice(SPLITS)
+        pair = [PIECE, {"Sequence": {"id": "B", "type_id": 0}}]
+        single = [PIECE] * choose.choice([0, 1, 30_000])
+        raw["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
+    elif kind == 0:
         split = {
             "type": "Split",
             "pattern": {"Regex": choose.choice(PATTERNS)},

@@ -1,8 +1,9 @@
-"""What the parts of a stranger's `tokenizer.json` may take: normalizers that blow a text up, and regular expressions.
+"""What the parts of a stranger's `tokenizer.json` may take: of memory, where texts grow, and of time.
 
 The tokenizers library does what the file says. A chain of replacements can make gigabytes of a word, so what it may
-make is computed before a text is given to it. Its regular expressions go back and try again, which may take years, so
-those that are not known here run in a thread that is not waited for beyond a limit.
+make is computed before a text is given to it. Some parts take years for a page: regular expressions that go back and
+try again, WordPiece where words have no end, pieces as long as the text. Those that take time in proportion to the text
+are listed here, as far as checkpoints use them; all others run in a thread that is not waited for beyond a limit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from edge.errors import BundleError
@@ -18,14 +19,31 @@ from edge.errors import BundleError
 T = TypeVar("T")
 
 LARGEST = 1 << 27  # bytes of a tokenizer.json; the largest known have a quarter
-MOST = 1 << 28  # characters that may be made of a text
+MOST = 1 << 26  # characters that may be made of a text
 OF_TOKEN = 1 << 16  # characters of a token
 ASSUMED = 64  # characters of a token whose text is not known yet
 CALM_S = 10.0  # that a text may take, and for each character
 CHARACTER_S = 1e-5
 
+MOST_PARTS = 16  # of a tokenizer that is known: those of checkpoints have half
+MOST_OPTION = 64  # characters of what is put before or after each piece
+WORD = 200  # characters of a word that WordPiece looks up in all ways: checkpoints have 100
+
 # Most characters that one becomes.
-GROWTH = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 4}
+GROWTH = {
+    **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 3, "ByteLevel": 4},
+    **{"Metaspace": 2, "BPEDecoder": 2, "CTC": 2},
+}
+# Parts that take time in proportion to the text. A Unigram model is none: its pieces may be as long as the text.
+LINEAR = frozenset(
+    {
+        *(None, "Sequence", "Replace", "Strip", "Metaspace", "ByteLevel", "Split"),
+        *("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "StripAccents"),
+        *("BertPreTokenizer", "CharDelimiterSplit", "Digits", "Punctuation", "UnicodeScripts", "Whitespace"),
+        "WhitespaceSplit",
+        *("BPEDecoder", "ByteFallback", "CTC", "Fuse", "WordPiece"),
+    }
+)
 # Of well-known families; each is done with a text in about the time that reading it takes.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -74,20 +92,52 @@ def growth(part: dict[str, Any]) -> float:
 
 
 def is_known(parts: list[dict[str, Any]]) -> bool:
-    """Whether all regular expressions of these parts are known."""
-    return all(pattern in KNOWN for part in parts for pattern in _patterns(part))
+    """Whether these parts are known to take time in proportion to a text, and all regular expressions in them."""
+    every = [inner for part in parts for inner in flat(part)]
+    if len(every) > MOST_PARTS or any(part["type"] not in LINEAR for part in every):
+        return False
+    patterns = [part["pattern"] for part in every if isinstance(part.get("pattern"), dict)]
+    return all(pattern["Regex"] in KNOWN for pattern in patterns if "Regex" in pattern)
 
 
-def _patterns(part: dict[str, Any]) -> Iterator[str]:
+def is_known_model(model: Any) -> bool:
+    """Whether a library's model is known to take time in proportion to a text that nothing splits."""
+    kind = type(model).__name__
+    if kind == "WordLevel":
+        return True
+    if kind not in ("BPE", "WordPiece") or getattr(model, "dropout", None) is not None:
+        return False
+    names = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    short = all(len(getattr(model, name, None) or "") <= MOST_OPTION for name in names)
+    return short and getattr(model, "max_input_chars_per_word", 0) <= WORD
+
+
+def are_known_tokens(added: Iterable[Any], normalizer: dict[str, Any]) -> bool:
+    """Whether added tokens are known to take time in proportion to a text: those that take the spaces around them
+    may not be spaces, which each would go through all the others."""
+    taking = [token for token in added if token.lstrip or token.rstrip]
+    plain = normalizer["type"] is None
+    return all(
+        token.content and (plain or not token.normalized) and not any(map(str.isspace, token.content))
+        for token in taking
+    )
+
+
+def flat(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A part and all those in it."""
+    yield part
     for inner in _inner(part):
-        yield from _patterns(inner)
-    pattern = part.get("pattern")
-    if isinstance(pattern, dict) and "Regex" in pattern:
-        yield pattern["Regex"]
+        yield from flat(inner)
 
 
 def _inner(part: dict[str, Any]) -> list[dict[str, Any]]:
     return next((part[name] for name in ("normalizers", "decoders", "pretokenizers") if name in part), [])
+
+
+def check_lengths(splitter: dict[str, Any]) -> None:
+    """ValueError where texts would be split into parts of no length: the library ends a thread instead."""
+    if any(part["type"] == "FixedLength" and part["length"] < 1 for part in flat(splitter)):
+        raise ValueError("it splits texts into parts of no length")
 
 
 def check_made(characters: float, what: str) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import binascii
 import contextlib
-import json
 import mmap
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
 from edge.runtime.mapped_file import mapped_file, unchanged
-from edge.runtime.text.bounds import ASSUMED, LARGEST, OF_TOKEN, check_made, growth, in_time, is_known, parts_of
+from edge.runtime.text.bounds import (
+    ASSUMED,
+    LARGEST,
+    OF_TOKEN,
+    are_known_tokens,
+    check_lengths,
+    check_made,
+    growth,
+    in_time,
+    is_known,
+    is_known_model,
+    parts_of,
+)
+from edge.runtime.text.tokenizer_file import check_added_tokens, check_character_maps
 
 if TYPE_CHECKING:
     from edge.runtime.text.unigram import Tokenizer
@@ -23,8 +33,6 @@ REPLACEMENT = "\ufffd"
 INCOMPLETE = 3  # maximum replacement characters of a tail that may still become one character
 LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
 SHORT_WINDOW = 8
-_MAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')  # SentencePiece's, in base64
-_ESCAPED = re.compile(rb"\\u00[2-7]")  # a letter of ASCII, which no program writes so
 
 
 class Text:
@@ -91,13 +99,21 @@ class _Library:
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
             ):
                 check_character_maps(content)
+                check_added_tokens(content)
                 self._tokenizer = Tokenizer.from_file(str(path))
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
+            self._tokenizer.post_processor = None  # of texts without special tokens it would only make copies
             added = self._tokenizer.get_added_tokens_decoder()
-            parts = parts_of(self._tokenizer)
-            self._growth, self._decoded_growth = growth(parts[0]), growth(parts[1])
-            self._known = is_known(parts)
+            normalizer, decoder, splitter = parts_of(self._tokenizer)
+            check_lengths(splitter)
+            self._growth, self._decoded_growth = growth(normalizer) * growth(splitter), growth(decoder)
+            self._decodes_soon = is_known([decoder])
+            self._encodes_soon = (
+                is_known([normalizer, splitter])
+                and is_known_model(self._tokenizer.model)
+                and are_known_tokens(added.values(), normalizer)
+            )
         except BaseException as e:
             raise self._refused(e) from None
         self.special = frozenset(i for i, token in added.items() if token.special)
@@ -106,7 +122,7 @@ class _Library:
     def encode(self, text: str) -> list[int]:
         check_made(len(text) * self._growth, f"{len(text):,}")
         try:
-            if self._known:
+            if self._encodes_soon:
                 return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
             encoded = in_time(lambda: self._tokenizer.encode_batch([text], add_special_tokens=False), len(text))
             return list(encoded[0].ids)
@@ -116,7 +132,7 @@ class _Library:
     def decode(self, ids: Sequence[int]) -> str:
         check_made(ASSUMED * len(ids) * self._decoded_growth, f"{len(ids)} tokens")
         try:
-            if self._known:
+            if self._decodes_soon:
                 text = self._tokenizer.decode(ids, skip_special_tokens=True)
             else:
                 text = in_time(lambda: self._tokenizer.decode_batch([ids], skip_special_tokens=True), len(ids))[0]
@@ -155,29 +171,6 @@ def _unigram(path: Path) -> Tokenizer:
     with contextlib.suppress(OSError, ValueError, RecursionError):  # the library says what is wrong
         found = read_unigram(path, lambda: _Library(path))
     return found or _Library(path)
-
-
-def check_character_maps(tokenizer: bytes | mmap.mmap) -> None:
-    """ValueError where a character map in the text of a `tokenizer.json` says that it is larger than it is: the library
-    would take as much memory as it says, or end the process."""
-    for found in _MAP.finditer(tokenizer):
-        if b"\\u" not in found[1][:48]:  # eight letters, each of which may be an escape
-            _check_character_map(found[1])
-    if _ESCAPED.search(tokenizer):  # in the map or its name, perhaps
-        json.loads(bytes(tokenizer), object_hook=_check_member)
-
-
-def _check_member(member: dict[str, Any]) -> None:
-    if isinstance(characters := member.get("precompiled_charsmap"), str):
-        _check_character_map(characters.encode(errors="replace"))
-
-
-def _check_character_map(encoded: bytes) -> None:
-    head = encoded.replace(b"\\", b"")[:8]
-    with contextlib.suppress(binascii.Error):  # the library refuses it
-        size = int.from_bytes(binascii.a2b_base64(head + b"=" * (-len(head) % 4))[:4], "little")
-        if size > len(encoded):
-            raise ValueError(f"its character map says that it has {size:,} bytes and is shorter")
 
 
 class Detokenizer:

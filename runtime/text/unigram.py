@@ -20,12 +20,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from edge.runtime.text.bounds import flat
+
 Normalizer = Callable[[str], str]
 
 SPACE = "\u2581"  # what stands for a space in pieces
 UNKNOWN_PENALTY = 10.0  # below the least of the pieces' scores
 PIECE, ADDED = 256, 1 << 13  # maximum characters of a piece, and added tokens; with more, the library is asked
 WORDS, WORD = 5000, 32  # words that are kept with their ids, 1 MB, and the maximum characters of one
+MAPPED = 64  # maximum bytes that a character is mapped to; of those of checkpoints 33
+UNICODE = ("NFC", "NFD", "NFKC", "NFKD")
 RUN = " {2,}"  # the one regular expression that normalizers of this kind replace
 
 # Characters that no neighbour joins, old enough that every version of Unicode normalizes them alike: Latin, Greek,
@@ -71,6 +75,7 @@ class Unigram:
         _know(model["type"] == "Unigram" and not model.get("byte_fallback", False))
         self._library: Callable[[], Tokenizer] | Tokenizer = library
         self._normalize = _normalizer(content.get("normalizer"))
+        _know(_grows_once(content.get("normalizer")))
         self._words_apart, self._split = _pre_tokenizer(content["pre_tokenizer"])
         _know(_metaspace(content["decoder"]))
         self._pieces: list[str] = [piece for piece, _ in model["vocab"]]
@@ -196,6 +201,12 @@ def _pre_tokenizer(part: dict[str, Any]) -> tuple[bool, bool]:
     return apart, bool(part.get("split", True))
 
 
+def _grows_once(normalizer: dict[str, Any] | None) -> bool:
+    """Whether a normalizer makes texts longer by a character map and by Unicode's rules at most once each."""
+    kinds = [part["type"] for part in flat(normalizer or {"type": None})]
+    return kinds.count("Precompiled") <= 1 and sum(kind in UNICODE for kind in kinds) <= 1
+
+
 def _normalizer(part: dict[str, Any] | None) -> Normalizer:
     """The normalization of a text of characters that no neighbour joins."""
     if part is None:
@@ -204,14 +215,14 @@ def _normalizer(part: dict[str, Any] | None) -> Normalizer:
     if kind == "Sequence":
         parts = [_normalizer(each) for each in part["normalizers"]]
         return lambda text: functools.reduce(lambda text, part: part(text), parts, text)
-    if kind in ("NFC", "NFD", "NFKC", "NFKD"):
+    if kind in UNICODE:
         return lambda text: unicodedata.normalize(kind, text)
     if kind == "Precompiled":
         characters = CharacterMap(base64.b64decode(part["precompiled_charsmap"]))
         return lambda text: text.translate(characters)
     if kind == "Replace" and part["pattern"].get("Regex") == RUN:
         run, by = re.compile(RUN), part["content"]
-        _know(isinstance(by, str) and len(by) <= PIECE)
+        _know(isinstance(by, str) and len(by) <= 2)
         return lambda text: run.sub(lambda _: by, text)
     if kind == "Strip":
         strips: list[Normalizer] = [str, str.rstrip, str.lstrip, str.strip]
@@ -231,7 +242,7 @@ class CharacterMap(dict[int, str]):
         (size,) = struct.unpack_from("<I", blob)
         self._units = memoryview(blob)[4 : 4 + size].cast("I")
         self._texts = blob[4 + size :]
-        _know(max(map(len, self._texts.split(b"\0"))) <= PIECE)
+        _know(max(map(len, self._texts.split(b"\0"))) <= MAPPED)
 
     def __missing__(self, code: int) -> str:
         self[code] = mapped = self._mapped(chr(code))

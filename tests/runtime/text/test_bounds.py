@@ -58,9 +58,9 @@ def test_no_chain_of_parts_makes_more_of_a_text_than_there_is_room_for(spoil: Sp
             size = draw.choice([300, 1000, 5000])
             pattern = draw.choice([{"String": "a"}, {"String": ""}, {"Regex": "."}, {"Regex": ""}])
             parts.append(draw.choice([replace(pattern, "a" * size), {"type": "Prepend", "prepend": "a" * size}]))
-        with pytest.raises(BundleError, match="may make more than 268,435,456 characters"):
+        with pytest.raises(BundleError, match="may make more than 67,108,864 characters"):
             Text(spoil(normalizer=chain(parts))).encode("a" * 40)
-        with pytest.raises(BundleError, match="may make more than 268,435,456 characters of 3 tokens"):
+        with pytest.raises(BundleError, match="may make more than 67,108,864 characters of 3 tokens"):
             decoders = [part for part in parts if part["type"] == "Replace"] * 4
             Text(spoil(decoder=chain(decoders, "decoders"))).decode([65, 66, 67])
 
@@ -93,6 +93,115 @@ def test_the_command_ends_though_the_expression_does_not(spoil: Spoil) -> None:
     assert "has not come to an end" in ended.stdout, ended.stderr
 
 
+LETTERS = {each: i for i, each in enumerate("abcdefghijklmnopqrstuvwxyz \n.")} | {"[U]": 40}
+SPACES = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False) | {"id": 50}
+LONG_WORDS = {"unk_token": "[U]", "continuing_subword_prefix": "", "vocab": LETTERS}
+ENDLESS: dict[str, dict[str, Any]] = {
+    "words without an end": {"model": {"type": "WordPiece", "max_input_chars_per_word": 10**12, **LONG_WORDS}},
+    "pieces as long as the text": {
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0], [" ", -2.0], ["a" * 9999, -1.0]]},
+    },
+    "spaces that take spaces": {"added_tokens": [SPACES | {"content": " ", "rstrip": True}]},
+    "spaces made of other characters": {
+        "normalizer": replace({"String": "a"}, " "),
+        "added_tokens": [SPACES | {"content": "a", "rstrip": True, "normalized": True}],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_tokenizer_that_takes_more_than_time_for_its_text_is_not_waited_for(
+    spoil: Spoil, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "CALM_S", 0.02)
+    monkeypatch.setattr(bounds, "CHARACTER_S", 0.0)
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder"))
+    text = Text(spoil(**{**parts, **ENDLESS[name]}))
+    letter = " " if "spaces that" in name else "a"
+    with pytest.raises(BundleError, match="has not come to an end of 6,000 characters"):
+        text.encode(letter * 6000)
+
+
+def test_parts_that_no_checkpoint_has_are_not_known() -> None:
+    from tokenizers import models
+
+    known = [{"type": "NFC"}, {"type": "Split", "pattern": {"String": " "}}, {"type": None}]
+    assert bounds.is_known(known)
+    draw = random.Random(51)
+    for _ in range(50):
+        odd = draw.choice(
+            [
+                {"type": f"New{draw.random()}"},
+                {"type": "Split", "pattern": {"Regex": f"(a+){draw.random()}"}},
+                chain([{"type": "NFC"}] * draw.randint(bounds.MOST_PARTS, 99)),
+                {"type": "FixedLength", "length": 3},
+            ]
+        )
+        assert not bounds.is_known([*known, draw.choice([odd, chain([{"type": "NFC"}, odd])])])
+    assert bounds.is_known_model(models.BPE({}, [])) and bounds.is_known_model(
+        models.WordPiece({"a": 0}, unk_token="a")
+    )
+    assert not bounds.is_known_model(models.BPE({}, [], dropout=0.1))
+    assert not bounds.is_known_model(models.BPE({}, [], end_of_word_suffix="x" * 1000))
+    assert not bounds.is_known_model(models.WordPiece({"a": 0}, unk_token="a", max_input_chars_per_word=1000))
+    assert not bounds.is_known_model(models.Unigram([("a", 0.0)], 0))
+
+
+@pytest.mark.parametrize("times", [2, 30, 3000])
+def test_a_template_of_special_tokens_makes_no_copies_of_a_text(spoil: Spoil, times: int) -> None:
+    usual, one = Text(spoil()).encode("hello"), {"Sequence": {"id": "A", "type_id": 0}}
+    pair = [one, {"Sequence": {"id": "B", "type_id": 0}}]
+    template = {"type": "TemplateProcessing", "single": [one] * times, "pair": pair, "special_tokens": {}}
+    assert Text(spoil(post_processor=template)).encode("hello") == usual
+
+
+def test_added_tokens_are_not_normalized_into_more_than_there_is_room_for(spoil: Spoil) -> None:
+    draw = random.Random(51)
+    for _ in range(10):
+        token = SPACES | {"content": "a" * draw.randint(1, 50), "normalized": True}
+        parts = [replace({"String": "a"}, "a" * draw.choice([300, 5000])) for _ in range(draw.randint(4, 9))]
+        with pytest.raises(BundleError, match="may make more than 67,108,864 characters of its added tokens"):
+            Text(spoil(added_tokens=[token], normalizer=chain(parts)))
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_added_tokens_are_not_normalized_for_ever(spoil: Spoil, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "CALM_S", 0.2)
+    token = SPACES | {"content": "a" * 2000, "normalized": True}
+    with pytest.raises(BundleError, match="has not come to an end of|cannot be read as a tokenizer"):
+        Text(spoil(added_tokens=[token], normalizer=replace({"Regex": pattern}, "")))
+
+
+def test_added_tokens_are_found_however_the_file_is_written(spoil: Spoil) -> None:
+    token = SPACES | {"content": "a" * 50, "normalized": True}
+    bundle = spoil(added_tokens=[token], normalizer=chain([replace({"String": "a"}, "a" * 5000)] * 4))
+    path = bundle.path(TOKENIZER)
+    whole = path.read_text()
+    for key in ("normalizer", "normalized", "added_tokens"):
+        path.write_text(whole.replace(f'"{key}"', '"' + "".join(f"\\u{ord(each):04x}" for each in key) + '"'))
+        with pytest.raises(BundleError, match="may make more than"):
+            Text(bundle)
+    path.write_text(whole.replace('"normalizer": ', '"normalizer"\n:\t').replace(": true", " :true"))
+    with pytest.raises(BundleError, match="may make more than"):
+        Text(bundle)
+
+
+def test_no_chain_of_splits_makes_more_of_a_text_than_there_is_room_for(spoil: Spoil) -> None:
+    step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    with pytest.raises(BundleError, match="may make more than 67,108,864 characters"):
+        Text(spoil(pre_tokenizer=chain([step] * 30, "pretokenizers"))).encode("ä" * 40)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_parts_of_no_length_are_refused_without_a_note_of_rust_s(
+    spoil: Spoil, deep: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    part: dict[str, Any] = {"type": "FixedLength", "length": 0}
+    with pytest.raises(BundleError, match="splits texts into parts of no length"):
+        Text(spoil(pre_tokenizer=chain([part], "pretokenizers") if deep else part))
+    assert "panicked" not in capfd.readouterr().err
+
+
 def test_tokens_of_a_book_s_length_are_refused(spoil: Spoil) -> None:
     bundle = spoil()
     content = json.loads(bundle.path(TOKENIZER).read_text())
@@ -120,7 +229,10 @@ def test_known_families_are_known_and_unknown_expressions_give_the_same_ids(
 ) -> None:
     for name in FAMILIES:
         parts = bounds.parts_of(KINDS[name]())
-        assert bounds.is_known(parts) and bounds.growth(parts[0]) < 100, name
+        assert bounds.is_known(parts) and bounds.growth(parts[0]) * bounds.growth(parts[2]) < 100, name
+        made = KINDS[name]()
+        assert bounds.is_known_model(made.model), name
+        assert bounds.are_known_tokens(made.get_added_tokens_decoder().values(), parts[0]), name
     bundle = spoil()
     texts = ["Grüße, 日本語 and  two   spaces\n", "", "a" * 300, "\x00\x1b"]
     usual = [Text(bundle).encode(text) for text in texts]

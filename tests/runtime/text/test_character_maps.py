@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.runtime.text.tokenizer import check_character_maps
+from edge.runtime.text.tokenizer_file import check_character_maps
 
 SIZES = [9, 100, 1 << 20, 1 << 31, (1 << 32) - 1]
 
