@@ -59,14 +59,50 @@ PIECES = [
     "{{ messages | sort(attribute='content') | join('x' * 10**6) }}",
     "{{ ('x' * 10**5) | batch(1) | list | length }}",
 ]
+VALUES = [
+    *("range(99999)", "range(99999) | list", "[0] * 400000", "['a' * 40] * 80000", "[[0] * 600] * 600", "messages"),
+    *("[messages[0]] * 20000", "'ab ' * 1300000", "('\U0001f600' * 10**6)", "dict(range(9999) | batch(2))", "x"),
+    *("dict(range(9999) | batch(2)).values()", "(0,) * 1000", "namespace(a=1)", "range(99999) | map('string')"),
+    "[[[[[[[[[[[[[0, 0] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2]",
+]
+TESTS = ["in", "eq", "ne", "lt", "upper", "odd", "sameas", "iterable", "defined"]
+GIVEN = ["({x})", "('{test}', {x})", "('role', '{test}', {x})", "({x}, {x})", "(9999, {x})", "(indent={x})", ""]
+GIVEN += ["(attribute='0', default={x})", "(attribute='a' ~ ',a' * 9999)", "(attribute='a' ~ '.a' * 9999)"]
+OPERATIONS = [
+    "{x} ~ {y}",
+    "{x} == {y}",
+    "{x} in {y}",
+    "{x}[{y}]",
+    "{x} - {y}",
+    "{x} * 99",
+    "{{{x}: 1}}",
+    "'%.0s' % [{x}]",
+]
+
+
+def _expression(choose: random.Random, filters: list[str]) -> str:
+    """Filters, tests and operations on what is long, alone or many times in a row."""
+    x, y = choose.choice(VALUES), choose.choice(VALUES)
+    if choose.random() < 0.7:
+        for _ in range(a_few(choose)):
+            given = choose.choice(GIVEN).format(x=f"({y})", test=choose.choice(TESTS))
+            x = f"({x}) | {choose.choice(filters)}{given}"
+    else:
+        x = choose.choice(OPERATIONS).format(x=f"({x})", y=f"({y})")
+    if choose.random() < 0.3:
+        return "{% if " + " and ".join([x] * 99) + " %}{% endif %}"
+    return "{% set x = " + x + " %}{{ x | list | length }}"
 
 
 def make_case(choose: random.Random, whole: Path, place: Path) -> None:
-    text = HONEST
+    from jinja2.filters import FILTERS
+
+    text, filters = HONEST, sorted(FILTERS)
     for _ in range(a_few(choose)):
         if choose.random() < 0.7:
             at = choose.choice([0, len(text), text.find("{% if add")])
-            text = text[:at] + choose.choice(PIECES) + text[at:]
+            piece = choose.choice(PIECES) if choose.random() < 0.5 else _expression(choose, filters)
+            text = text[:at] + piece + text[at:]
         else:
             text = damaged_text(text, choose)
     (place / "template.jinja").write_bytes(text.encode(errors="surrogatepass"))

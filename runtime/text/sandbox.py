@@ -1,10 +1,11 @@
 """Chat templates are programs of strangers: they run in jinja2's sandbox, and here within bounds of work and of text.
 
 Everything that a template does is counted where it happens, in calls that the compiled template makes: each block that
-is entered and each value that is made is a step, and each value's characters are counted. What could grow at one stroke
-(``'x' * 10**10``, ``center``, ``replace``, ``format``) is measured before it is done, and the methods of texts and
-containers are those that are known here. The bounds grow with the conversation, so that none is too long for an honest
-template; they say the same on every machine, and a limit of processor time stands behind them.
+is entered, each value that is made and each item that a filter looks at is a step, and each value's characters are
+counted. What could grow at one stroke (``'x' * 10**10``, ``center``, ``replace``, ``format``) is measured before it is
+done, and the methods of texts and containers are those that are known here. The bounds grow with the conversation, so
+that none is too long for an honest template; they say the same on every machine, and a limit of processor time stands
+behind them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from jinja2 import TemplateError, filters, nodes, pass_environment, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -34,8 +35,16 @@ DEPTH = 64  # of lists in lists
 CPU_S = 5.0
 CHECKED = 16  # steps from one look at the clock to the next
 
+ARGUMENTS = 1 << 10  # of a call, and items of a tuple: with more of them it takes long as a key
+
 CHAIN = 8  # texts that are joined by ``+`` before the result is counted
 
+VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS = (list, tuple, dict, set, *VIEWS)
+LONG = (str, range, *CONTAINERS)
+
+ESCAPED = 12  # characters of one in a URL
+PASSED = 6  # a test that looks through a container is a step for every 2**6 items
 SEARCHED = 12  # a search that may compare each character with each is a step for every 2**12 comparisons
 SLOW = frozenset({"rfind", "rindex", "rsplit", "rpartition", "strip", "lstrip", "rstrip"})
 OF_TEXTS = SLOW | {
@@ -48,7 +57,21 @@ OF_CONTAINERS = frozenset({"items", "keys", "values", "get", "index", "count", "
 LEFT_OUT = ("filesizeformat", "pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
-GROWING = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "trim"})
+GROWING = frozenset({"batch", "center", "indent", "join", "replace", "round", "tojson", "trim", "urlencode"})
+# Filters that look at all items before they return, or between two that they yield.
+LOOKING = frozenset(
+    {
+        *("batch", "groupby", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "slice", "sort"),
+        *("sum", "unique"),
+    }
+)
+# Tests that look at more than the kind of a value.
+COMPARING = frozenset(
+    {
+        *("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan"),
+        *("lower", "lt", "ne", "upper"),
+    }
+)
 _PLACE = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*(?:\.\d+)?|\{[^{}]*\}")  # of text to format
 _INNER = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d*\.)?\*|%\([^)]*\(|\{[^{}]*\[|\{[^{}]*\{[^{}]*\}")  # one in another
 
@@ -95,24 +118,36 @@ class Meter:
         """Count a value that was made."""
         if isinstance(value, str):
             self.step(len(value))
-        elif isinstance(value, list | tuple | dict | set):
+        elif isinstance(value, CONTAINERS):
             characters, items, depth = _weigh(value, self.room)
+            if isinstance(value, tuple) and items > ARGUMENTS:
+                raise Exhausted(f"it makes tuples of more than {ARGUMENTS} items")
             if depth > DEPTH:
                 raise Exhausted(f"its lists are nested more than {DEPTH} times")
             self.check(characters)
             self.step(ITEM * len(value), 1 + items // 4)
         elif isinstance(value, GeneratorType):
-            return self._stepped(value)
+            return self.stepped(value)
         else:
             self.step()
             if type(value) is int and value.bit_length() > BITS:
                 raise Exhausted(f"it counts beyond 2**{BITS}")
         return value
 
-    def _stepped(self, values: Iterator[Any]) -> Iterator[Any]:
+    def stepped(self, values: Iterable[Any], characters: int = 0, steps: int = 1) -> Iterator[Any]:
+        """The values, each of which is so many steps and makes so many characters."""
         for value in values:
-            self.step()
+            self.step(characters, steps)
             yield value
+
+    def texts(self, values: Iterable[Any]) -> list[str]:
+        """The values as texts, counted one by one."""
+        made: list[str] = []
+        for value in values:
+            text = value if isinstance(value, str) else str(value)
+            self.step(len(text))
+            made.append(text)
+        return made
 
 
 class _Generator(CodeGenerator):
@@ -128,6 +163,17 @@ class _Generator(CodeGenerator):
             counted = nodes.EnvironmentAttribute("meter.step()", lineno=node.lineno)
             node.test = nodes.And(counted, node.test, lineno=node.lineno)
         super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Texts that are joined by ``~``, each of which may be that of a long list."""
+        join = "markup_join" if frame.eval_ctx.autoescape else "str_join"
+        if frame.eval_ctx.volatile:
+            join = "(markup_join if context.eval_ctx.volatile else str_join)"
+        self.write(f"context.meter.made({join}(context.meter.texts((")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))))")
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.Const) and not (frame.eval_ctx.volatile or frame.eval_ctx.autoescape):
@@ -174,7 +220,7 @@ def _is_small(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Test) and not node.args
 
 
-for _name in ("Add", "Call", "Compare", "Concat", "Dict", "Getitem", "List", "Mod", "Mul", "Pow", "Test", "Tuple"):
+for _name in ("Add", "Call", "Compare", "Dict", "Getitem", "List", "Mod", "Mul", "Pow", "Sub", "Test", "Tuple"):
     setattr(_Generator, f"visit_{_name}", _counting(f"visit_{_name}"))
 
 
@@ -210,6 +256,8 @@ class Bounded(ImmutableSandboxedEnvironment):
             del self.filters[name]
         for name, plain in {**self.filters, "join": _join, "sum": _sum}.items():
             self.add_filter(name, plain)
+        for name in COMPARING:
+            self.tests[name] = self._counted_test(self.tests[name])
 
     def add_filter(self, name: str, plain: Callable[..., Any]) -> None:
         self.filters[name] = self._counted(name, plain)
@@ -229,6 +277,17 @@ class Bounded(ImmutableSandboxedEnvironment):
         self._local.meter.step(len(text), 0)
         return text
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Views and iterators have nothing that a template needs, and things from which more can be made."""
+        if isinstance(obj, VIEWS) or (isinstance(obj, Iterator) and not isinstance(obj, LoopContext)):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if type(argument) is not str and type(argument) is not int:
+            self.meter.step(0, CHECKED)  # it may be long, and is looked for as a key and as a text
+        return super().getitem(obj, argument)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             for count, many in ((left, right), (right, left)):
@@ -242,6 +301,8 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(args) + len(kwargs) > ARGUMENTS:
+            raise Exhausted(f"it calls with more than {ARGUMENTS} arguments")
         method = getattr(__obj, "__wrapped__", __obj)  # `format` is wrapped
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes | list | tuple | dict | set | range | int | float | type):
@@ -273,11 +334,33 @@ class Bounded(ImmutableSandboxedEnvironment):
 
         @wraps(plain)
         def counted(*args: Any, **options: Any) -> Any:
+            value, given = args[at], args[at + 1 :]
             if name == "format":
-                self._check_format(str(args[at]), [args[at + 1 :], options])
+                self._check_format(str(value), [given, options])
+            elif name in LOOKING:
+                if value:  # of nothing they do nothing
+                    args = (*args[:at], self._looked_at(value, [*given, *options.values()]), *given)
+                self._check_filter(name, value, given, options)
             else:
-                self._check_filter(name, args[at], args[at + 1 :], options)
+                self._check_filter(name, value, given, options)
             return self.meter.made(plain(*args, **options))
+
+        return counted
+
+    def _looked_at(self, values: Iterable[Any], given: list[Any]) -> Iterator[Any]:
+        """The values, each of which is compared or filled up with what a filter is given, which counts each time."""
+        characters, items, _ = _weigh(given, self.meter.room)
+        names = sum(each.count(".") + each.count(",") for each in given if isinstance(each, str))  # of attributes
+        return self.meter.stepped(values, characters, 1 + names + (items >> PASSED))
+
+    def _counted_test(self, plain: Callable[..., bool]) -> Callable[..., bool]:
+        """A test that counts before it looks through what it is given."""
+
+        def counted(*args: Any) -> bool:
+            sizes = [len(each) for each in args if isinstance(each, LONG)]
+            looks = bool(sizes) and not all(isinstance(each, str) for each in args)
+            self.meter.step(0, 1 + CHECKED * looks + (max(sizes, default=0) >> PASSED))
+            return plain(*args)
 
         return counted
 
@@ -303,7 +386,9 @@ class Bounded(ImmutableSandboxedEnvironment):
             self.meter.step(0, 1 + (len(text) * longest >> SEARCHED))
         elif name == "tojson":
             _, items, depth = _weigh(value, self.meter.room)
-            self.meter.check(items * (longest + max(numbers, default=0) * (depth + 1)))
+            self.meter.check(items * (longest + max(numbers, default=0)) * (depth + 1))  # an indent may be a text
+        elif name == "urlencode":
+            self.meter.check(ESCAPED * _weigh(value, self.meter.room)[0])
 
     def _check_format(self, text: str, given: Any) -> None:
         """Measure what a text with ``%s`` or ``{}`` becomes: the widths it names, and what is put in, in each place."""
@@ -327,7 +412,7 @@ def _weigh(value: Any, room: int) -> tuple[int, int, int]:
         items += 1
         if isinstance(each, str):
             characters += len(each)
-        elif isinstance(each, list | tuple | dict | set):
+        elif isinstance(each, CONTAINERS):
             depth += 1
             deepest = max(deepest, depth)
             if characters + ITEM * (items + len(each)) > room or depth > DEPTH:

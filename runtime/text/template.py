@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge.runtime.text.tokenizer import Text
 
 
+LAYOUT = 256  # characters of a date's layout: the system makes as many times as many
 LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of that
 
 
@@ -99,6 +100,11 @@ def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template,
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
+    def date(layout: str) -> str:
+        if len(layout) > LAYOUT:
+            raise TemplateError(f"a date's layout has more than {LAYOUT} characters")
+        return now().strftime(layout)
+
     if len(source) > LONGEST:
         raise BundleError(
             f"The bundle's chat template has {len(source):,} characters, and none may have more than {LONGEST:,}; "
@@ -106,13 +112,19 @@ def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template,
         )
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation])
     environment.add_filter("tojson", _to_json)
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda layout: now().strftime(layout))
+    environment.globals.update(raise_exception=refuse, strftime_now=date)
     try:
         return environment.from_string(source), environment.begin
     except Exception as e:  # not TemplateError alone: Python's compiler refuses what is nested too deeply
         raise BundleError(f"The bundle's chat template is not valid jinja2 ({on_one_line(e)}); use --raw.") from None
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """jinja2's own `tojson` escapes characters for HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own `tojson` escapes characters for HTML, which no model was trained on. Options are transformers'."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

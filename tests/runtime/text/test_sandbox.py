@@ -44,6 +44,9 @@ GROWING = [
     *(" and ".join([f"('b' ~ {BIG}) not in {BIG}"] * 500), " ~ ".join([BIG] * 3000), " + ".join([BIG] * 3000)),
     *(f"raise_exception({BIG})", "strftime_now('%9999999999d' * 1000)", f"({BIG}|e|e|e)|length"),
     "('f' * 10**6)|int(base=16)",
+    *("strftime_now('%99999999Y' * 100000)", "([[[[1]]]] * 20)|tojson(indent='x' * 90000)", f"{BIG}|urlencode"),
+    "([messages[0].items()] * 90000 + [messages[0].values()] * 90000)|string",
+    f"(range(99999)|groupby('none', default={BIG}))|length",
 ]  # fmt: skip
 DOUBLING = [
     *("x ~ x", "x + x", "[x, x]", "{'a': x, 'b': x}", "(x, x)", "x * 2", "twice(x)", "'%s%s' % (x, x)", "[x, x]|join"),
@@ -68,6 +71,43 @@ ENDLESS = [
     "{% set a = 'a ' * 2000000 %}" + "".join(f"{{% set a{i} = a.split() %}}" for i in range(2000)),
     "{% autoescape 'x'|center(9999999999) %}{% endautoescape %}",
     "{% set o = namespace(x=[1]) %}{% for i in range(99999) %}{% set o.x = [o.x] %}{% endfor %}{{ o.x }}",
+]
+# What a template may say thousands of times in one expression, each time of something long.
+MANY = [
+    *("x ~ x", "x ~ 'a'", "x is upper", "x is lower", "{}[x]", "messages[x]", "{}[t]", "{t: 1}", "d.keys() - x"),
+    *("x == y", "x < y", "9 in x", "x is eq(y)", "x is in(y)", "x|string", "x|length", "x|first", "x|last", "x|max"),
+    *("x|select('eq', 1)|first", "x|sort|first", "t|list|first", "x|tojson|length", "'%.0s' % [x]", "x.count(9)"),
+    *("x.index(1)", "d.keys().isdisjoint(x)", "[d.values().mapping]|string", "f(*x)", "x|join|length"),
+]
+LONG = [
+    *(
+        "range(99999)",
+        "range(99999)|list",
+        "[0] * 400000",
+        "['a' * 40] * 80000",
+        "[[0] * 600] * 600",
+        "'ab ' * 1300000",
+    ),
+    *("[messages[0]] * 20000", "range(99999)|map('string')", "dict(range(99999)|map('string')|batch(2))"),
+    "[[[[[[[[[[[[[[0, 0] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2] * 2]",
+]
+GIVEN = [
+    *("", "(x)", "('in', x)", "('eq', x)", "('upper')", "('role', 'in', x)", "('0', 'eq', x)", "(x, x)", "(9999, x)"),
+    *("(attribute='0', default=x)", "('a.b,c')", "('a' ~ '.a' * 99999)", "('a' ~ ',a' * 99999)", "(true, x)"),
+]
+CLOSER = [
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "map",
+    "groupby",
+    "unique",
+    "sum",
+    "sort",
+    "min",
+    "max",
+    "batch",
 ]
 WRONG = [
     *("{{ " + "(" * 50000 + "1" + ")" * 50000 + " }}", "{{ " + "[" * 50000 + "]" * 50000 + " }}"),
@@ -116,6 +156,50 @@ def test_nothing_doubles_for_ever(expression: str) -> None:
 @pytest.mark.parametrize("source", ENDLESS, ids=range(len(ENDLESS)))
 def test_no_template_runs_for_ever(source: str) -> None:
     assert re.search(r"no honest one, because|refuses|not valid", measured(source))
+
+
+@pytest.mark.parametrize("expression", MANY)
+def test_no_expression_that_is_repeated_escapes_the_steps(expression: str) -> None:
+    names = "{% set x = [0, 1] * 200000 %}{% set y = [0, 1] * 200000 %}{% set t = (0,) * 200000 %}"
+    names += "{% set d = dict(range(9999)|map('string')|batch(2)) %}{% macro f() %}{{ {varargs: 1} }}{% endmacro %}"
+    measured(names + "{{ [" + ", ".join([expression] * 400) + "] }}")
+    measured(names + "{% if " + " and ".join([expression] * 400) + " %}{% endif %}")
+
+
+@pytest.mark.parametrize("name", CLOSER)
+def test_no_filter_looks_at_more_than_there_are_steps_for(name: str) -> None:
+    draw = random.Random(name)
+    for _ in range(6):
+        value, given, second = draw.choice(LONG), draw.choice(GIVEN), draw.choice(LONG)
+        measured(f"{{% set x = ({second}) %}}{{{{ ({value})|{name}{given}|list|length }}}}")
+
+
+def test_every_filter_ends_soon_whatever_it_is_given() -> None:
+    draw = random.Random(51)
+    for name in sorted(Bounded().filters):
+        measured(f"{{% set x = ({draw.choice(LONG)}) %}}{{{{ x|{name}{draw.choice(GIVEN)}|list|length }}}}")
+
+
+def test_tests_count_what_they_look_through() -> None:
+    assert "more steps" in measured("{{ range(99999)|reject('in', range(99999)|list)|list }}")
+    assert "more steps" in measured("{{ ([messages[0]]*20000)|rejectattr('role','in',['x']*90000+['user'])|list }}")
+    nested = "{% set ns=namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x=[ns.x] %}{% endfor %}"
+    assert "more text" in measured(nested + "{{ ns.x|tojson(indent='\U0001f600'*60000)|length }}")
+
+
+def test_what_templates_do_with_lists_still_works() -> None:
+    for expression, made in {
+        "messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|join('|')": TALK[1]["content"],
+        "messages|rejectattr('role', 'in', ['user', 'tool'])|list|length": "1",
+        "[]|select('nonsense')|list|length": "0",
+        "messages|groupby('role')|map('first')|join(',')": "system,user",
+        "[3, 1, 2]|sort|join ~ ([3, 1, 2]|max) ~ ([3, 1, 2]|sum)": "12336",
+        "messages[0].items()|list|length ~ (messages[0].keys()|join(','))": "2role,content",
+        "[1, 2, 3]|batch(2, 0)|list": "[[1, 2], [3, 0]]",
+        "{'a': [1]}|tojson(indent=2, separators=(',', ':'), sort_keys=true)": '{\n  "a":[\n    1\n  ]\n}',
+        "1 ~ none ~ 'a' ~ [1]": "1Nonea[1]",
+    }.items():
+        assert ChatTemplate("{{ " + expression + " }}", {}).render(TALK) == made, expression
 
 
 def test_what_cannot_be_compiled_is_the_bundle_s_fault() -> None:
