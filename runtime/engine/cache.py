@@ -14,6 +14,10 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Buffer, Provider, memory_type
 
 
+POSITION = 8  # bytes of a row's position
+UNASKED = 1 << 30  # bytes that no machine is asked about
+
+
 class Seat:
     """What steps on a cache are kept for, as long as it is there."""
 
@@ -136,6 +140,23 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of all buffers at full capacity."""
         return sum(key.nbytes + value.nbytes for key, value in self.memory)
+
+
+def check_memory(layout: KVLayout, rows: int, *, remote: bool) -> None:
+    """InputError where a cache of so many rows is larger than all memory that this process can have: the system gives
+    it addresses, and ends it when they are written. remote: whether keys and values are in a device's memory."""
+    numbers = 0 if remote else sum(2 * layer.heads * layer.head_dim for layer in layout.layers)
+    row = POSITION + numbers * memory_type(layout.dtype).itemsize
+    if rows * row < UNASKED:
+        return
+    from edge.runtime.memory.limit import memory_limit
+
+    limit = memory_limit()
+    if limit is not None and rows * row > limit:
+        raise InputError(
+            f"A KV cache for {rows} tokens takes {rows * row / 1e9:.1f} GB, and there are {limit / 1e9:.1f} GB of "
+            f"memory; ask for a --context of at most {max(1, limit // row - 1)}."
+        )
 
 
 def repeat_rows(rows: NDArray[Any], written: int, upto: int) -> None:

@@ -17,7 +17,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import KV8
 from edge.runtime.engine.binding import KEPT_STEP, LAST_ROW, Step, StepBuffers, WholeBinding, pad_to_even
-from edge.runtime.engine.cache import KVCache, Seat
+from edge.runtime.engine.cache import KVCache, Seat, check_memory
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
@@ -132,6 +132,7 @@ class Engine:
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> KVCache:
         """An empty KV cache of any size: branches side by side share positions, which the context limits, not rows."""
+        check_memory(self.kv, rows, remote=self.remote)
         spare = int(self.pads or self.prefill is not None)
         return KVCache(self.provider, self.kv, rows, cross, spare, self.pads)
 

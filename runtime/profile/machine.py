@@ -13,6 +13,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from edge.children import run
+from edge.runtime.memory.limit import elsewhere, memory_bytes
 from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
 from edge.runtime.providers.kernels import find_kernels
@@ -69,31 +70,13 @@ def _fields(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
-def memory_bytes() -> int | None:
-    """Bytes of memory that the machine has; None where the system does not tell."""
-    if sys.platform == "win32":
-        return _elsewhere("total")
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def available_bytes() -> int | None:
     """Bytes of memory that are available without swapping; None where the system does not tell."""
     if sys.platform in ("win32", "darwin"):
-        return _elsewhere("available") or memory_bytes()
+        return elsewhere("available") or memory_bytes()
     with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
         return int(_fields(Path("/proc/meminfo").read_text(encoding="utf-8"))["MemAvailable"].split()[0]) * 1024
     return memory_bytes()
-
-
-def _elsewhere(field: str) -> int | None:
-    """A field of what psutil tells of the machine's memory."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        return int(getattr(psutil.virtual_memory(), field))
-    return None
 
 
 class Neighbours:

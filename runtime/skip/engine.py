@@ -10,7 +10,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.manifest import SKIP
 from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
-from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Tree
 from edge.runtime.engine.variant import Variant
@@ -56,6 +56,7 @@ class SegmentedEngine(Engine):
     def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
         spare, placed = int(self.pads), "key_positions.0" in self.session.inputs
         kv = self.bundle.manifest.kv
+        check_memory(kv, rows, remote=self.remote)
         return SegmentedCache(self.provider, kv, rows, self._layers, cross, spare, self.pads, placed)
 
     def weight(self, unit: int) -> float:
