@@ -255,7 +255,27 @@ def _many(model: Any, choose: random.Random) -> None:
         node.output.append(name)
 
 
+def _sized(model: Any, choose: random.Random) -> None:
+    """An operator that a constant, or an attribute, asks for a large tensor, of which the logits are made."""
+    import onnx
+
+    numbers = choose.choice([[1 << 30], [1 << 14] * 3, [1 << 62], [-1], [1 << 10], [3000] * 60])
+    tensor = onnx.helper.make_tensor("asked", onnx.TensorProto.INT64, [len(numbers)], numbers)
+    model.graph.initializer.append(tensor)
+    operators = ["ConstantOfShape", "Expand", "Tile", "Range", "Pad", "OneHot", "RandomNormal", "HannWindow"]
+    operator = choose.choice(operators)
+    logits = next((node for node in model.graph.node if "logits" in node.output), model.graph.node[-1])
+    inputs = ["asked"] if operator in ("ConstantOfShape", "HannWindow") else [logits.input[0], "asked", "asked"]
+    made = onnx.helper.make_node(operator, inputs[: choose.choice([1, 2, 3])], ["asked.made"])
+    if operator == "RandomNormal":
+        made.attribute.append(onnx.helper.make_attribute("shape", numbers))
+    nodes = [made, onnx.helper.make_node("ReduceMax", ["asked.made"], ["asked.most"], keepdims=0)]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes, *rest] if len(inputs) == 1 else [*rest, *nodes])
+
+
 WAYS: list[Callable[[Any, random.Random], None]] = [
     *(_attribute, _attribute, _attribute, _initializer, _initializer, _initializer, _wire, _wire, _operator),
-    *(_operator, _nodes, _value, _function, _nested, _version, _many),
+    *(_operator, _nodes, _value, _function, _nested, _version, _many, _sized),
 ]

@@ -13,7 +13,6 @@ from edge.manifest import KVLayer, KVLayout
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Buffer, Provider, memory_type
 
-
 POSITION = 8  # bytes of a row's position
 UNASKED = 1 << 30  # bytes that no machine is asked about
 

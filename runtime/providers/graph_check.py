@@ -17,6 +17,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from edge.errors import BundleError
+from edge.runtime.providers.graph_sizes import LARGEST as LARGEST_MADE
+from edge.runtime.providers.graph_sizes import SIZED, Sizes
 from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS, THEIRS
 from edge.runtime.providers.kernel_rows import ROWS
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
@@ -98,8 +100,9 @@ class _Check:
             raise _Refused(f"it imports the operators {DOMAIN!r}, which edge alone puts into a graph")
         self._graph(model.graph, {""})
 
-    def _graph(self, graph: Any, there: set[str], depth: int = 1) -> None:
+    def _graph(self, graph: Any, there: set[str], depth: int = 1, around: Sizes | None = None) -> None:
         """there: the values that are there around it, by their names, and the name of none."""
+        sizes = Sizes(graph, around)
         if depth > DEEPEST:
             raise _Refused(f"it has graphs inside of each other, more than {DEEPEST} deep")
         if graph.sparse_initializer:
@@ -120,7 +123,9 @@ class _Check:
             if not there.issuperset(node.input):
                 name = next(name for name in node.input if name not in there)
                 raise _Refused(f"it reads {name[:SHOWN]!r} before anything makes it")
-            self._attributes(node, there, depth)
+            if node.op_type in SIZED and sizes.asked(node) > LARGEST_MADE:
+                raise _Refused(f"it asks the operator {node.op_type!r} for more than {LARGEST_MADE} numbers")
+            self._attributes(node, there, depth, sizes)
             for name in node.output:
                 if name:
                     if name in there:
@@ -131,14 +136,14 @@ class _Check:
             raise _Refused(f"it has values that edge alone makes: {', '.join(sorted(OUR_VALUES & made))}")
         there -= made
 
-    def _attributes(self, node: Any, there: set[str], depth: int) -> None:
+    def _attributes(self, node: Any, there: set[str], depth: int, sizes: Sizes) -> None:
         chooses = node.op_type == "If"
         for attribute in node.attribute:
             kind = attribute.type
             if attribute.name in OURS:
                 raise _Refused(f"it has the attribute {attribute.name[:SHOWN]!r}, which edge alone writes")
             if chooses and kind == GRAPH:
-                self._graph(attribute.g, there, depth + 1)
+                self._graph(attribute.g, there, depth + 1, sizes)
             elif chooses or kind not in PLAIN:
                 named = f"{node.op_type[:SHOWN]!r} with {attribute.name[:SHOWN]!r}"
                 raise _Refused(f"it has an operator {named}, of a type it has not")

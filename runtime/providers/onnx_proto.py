@@ -16,6 +16,7 @@ IR_VERSION, OPSET = 10, 21
 
 PACKAGE = "edge.onnx"
 SCALARS = {
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
     "float": FieldDescriptorProto.TYPE_FLOAT,
     "int64": FieldDescriptorProto.TYPE_INT64,  # enumerations and smaller integers are the same bytes
     "string": FieldDescriptorProto.TYPE_STRING,
@@ -64,6 +65,14 @@ MESSAGES = {
         "external_data": (13, "StringStringEntryProto*"),
         "data_location": (14, "int64"),
     },
+    # What else attributes and tensors may have, read apart: what is named above is written in another way than it was.
+    "AttributeNumbers": {"floats": (7, "float*"), "ints": (8, "int64*")},
+    "TensorNumbers": {
+        "float_data": (4, "float*"),
+        "int32_data": (5, "int64*"),
+        "int64_data": (7, "int64*"),
+        "double_data": (10, "double*"),
+    },
     "StringStringEntryProto": {"key": (1, "string"), "value": (2, "string")},
     "ValueInfoProto": {"name": (1, "string"), "type": (2, "TypeProto")},
     "TypeProto": {"tensor_type": (1, "TensorTypeProto")},
@@ -73,7 +82,7 @@ MESSAGES = {
 }
 
 
-def _model_proto() -> Any:
+def _pool() -> DescriptorPool:
     file = FileDescriptorProto(name="onnx.proto", package=PACKAGE)
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -84,10 +93,14 @@ def _model_proto() -> Any:
             message.field.add(name=member, number=number, label=label, **one)
     pool = DescriptorPool()
     pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.ModelProto"))
+    return pool
 
 
-ModelProto = _model_proto()
+_messages = _pool()
+ModelProto, AttributeNumbers, TensorNumbers = (
+    GetMessageClass(_messages.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    for name in ("ModelProto", "AttributeNumbers", "TensorNumbers")
+)
 
 
 def model_of(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -16,7 +18,7 @@ from onnx import helper
 from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.runtime.load import open_engine
-from edge.runtime.providers import graph_check
+from edge.runtime.providers import graph_check, graph_sizes
 from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.kernel_graph import attends_to_bytes, kernel_graph
 from edge.runtime.providers.kernels import Kernels, find_kernels
@@ -89,6 +91,71 @@ def constant_in_a_file(model: onnx.ModelProto) -> None:
     tensor = onnx.TensorProto()
     tensor.CopyFrom(stored(model))
     model.graph.node.insert(0, helper.make_node("Constant", [], ["constant"], value=tensor))
+
+
+LARGE = [[1 << 30], [1 << 14] * 3, [1 << 62], [-(1 << 40)], [3000] * 60, [1] * 200]
+
+
+def sized(model: onnx.ModelProto, draw: random.Random, operator: str, place: int, numbers: list[int], way: str) -> None:
+    """An operator that makes as large a tensor as a constant says, which others may pass on."""
+    kind = onnx.TensorProto.FLOAT if operator == "Resize" and place == 2 else onnx.TensorProto.INT64
+    numbers = numbers[:1] if operator in ("Range", "OneHot") else numbers
+    tensor = helper.make_tensor("size", kind, [len(numbers)], numbers)
+    if way == "raw":
+        tensor = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), "size")
+    nodes, name = [], "size"
+    if way == "constant":
+        nodes.append(helper.make_node("Constant", [], ["size"], value=tensor))
+    elif way == "numbers":
+        nodes.append(helper.make_node("Constant", [], ["size"], value_ints=numbers))
+    else:
+        model.graph.initializer.append(tensor)
+    for i in range(draw.choice([0, 0, 1, 5])):
+        nodes.append(helper.make_node(draw.choice(["Identity", "Cast", "Squeeze"]), [name], [f"passed.{i}"]))
+        name = f"passed.{i}"
+    inputs = ["input_ids"] * place + [name]
+    if operator == "Range":
+        inputs = ["input_ids"] * place + [name] + ["input_ids"] * (2 - place)
+    nodes.append(helper.make_node(operator, inputs, ["made"]))
+    model.graph.node.extend(nodes)
+
+
+SIZES = [(operator, place) for operator, places in graph_sizes.BY_INPUTS.items() for place in places]
+
+
+@pytest.mark.parametrize(("operator", "place"), [each for each in SIZES if each != ("Range", 2)])
+def test_a_constant_that_asks_for_a_large_tensor_is_refused(tmp_path: Path, operator: str, place: int) -> None:
+    draw = random.Random(operator)
+    for way in ("plain", "raw", "constant", "numbers"):
+        for numbers in LARGE[::2][:2] if operator in ("Range", "OneHot") else LARGE:
+            model = helper.make_model(helper.make_graph([], "g", [], []))
+            model.graph.input.append(helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, None))
+            sized(model, draw, operator, place, numbers, way)
+            (tmp_path / "g.onnx").write_bytes(model.SerializeToString())
+            with pytest.raises(BundleError, match=f"asks the operator '{operator}' for more than 67108864 numbers"):
+                read_graph(tmp_path / "g.onnx", tmp_path)
+
+
+@pytest.mark.parametrize("operator", sorted(graph_sizes.BY_ATTRIBUTES))
+@pytest.mark.parametrize("given", [{"shape": [1 << 14] * 3}, {"sample_size": 1 << 40}, {"scales": [1e6, 1e6]}])
+def test_an_attribute_that_asks_for_a_large_tensor_is_refused(
+    tmp_path: Path, operator: str, given: dict[str, Any]
+) -> None:
+    node = helper.make_node(operator, [], ["made"], **given)
+    path = tmp_path / "g.onnx"
+    path.write_bytes(helper.make_model(helper.make_graph([node], "g", [], [])).SerializeToString())
+    with pytest.raises(BundleError, match=f"asks the operator '{operator}' for more than"):
+        read_graph(path, tmp_path)
+
+
+def test_constants_of_usual_sizes_are_not(tmp_path: Path) -> None:
+    draw = random.Random(51)
+    for operator, place in SIZES:
+        model = helper.make_model(helper.make_graph([], "g", [], []))
+        model.graph.input.append(helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, None))
+        sized(model, draw, operator, place, [1, 2048, 64], "plain")
+        (tmp_path / "g.onnx").write_bytes(model.SerializeToString())
+        read_graph(tmp_path / "g.onnx", tmp_path)
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
