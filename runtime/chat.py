@@ -20,6 +20,7 @@ from edge.runtime.decode.answer import (
     collect,
     own,
 )
+from edge.runtime.decode.stream import Stream
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.options import shown
 from edge.runtime.text.template import Message, check_messages
@@ -112,7 +113,7 @@ class Chat:
         options = with_keywords(own(options), keywords)
         if self._busy.locked():
             raise InputError(UNDER_WAY)
-        return self._answer(message, self._turn(message), options, started)
+        return Stream(self._answer(message, self._turn(message), options, started))
 
     def generate(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]

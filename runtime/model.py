@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Unpack
 
@@ -12,6 +12,7 @@ from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
 from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_length, check_prompt, collect, own
+from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
@@ -125,7 +126,9 @@ class Model(Loaded):
         check_prompt(ids, engine, "shorten it")
         cache = engine.new_cache(min(engine.context, len(ids) + options.max_tokens))
         chunk, drafts = self.prefill_chunk, self.speculation
-        return answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
+        return Stream(
+            answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
+        )
 
     def generate(
         self,
@@ -179,7 +182,7 @@ class Model(Loaded):
                 check_prompt(ids[-1], self.engine, "shorten it")
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None
-        return self._answers(prompts, ids, options, system, raw, width)
+        return Stream(self._answers(prompts, ids, options, system, raw, width))
 
     def check_width(self, width: int | None) -> None:
         """Raise InputError where answers cannot grow `width` side by side; None: as many as can."""
@@ -215,7 +218,7 @@ class Model(Loaded):
         system: str | None,
         raw: bool,
         width: int | None,
-    ) -> Iterator[tuple[int, Result]]:
+    ) -> Generator[tuple[int, Result], None, None]:
         from edge.runtime.batch.answers import Batch
 
         engine = self.engine

@@ -22,6 +22,7 @@ from edge.runtime.decode.beam import BeamOptions, EarlyStopping, Hypothesis
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
+from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
@@ -200,7 +201,7 @@ class Text2Text(Loaded):
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
         tokens, timings, ends, started = self._begin(text, with_keywords(_own(options), keywords), [])
-        return answer.pieces(tokens, self.text, timings, ends, started_ns=started)
+        return Stream(answer.pieces(tokens, self.text, timings, ends, started_ns=started))
 
     def generate(
         self,

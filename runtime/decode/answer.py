@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -167,7 +167,7 @@ def answer(
     chunk: int,
     started_ns: int,
     speculation: Speculation | None = None,
-) -> Iterator[Piece]:
+) -> Generator[Piece, None, None]:
     """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
 
     Args:
@@ -220,7 +220,9 @@ class Ends:
         return "context" if tokens == self.room else None
 
 
-def pieces(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Iterator[Piece]:
+def pieces(
+    tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int
+) -> Generator[Piece, None, None]:
     """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
     somebody interrupted it."""
     detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)

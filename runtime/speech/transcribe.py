@@ -19,6 +19,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Speech
 from edge.runtime.background import Background
+from edge.runtime.decode.stream import next_of
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import TranscribeKeywords, with_keywords
 from edge.runtime.loaded import Loaded
@@ -168,7 +169,7 @@ class Transcription(Iterator[Segment]):
         return None if figures is None else figures.summary()
 
     def __next__(self) -> Segment:
-        return next(self._segments)
+        return next_of(self._segments)
 
     def transcript(self, segments: Sequence[Segment]) -> Transcript:
         """The segments that came, and what is known about them all."""

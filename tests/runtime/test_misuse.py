@@ -156,6 +156,70 @@ def test_one_chat_asked_by_many_threads_answers_one_and_refuses_the_others(model
     assert_goes_on_rightly(chat)
 
 
+STREAMS: dict[str, Callable[[Path], Any]] = {
+    "chat": lambda folder: talker(folder, "Hello you.")[0].stream("hi"),
+    "model": lambda folder: fake_model(folder, says("Hello you."))[0].stream("hi"),
+    "answers": lambda folder: fake_model(folder, says("Hello you."))[0].answers(["hi"]),
+    "translator": lambda folder: fake_text2text(folder)[0].stream("hi"),
+    "transcriber": lambda folder: fake_transcriber(folder, HELLO)[0].transcribe_stream(noise(2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_stream_that_two_threads_read_refuses_one_and_loses_nothing(tmp_path: Path, kind: str) -> None:
+    stream, wanted = STREAMS[kind](tmp_path / "a"), list(STREAMS[kind](tmp_path / "b"))
+    inner = "_segments" if kind == "transcriber" else "_pieces"
+    pieces, begun, goes_on = getattr(stream, inner), threading.Event(), threading.Event()
+
+    def slow() -> Any:
+        begun.set()
+        goes_on.wait(30)
+        yield from pieces
+
+    setattr(stream, inner, slow())
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.extend(stream))
+    reader.start()
+    assert begun.wait(30)
+    for ask in (lambda: next(stream), *((stream.close,) if hasattr(stream, "close") else ())):
+        with pytest.raises(InputError, match="Another thread reads this stream; read it in one thread"):
+            ask()
+    goes_on.set()
+    reader.join(30)
+    assert len(got) == len(wanted) > 0
+
+
+def test_a_stream_passes_on_what_is_sent_and_thrown_into_it() -> None:
+    from edge.runtime.decode.stream import Stream
+
+    seen: list[str] = []
+
+    def pieces() -> Any:
+        try:
+            yield 1
+            raise ValueError("of its own")
+        except KeyError:
+            seen.append("thrown")
+            yield 2
+        finally:
+            seen.append("closed")
+
+    stream = Stream(pieces())
+    assert next(stream) == 1 and stream.throw(KeyError("x")) == 2
+    stream.close()
+    assert seen == ["thrown", "closed"]
+    stream = Stream(pieces())
+    assert stream.send(None) == 1
+    with pytest.raises(ValueError, match="of its own"):
+        next(stream)
+    seen.clear()
+    stream = Stream(pieces())
+    next(stream)
+    del stream
+    gc.collect()
+    assert seen == ["closed"]
+
+
 def test_streams_of_one_model_and_its_batches_do_not_mix(model: edge.Model) -> None:
     alone = [model.generate(q, max_tokens=8).text for q in QUESTIONS]
     streams = [model.stream(q, max_tokens=8) for q in QUESTIONS]

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,10 +20,33 @@ from profile_example import example_profile
 
 from edge.bundle import Bundle
 from edge.cli.main import main
-from edge.cli.screen import visible
+from edge.cli.screen import Screen, visible
 from edge.manifest import sealed
 
 ACTING = "\x00\x07\x08\x0b\x0c\x0e\x1b\x1f\x7f\x80\x85\x90\x9b\x9d\x9f\u2028\u2029\u202a\u202e\u2066\u2069\udc9b\udcff"
+UNSEEN = (
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063"
+    "\u2064\u2065\u206a\u206b\u206c\u206d\u206e\u206f"
+)
+# ruff: noqa: RUF001 (letters of scripts that look like others)
+HONEST = [  # with characters that are not seen
+    "می\u200cخواهم",
+    "क्\u200dष और क्\u200cष",
+    "לשלם \u200f(10$)\u200f היום \u200eC++\u200e",
+    "العربية\u061c 1-2",
+    "\u200fשלום",
+    "ภาษา\u200bไทย",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2764\ufe0f\u200d\U0001f525 \U0001f468\U0001f3fd\u200d\U0001f4bb",
+    "1\ufe0f\u20e3 ©\ufe0f \u203c\ufe0f",
+    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f!",
+    "葛\U000e0100城 \u1820\u180b",
+]
+HIDDEN = [
+    *("a\u200eb", "\u200fabc", "x\u061cy", "a\u2060b", "\ufeffa", "so\xadft", "a\u200bb", "a\u200cb", "a\u200db"),
+    *("日\u200d本", "a\U000e0041", "\U0001f600\U000e0041", "\U000e0001", "\ufe0f", "a\ufe0f", "\u2764\ufe0f\ufe0f"),
+    *("a\U000e0100", "\u3164", "\u206a"),
+    *("\ufff9a\ufffb", "\U0001d173", "\U0001f3f4" + "\U000e0061" * 8, "שלום\nabc\u200f", "\u200b", "a\u115f"),
+]
 HARMLESS = "ordinary text, Grüße, 日本語, \N{SLIGHTLY SMILING FACE}\N{ZERO WIDTH JOINER}, a\ttab\nand lines\r\n"
 TITLE = "\x1b]0;renamed\x07"  # each names what it would do
 HOSTILE = f"{TITLE}\x1b[2J\x9b31m\u202e\x85[bold]x[/] [/] :smile:"
@@ -71,11 +95,50 @@ def harmed(bundle: Bundle, hostile: str = HOSTILE) -> Bundle:
     return bundle
 
 
+@pytest.mark.parametrize("text", HONEST)
+def test_what_scripts_and_emoji_need_stays_whole_or_piece_by_piece(text: str) -> None:
+    assert visible(text) == text
+    terminal = Terminal()
+    screen = Screen(terminal)
+    for c in text.lstrip("\u200f"):  # whose line was not known yet to go from right to left
+        screen.write(c)
+    assert terminal.getvalue() == text.lstrip("\u200f")
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_what_is_not_seen_is_shown(text: str) -> None:
+    assert re.search(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})", visible(text))
+    terminal = Terminal()
+    screen = Screen(terminal)
+    for c in text:
+        screen.write(c)
+    assert "\\" in terminal.getvalue()
+
+
+def test_no_message_can_be_hidden_in_a_text_of_latin_letters() -> None:
+    draw = random.Random(51)
+    hidden = [chr(code) for code in (*range(0xE0000, 0xE1000), *range(0xFE00, 0xFE10), 0x200B, 0x200C, 0x200D, 0x2060)]
+    for _ in range(200):
+        letters = "".join(draw.choices("abcdefghij XYZ.,", k=12))
+        message = draw.choices(hidden, k=6)
+        shown = visible("".join(a + b for a, b in zip(letters, message, strict=False)))
+        assert not {*shown} & {*hidden}
+
+
+def test_a_long_text_of_such_characters_takes_no_longer_than_others() -> None:
+    begun = time.process_time()
+    for c in "\u200f\u200d\x1b\U000e0041\ufe0f":
+        visible(c * 50_000)
+    assert time.process_time() - begun < 10
+
+
 def test_every_character_that_acts_is_shown_and_no_other_changes() -> None:
     for code in range(0x3000):
         c = chr(code)
         shown = visible(c)
-        assert shown == (rf"\x{code:02x}" if code < 256 else rf"\u{code:04x}") if c in ACTING else True
+        assert shown == (rf"\x{code:02x}" if code < 256 else rf"\u{code:04x}") if c in ACTING + UNSEEN else True
+        if c in UNSEEN:
+            continue
         if c.isprintable() or c in "\n\t":
             assert shown == c
         elif code < 0xA0:
