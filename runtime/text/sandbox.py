@@ -39,9 +39,10 @@ ARGUMENTS = 1 << 10  # of a call, and items of a tuple: with more of them it tak
 
 CHAIN = 8  # texts that are joined by ``+`` before the result is counted
 
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-CONTAINERS = (list, tuple, dict, set, *VIEWS)
-LONG = (str, range, *CONTAINERS)
+_NONE: dict[str, str] = {}
+VIEWS: tuple[type[Any], ...] = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, set, *VIEWS)
+LONG: tuple[type[Any], ...] = (str, range, *CONTAINERS)
 
 ESCAPED = 12  # characters of one in a URL
 PASSED = 6  # a test that looks through a container is a step for every 2**6 items
@@ -256,8 +257,8 @@ class Bounded(ImmutableSandboxedEnvironment):
             del self.filters[name]
         for name, plain in {**self.filters, "join": _join, "sum": _sum}.items():
             self.add_filter(name, plain)
-        for name in COMPARING:
-            self.tests[name] = self._counted_test(self.tests[name])
+        tests: dict[str, Any] = self.tests
+        tests.update({name: self._counted_test(tests[name]) for name in COMPARING})
 
     def add_filter(self, name: str, plain: Callable[..., Any]) -> None:
         self.filters[name] = self._counted(name, plain)
@@ -353,14 +354,14 @@ class Bounded(ImmutableSandboxedEnvironment):
         names = sum(each.count(".") + each.count(",") for each in given if isinstance(each, str))  # of attributes
         return self.meter.stepped(values, characters, 1 + names + (items >> PASSED))
 
-    def _counted_test(self, plain: Callable[..., bool]) -> Callable[..., bool]:
+    def _counted_test(self, plain: Callable[..., Any]) -> Callable[..., bool]:
         """A test that counts before it looks through what it is given."""
 
         def counted(*args: Any) -> bool:
             sizes = [len(each) for each in args if isinstance(each, LONG)]
             looks = bool(sizes) and not all(isinstance(each, str) for each in args)
             self.meter.step(0, 1 + CHECKED * looks + (max(sizes, default=0) >> PASSED))
-            return plain(*args)
+            return bool(plain(*args))
 
         return counted
 
