@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,8 +48,6 @@ class Text:
         self._led = tokens.led
         self.eos = frozenset(tokens.eos)
         self.special = self._tokenizer.special
-        # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
-        self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, in which special tokens are recognised and none is added; InputError where it is not
@@ -81,7 +80,7 @@ class Text:
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one answer."""
-        return Detokenizer(self.decode, self._silent)
+        return Detokenizer(self.decode, self.special, self._tokenizer.size)
 
 
 class _Library:
@@ -178,12 +177,13 @@ class Detokenizer:
 
     The pieces add up to what decoding all tokens at once gives. Each token costs decoding a few: those whose text is
     not complete, after the last ones that were, because a token's leading space depends on the token before. silent:
-    ids that have no text.
+    ids that have no text; nor have those from `size` on: logits may have more entries than the vocabulary, because
+    models round the size of their embeddings up.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], size: float = math.inf) -> None:
         self._decode = decode
-        self._silent = silent
+        self._silent, self._size = silent, size
         self._before: list[int] = []  # tokens given out last
         self._before_text = ""
         self._pending: list[int] = []
@@ -191,7 +191,7 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The text that became certain with this token; often empty while a character spans tokens."""
-        if token in self._silent:
+        if token in self._silent or token >= self._size:
             return ""
         self._pending.append(token)
         text = self._pending_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -120,6 +121,19 @@ def test_ids_beyond_the_vocabulary_have_no_text(tmp_path: Path) -> None:
     stream = Text(bundle).detokenizer()
     ids = [0xC3, *range(259, 300), 0xA9]
     assert "".join(map(stream.push, ids)) + stream.flush() == "é"
+
+
+def test_a_vocabulary_that_a_manifest_only_claims_takes_no_memory(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path)
+    dims = dataclasses.replace(bundle.manifest.dims, vocab_size=1 << 24)
+    claimed = dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, dims=dims))
+    tracemalloc.start()
+    try:
+        stream = Text(claimed).detokenizer()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000 and stream.push(1 << 23) == ""
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
