@@ -12,36 +12,21 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from types import GeneratorType
 from typing import Any
 
-from jinja2 import TemplateError, filters, nodes, pass_environment, pass_eval_context
+from jinja2 import filters, nodes, pass_environment, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-STEPS = 1 << 18  # of a render of an empty conversation, a second; an honest template takes some dozen for a message
-ROOM = 1 << 22  # characters of any one value
-TEXT = 4  # times the room: characters of all values together
-PER_CHARACTER = 16  # more of each for every character of a conversation
-ITEM = 8  # characters that an item of a list counts as
-BITS = 4096  # of an integer
-DEPTH = 64  # of lists in lists
-CPU_S = 5.0
-CHECKED = 16  # steps from one look at the clock to the next
-
-ARGUMENTS = 1 << 10  # of a call, and items of a tuple: with more of them it takes long as a key
+from edge.runtime.text.meter import ARGUMENTS, BITS, CHECKED, CONTAINERS, ITEM, ROOM, VIEWS, Exhausted, Meter, weigh
 
 CHAIN = 8  # texts that are joined by ``+`` before the result is counted
 
-_NONE: dict[str, str] = {}
-VIEWS: tuple[type[Any], ...] = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
-CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, set, *VIEWS)
 LONG: tuple[type[Any], ...] = (str, range, *CONTAINERS)
 
 ESCAPED = 12  # characters of one in a URL
@@ -75,80 +60,6 @@ COMPARING = frozenset(
 )
 _PLACE = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*(?:\.\d+)?|\{[^{}]*\}")  # of text to format
 _INNER = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d*\.)?\*|%\([^)]*\(|\{[^{}]*\[|\{[^{}]*\{[^{}]*\}")  # one in another
-
-
-class Exhausted(TemplateError):
-    """A template does more than any honest one."""
-
-
-class Meter:
-    """What one render may still do. characters: of the conversation, in so many messages."""
-
-    __slots__ = ("_ends", "room", "steps", "text")
-
-    def __init__(self, characters: int = 0, messages: int = 0) -> None:
-        self.room = ROOM + PER_CHARACTER * characters
-        self.steps = STEPS + PER_CHARACTER * (characters + messages * messages)
-        self.text = TEXT * self.room + PER_CHARACTER * characters * messages
-        self._ends = time.thread_time() + CPU_S
-
-    def step(self, characters: int = 0, steps: int = 1) -> bool:
-        """Count a step that makes so many characters."""
-        before = self.steps
-        self.steps = after = before - steps
-        self.text -= characters
-        if before ^ after >= CHECKED or self.text < 0 or characters > self.room:
-            self._look(characters)
-        return True
-
-    def _look(self, characters: int) -> None:
-        if self.steps < 0:
-            raise Exhausted("it takes more steps than any template needs")
-        if self.text < 0:
-            raise Exhausted("it makes more text than any model reads")
-        self.check(characters)
-        if time.thread_time() > self._ends:
-            raise Exhausted("it takes more time than any template needs")
-
-    def check(self, characters: int) -> None:
-        """Refuse to make a value of so many characters."""
-        if characters > self.room:
-            raise Exhausted("it makes more text than any model reads")
-
-    def made(self, value: Any) -> Any:
-        """Count a value that was made."""
-        if isinstance(value, str):
-            self.step(len(value))
-        elif isinstance(value, CONTAINERS):
-            characters, items, depth = _weigh(value, self.room)
-            if isinstance(value, tuple) and items > ARGUMENTS:
-                raise Exhausted(f"it makes tuples of more than {ARGUMENTS} items")
-            if depth > DEPTH:
-                raise Exhausted(f"its lists are nested more than {DEPTH} times")
-            self.check(characters)
-            self.step(ITEM * len(value), 1 + items // 4)
-        elif isinstance(value, GeneratorType):
-            return self.stepped(value)
-        else:
-            self.step()
-            if type(value) is int and value.bit_length() > BITS:
-                raise Exhausted(f"it counts beyond 2**{BITS}")
-        return value
-
-    def stepped(self, values: Iterable[Any], characters: int = 0, steps: int = 1) -> Iterator[Any]:
-        """The values, each of which is so many steps and makes so many characters."""
-        for value in values:
-            self.step(characters, steps)
-            yield value
-
-    def texts(self, values: Iterable[Any]) -> list[str]:
-        """The values as texts, counted one by one."""
-        made: list[str] = []
-        for value in values:
-            text = value if isinstance(value, str) else str(value)
-            self.step(len(text))
-            made.append(text)
-        return made
 
 
 class _Generator(CodeGenerator):
@@ -293,7 +204,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         if operator == "*":
             for count, many in ((left, right), (right, left)):
                 if isinstance(count, int) and isinstance(many, str | list | tuple):
-                    self.meter.check(count * _weigh(many, self.meter.room)[0] + ITEM * count)
+                    self.meter.check(count * weigh(many, self.meter.room)[0] + ITEM * count)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * right > BITS:
                 raise Exhausted(f"it counts beyond 2**{BITS}")
@@ -350,7 +261,7 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     def _looked_at(self, values: Iterable[Any], given: list[Any]) -> Iterator[Any]:
         """The values, each of which is compared or filled up with what a filter is given, which counts each time."""
-        characters, items, _ = _weigh(given, self.meter.room)
+        characters, items, _ = weigh(given, self.meter.room)
         names = sum(each.count(".") + each.count(",") for each in given if isinstance(each, str))  # of attributes
         return self.meter.stepped(values, characters, 1 + names + (items >> PASSED))
 
@@ -377,7 +288,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         elif name == "indent":
             self.meter.check(len(text) + (len(text.splitlines()) + 1) * max([longest, *numbers, 4]))
         elif name == "join":  # of a separator; the filter counts itself
-            self.meter.check(len(text) * len(given[0]) + _weigh(given[0], self.meter.room)[0] if given else 0)
+            self.meter.check(len(text) * len(given[0]) + weigh(given[0], self.meter.room)[0] if given else 0)
         elif name == "replace":
             places = text.count(str(given[0])) if given and not named else len(text) + 1
             self.meter.check(len(text) + places * longest)
@@ -386,10 +297,10 @@ class Bounded(ImmutableSandboxedEnvironment):
         elif name == "trim":
             self.meter.step(0, 1 + (len(text) * longest >> SEARCHED))
         elif name == "tojson":
-            _, items, depth = _weigh(value, self.meter.room)
+            _, items, depth = weigh(value, self.meter.room)
             self.meter.check(items * (longest + max(numbers, default=0)) * (depth + 1))  # an indent may be a text
         elif name == "urlencode":
-            self.meter.check(ESCAPED * _weigh(value, self.meter.room)[0])
+            self.meter.check(ESCAPED * weigh(value, self.meter.room)[0])
 
     def _check_format(self, text: str, given: Any) -> None:
         """Measure what a text with ``%s`` or ``{}`` becomes: the widths it names, and what is put in, in each place."""
@@ -398,32 +309,9 @@ class Bounded(ImmutableSandboxedEnvironment):
         widths = [digits for found in _PLACE.finditer(text) for digits in re.findall(r"\d+", found[0])]
         if any(len(digits) > len(str(self.meter.room)) for digits in widths):
             raise Exhausted("it makes more text than any model reads")
-        characters, items, _ = _weigh(given, self.meter.room)
+        characters, items, _ = weigh(given, self.meter.room)
         places = text.count("%") + text.count("{")
         self.meter.check(len(text) + sum(map(int, widths)) + places * (characters + 32 * items))
-
-
-def _weigh(value: Any, room: int) -> tuple[int, int, int]:
-    """The characters in a value as they would be written out, its items, and how deep they are nested. What is in two
-    places counts twice, and counting ends beyond the room."""
-    characters = items = deepest = 0
-    waiting = [(value, 0)]
-    while waiting:
-        each, depth = waiting.pop()
-        items += 1
-        if isinstance(each, str):
-            characters += len(each)
-        elif isinstance(each, CONTAINERS):
-            depth += 1
-            deepest = max(deepest, depth)
-            if characters + ITEM * (items + len(each)) > room or depth > DEPTH:
-                return room + 1, items, depth
-            waiting += [(inner, depth) for inner in each]
-            if isinstance(each, dict):
-                waiting += [(inner, depth) for inner in each.values()]
-        if characters + ITEM * items > room:
-            return room + 1, items, deepest
-    return characters, items, deepest
 
 
 @pass_eval_context

@@ -54,7 +54,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for the assistant's next turn; InputError where the template refuses the conversation."""
-        from edge.runtime.text.sandbox import Exhausted
+        from edge.runtime.text.meter import Exhausted
 
         self._begin(sum(len(message["content"]) for message in messages), len(messages))
         try:

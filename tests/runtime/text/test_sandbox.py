@@ -12,7 +12,8 @@ import pytest
 from chat_templates import KNOWN, conversations
 
 from edge.errors import BundleError, EdgeError, InputError
-from edge.runtime.text.sandbox import STEPS, Bounded
+from edge.runtime.text.meter import STEPS
+from edge.runtime.text.sandbox import Bounded
 from edge.runtime.text.template import LONGEST, ChatTemplate, Message
 
 TALK: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? " * 20}]
