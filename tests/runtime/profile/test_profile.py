@@ -90,7 +90,7 @@ def test_the_time_is_kept(tiny_bundle: Bundle, seconds: int, monkeypatch: pytest
     monkeypatch.setattr(fresh, "memory", lambda settings, prompt, tokens: example_profile().memory)
     start = time.monotonic()
     found = profile(tiny_bundle.root, ProfileOptions(seconds=seconds))
-    assert time.monotonic() - start < seconds * 1.25 + 0.5
+    assert time.monotonic() - start < seconds * 1.25 + 1.5  # the second of a busy machine
     assert {point.size for point in found.curve or found.curve_int8} == set(profiles.SIZES)
 
 
