@@ -17,8 +17,6 @@ EXTRAS = {
     "npu-intel": ("onnxruntime_ep_openvino",),
     "webgpu": ("onnxruntime_ep_webgpu",),
 }
-
-
 CLONE = Path(__file__).resolve().parents[1]
 
 

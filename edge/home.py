@@ -166,12 +166,17 @@ def make_file(path: Path, mode: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
 
 
+def part_of(path: Path) -> Path:
+    """The name under which this thread writes a file until it is whole."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")  # see `_PART`
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
     threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
     OSError where it cannot be written."""
-    part, cached = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part"), _in_cache(path)
+    part, cached = part_of(path), _in_cache(path)
     make_folder(path.parent)
     try:
         os.close(make_file(part, 0o600 if cached else 0o666))

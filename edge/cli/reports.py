@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge.cli.screen import screened
 from edge.errors import InputError
-from edge.home import make_file, replacing
+from edge.home import make_file, part_of, replacing
 
 
 def check_target(path: Path) -> None:
@@ -20,8 +20,7 @@ def check_target(path: Path) -> None:
         raise InputError(f"The report {path} cannot be written: it is a folder; name a file.")
     if is_device(path):
         return
-    real = path.resolve()
-    part = real.with_name(f".{real.name}.{os.getpid()}.part")
+    part = part_of(path.resolve())
     try:
         os.close(make_file(part, 0o600))
         part.unlink()
@@ -36,21 +35,21 @@ def write_report(path: Path, text: str) -> None:
     Raises:
         InputError: it cannot be written, for example because the disk is full; nothing new is left there.
     """
-    if is_device(path):
-        try:
-            with path.open("w", encoding="utf-8") as file:
-                screened(file).write(text)
-        except OSError as e:
-            raise InputError(f"The report {path} could not be written: {e.strerror}.") from None
-        return
+    device = is_device(path)
+    left = "" if device else "; nothing new was left there"
     try:
-        write_whole(path.resolve(), text)  # a link goes on to lead to the file
+        write_whole(path if device else path.resolve(), text)  # a link goes on to lead to the file
     except OSError as e:
-        raise InputError(f"The report {path} could not be written: {e.strerror}; nothing new was left there.") from None
+        raise InputError(f"The report {path} could not be written: {e.strerror}{left}.") from None
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, which appears when it is complete; OSError where it cannot be."""
+    """Write a file, which appears when it is complete. A device or a pipe is written to as it is, a terminal screened.
+    OSError where it cannot be."""
+    if is_device(path):
+        with path.open("w", encoding="utf-8") as device:
+            screened(device).write(text)
+        return
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -22,7 +22,6 @@ from edge.cli.progress import bar
 from edge.cli.reports import is_device, write_whole
 from edge.cli.run.parser import OF_DECODERS
 from edge.cli.run.terminal import INTERRUPTED, peak_memory
-from edge.cli.screen import screened
 from edge.errors import InputError
 from edge.home import for_owner
 from edge.text_file import lines_of
@@ -320,16 +319,13 @@ class Kept:
             return
         text = "".join(f"{self.answers.get(i, '')}\n" for i in range(len(self._lines)))
         try:
-            if self.path is None:
-                with self._output.open("w", encoding="utf-8") as file:
-                    screened(file).write(text)
-                return
             write_whole(self._output, text)
         except OSError as e:
             kept = "" if self.path is None else f" {self.path} keeps the answers."
             raise InputError(f"The output file {self._output} cannot be written: {e.strerror}.{kept}") from None
         self.__exit__()
-        self.path.unlink()
+        if self.path is not None:
+            self.path.unlink()
 
     def tell_stopped(self) -> None:
         """Say how far a command came that was to stop."""

@@ -47,3 +47,14 @@ def test_a_report_has_the_mode_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("")
     write_report(tmp_path / "report.html", "")
     assert (tmp_path / "report.html").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_report_goes_into_a_pipe_that_has_no_name_of_its_own() -> None:
+    """As of `--html /dev/stdout | less`: what the link leads to is no path."""
+    reading, writing = os.pipe()
+    try:
+        write_report(Path(f"/dev/fd/{writing}"), "<html>")
+        assert os.read(reading, 100) == b"<html>"
+    finally:
+        os.close(reading)
+        os.close(writing)
