@@ -49,9 +49,12 @@ HUB_FILES = [
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*"),
     *("spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
     *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
+    *("quantize_config.json", "quant_config.json", "adapter_config.json", "adapter_model.safetensors"),
 ]
 # Fetched where there are no safetensors: Torch's own files, and CTranslate2's.
-HUB_BIN_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "model.bin"]
+HUB_BIN_FILES = [
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "model.bin", "adapter_model.bin"),
+]
 # What the hub library's errors mean, the narrower ones first.
 _REFUSALS = {
     "LocalEntryNotFoundError": "the hub cannot be reached, and its cache holds no copy",

@@ -68,8 +68,8 @@ def export(
     Args:
         source: a model directory, a .gguf file, a catalog name or a hub id.
         out: the bundle to write; default: NAME.edge in the current folder.
-        weights: fp32, fp16, int8, int4, or keep (a GGUF's own precision); default: the catalog's, else int4, or int8
-            for an encoder-decoder.
+        weights: fp32, fp16, int8, int4, or keep (the own precision of a GGUF or a quantized folder); default: the
+            catalog's, else keep for a folder whose integers fit, else int4, or int8 for an encoder-decoder.
         block_size: weights that share one scale; default: the catalog's for its own weights, else the method's.
         symmetric: int4 without zero points, in blocks of 32, for the fast paths of NPUs and GPUs.
         bits: a weight, on average, scales included, for which int4 gives each matrix the blocks and the 4 or 8 bits
@@ -153,7 +153,8 @@ def export(
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
     both = bool(checkpoint.config.get("is_encoder_decoder"))
     routers = read_routers(checkpoint)
-    chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK)
+    anew = symmetric or effort == BEST or (block_size, bits, size, perplexity, calibration) != (None,) * 5
+    chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK, anew=anew)
     context = chosen.context
     wanted = None
     if target is not None:

@@ -32,10 +32,17 @@ class Choices:
 
 
 def choose(
-    checkpoint: Checkpoint, weights: str | None, block_size: int | None, max_context: int | None, *, quick: bool
+    checkpoint: Checkpoint,
+    weights: str | None,
+    block_size: int | None,
+    max_context: int | None,
+    *,
+    quick: bool,
+    anew: bool = False,
 ) -> Choices:
     """What is asked for, else the catalog's, else the method's and the model's. quick: a GGUF keeps its own precision,
-    and other decoders get int8.
+    and other decoders get int8. A folder whose integers fit keeps them, but where something is asked for that `anew`
+    makes them.
 
     Raises:
         CheckpointError: the model's context is too small to be one.
@@ -44,8 +51,12 @@ def choose(
     entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
     defaults = {} if entry is None else entry.export
     both = bool(checkpoint.config.get("is_encoder_decoder"))
+    folder = getattr(checkpoint, "root", None) is not None
+    if weights is None and folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
+        weights = "keep"
     if quick and weights is None and not both:
-        weights = "keep" if {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS else "int8"
+        blocks = not folder and {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS
+        weights = "keep" if blocks else "int8"
     if block_size is None and weights in (None, defaults.get("weights")):
         block_size = defaults.get("block_size")
     weights = weights or str(defaults.get("weights", "int8" if both else "int4"))

@@ -68,7 +68,7 @@ def stage_decoder(
     watched = Watched(quantized, options.report, "writing weights")
     graph = build_decoder(checkpoint, watched, writer, context, eights)
     kv8 = None if survey is None else write_kv8(writer, survey.largest)
-    say_what_changed(checkpoint, watched.methods, say)
+    say_what_changed(checkpoint, watched, say)
     del quantized, watched, eights, survey, given
     writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
     writer.flush()

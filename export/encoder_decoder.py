@@ -110,7 +110,7 @@ def write_encoder_decoder(
     quantized = quantize_encoder_decoder(checkpoint, *weights, block_size, calibrated)
     watched = Watched(quantized, progress, "writing weights")
     built = build_encoder_decoder(checkpoint, watched, writer, context)
-    say_what_changed(checkpoint, watched.methods, say)
+    say_what_changed(checkpoint, watched, say)
     if inputs.text is not None and (names := left_out(checkpoint)):
         say(f"The checkpoint's generation settings also have {', '.join(names)}; the bundle leaves that out.")
     if inputs.speech is not None:

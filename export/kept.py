@@ -172,7 +172,8 @@ def _key(checkpoint: Checkpoint, options: Mapping[str, object]) -> str:
     matrices are looked at, which training changes; that the others are the same says the identity of the files, which
     no stranger's have."""
     tensors = [(name, checkpoint.stored_type(name), checkpoint.shape(name)) for name in checkpoint.names()]
-    said = [__version__, checkpoint.config, tensors, options, code_key(), _files_of(getattr(checkpoint, "path", None))]
+    paths = [getattr(each, "path", None) for each in (checkpoint, getattr(checkpoint, "base", None))]  # an adapter's
+    said = [__version__, checkpoint.config, tensors, options, code_key(), *map(_files_of, paths)]
     digest = hashlib.sha256(json.dumps(said, default=str).encode())
     for name, _, shape in tensors:
         some = None if len(shape) < 2 else slice(shape[0] // 2, shape[0] // 2 + ROWS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edge import __version__
 from edge.bundle import GOLDEN, BundleWriter
-from edge.export.quantize.base import FLOATS, Progress, QTensor, RowsTensor, Weight
+from edge.export.quantize.base import FLOATS, FloatTensor, Progress, QTensor, RowsTensor, Weight
 from edge.manifest import FORMAT_VERSION, Manifest, Source, Tokens
 from edge.runtime.check.golden import Golden, GoldenInput, record_form, record_golden
 from edge.runtime.engine.engine import Engine
@@ -49,16 +49,16 @@ def known_tokens(tokens: Tokens, vocab: int) -> Tokens:
     return dataclasses.replace(tokens, bos=bos, eos=eos, add_bos=tokens.add_bos and bos is not None)
 
 
-def say_what_changed(checkpoint: Checkpoint, methods: Mapping[str, str], tell: Callable[[str], None]) -> None:
-    """Say which tensors that were stored in blocks did not keep the blocks they had. `methods`: by tensor name."""
-    stored = Counter(
-        kind
-        for name, method in methods.items()
-        if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in KEPT
-    )
-    for kind, count in sorted(stored.items()):
-        tensors = "1 tensor of type {} is" if count == 1 else f"{count} tensors of type {{}} are"
-        tell(f"{tensors.format(kind)} dequantized and quantized anew.")
+def say_what_changed(checkpoint: Checkpoint, written: Watched, tell: Callable[[str], None]) -> None:
+    """Say which tensors that were stored in blocks did not keep the blocks they had, and what they became."""
+    changed = defaultdict[str, list[int]](list)
+    for name, method in written.methods.items():
+        if (kind := checkpoint.stored_type(name)) not in FLOATS and method not in KEPT and method != kind:
+            changed[kind].append(written.bits[name])
+    for kind, bits in sorted(changed.items()):
+        tensors = "1 tensor of type {} is" if len(bits) == 1 else f"{len(bits)} tensors of type {{}} are"
+        each = " or ".join(map(str, sorted(set(bits))))
+        tell(f"{tensors.format(kind)} dequantized and quantized anew, in {each} bits.")
 
 
 class Watched(Mapping[str, Weight]):
@@ -67,11 +67,14 @@ class Watched(Mapping[str, Weight]):
     def __init__(self, weights: Mapping[str, Weight], progress: Progress, text: str) -> None:
         self._weights, self._progress, self._text = weights, progress, text
         self.methods: dict[str, str] = {}  # of the weights taken
+        self.bits: dict[str, int] = {}
 
     def __getitem__(self, name: str) -> Weight:
         self._progress(len(self.methods), len(self._weights), self._text)
         weight = self._weights[name]
         self.methods[name] = weight.method if isinstance(weight, QTensor | RowsTensor) else "float"
+        if not isinstance(weight, FloatTensor):
+            self.bits[name] = weight.bits if isinstance(weight, QTensor) else 8
         return weight
 
     def __iter__(self) -> Iterator[str]:

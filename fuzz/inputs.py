@@ -153,6 +153,40 @@ def ctranslate2(out: Path) -> None:
 
 
 @_input
+def quantized(out: Path) -> None:
+    """The tiny Llama as quantizers write it, and an adapter next to its base."""
+    from functools import partial
+
+    import quantized_folders as forms
+    import torch
+    from safetensors.torch import save_file
+
+    base = Path(shutil.copytree(_need(out.parent, "directory"), out / "base"))
+    packed = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}}}
+    made = {
+        "gptq": (partial(forms.gptq, act_order=True), {"bits": 4, "group_size": 32, "desc_act": True}),
+        "awq": (forms.awq, {"bits": 4, "group_size": 32, "version": "gemm"}),
+        "compressed-tensors": (
+            partial(forms.packed_integers, symmetric=False), {"format": "pack-quantized", "config_groups": packed}
+        ),
+        "fp8": (partial(forms.fp8, block=(32, 32)), {"weight_block_size": [32, 32]}),
+        "bitsandbytes": (partial(forms.nf4, nested=True), {"load_in_4bit": True}),
+    }  # fmt: skip
+    for name, (make, config) in made.items():
+        forms.write_quantized(out / name, base, make, {**config, "quant_method": name})
+    adapter = out / "adapter"
+    adapter.mkdir()
+    start = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    factors = {"A": torch.ones(4, 64), "B": torch.ones(64, 4)}
+    save_file(
+        {start.format(layer, part): each.clone() for layer in range(2) for part, each in factors.items()},
+        adapter / "adapter_model.safetensors",
+    )
+    about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "../base"}
+    (adapter / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+@_input
 def gguf(out: Path) -> None:
     """A Llama and a T5 in GGUF files."""
     from gguf_files import Type, tiny_model, write_gguf

@@ -49,7 +49,10 @@ def add_arguments(parser: Parser) -> None:
     add("--memory SIZE", "maximum private memory, as in 8GB; what does not fit is left out, and said")
 
     add = parser.options("weights")
-    kinds = "fp32, fp16, int8, int4, or keep: a GGUF's own precision (default: int4; for encoder-decoders int8)"
+    kinds = (
+        "fp32, fp16, int8, int4, or keep: the own precision of a GGUF or a quantized folder (default: int4; keep for "
+        "folders whose integers fit; for encoder-decoders int8)"
+    )
     add("--weights KIND", kinds)
     add("--block-size N", "weights that share one scale (default: the method's)", int)
     add("--bits N", "int4: each matrix its own blocks and 4 or 8 bits, N a weight on average (5.2, say)", float)

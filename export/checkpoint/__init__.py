@@ -15,10 +15,13 @@ from edge.registry import Registry
 FORMATS = Registry(__name__, "format of checkpoints")  # see `base.Checkpoint`
 
 
-def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say | None = None) -> Checkpoint:
+def open_checkpoint(
+    source: str, *, progress: Progress | None = None, say: Say | None = None, without: str = ""
+) -> Checkpoint:
     """Open what `source` names: a path that exists, else a catalog name, else a hub id; fetched where needed.
 
-    progress and say: told of fetching.
+    progress: told of fetching. say: of that, and of what a person should know of the files. without: the name of a
+    format that it may not have.
 
     Raises:
         CheckpointError: nothing of that name, or it cannot be read.
@@ -26,13 +29,13 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     """
     path = expanded(source)
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
-        return _open_path(path)
+        return _open_path(path, say, without)
     if entry := catalog.find(source):
         local = fetch.pull(entry, progress, say=say)
-        return _open_path(local, name=entry.name, kind="catalog", licence=entry.licence)
+        return _open_path(local, say, without, name=entry.name, kind="catalog", licence=entry.licence)
     if fetch.is_hub_id(source):
         try:
-            return _open_path(fetch.snapshot(source), name=source, kind="hub")
+            return _open_path(fetch.snapshot(source), say, without, name=source, kind="hub")
         except CatalogError as e:
             raise CatalogError(f"There is no directory {source}, and {e}") from None
     raise CheckpointError(
@@ -41,7 +44,7 @@ def open_checkpoint(source: str, *, progress: Progress | None = None, say: Say |
     )
 
 
-def _open_path(path: Path, **about: str | None) -> Checkpoint:
+def _open_path(path: Path, say: Say | None, without: str, **about: str | None) -> Checkpoint:
     """Open what stands at `path` in the format that it has the mark of, else in the one that needs no mark.
 
     about: name, kind and licence, where they are known.
@@ -50,8 +53,11 @@ def _open_path(path: Path, **about: str | None) -> Checkpoint:
     fitting = [
         form
         for form in FORMATS.values()
-        if form.traits["reads"] == reads and (path / form.traits.get("mark", "")).exists()
+        if form.traits["reads"] == reads and form.name != without and (path / form.traits.get("mark", "")).exists()
     ]
     checkpoint: Checkpoint = max(fitting, key=lambda form: "mark" in form.traits).load().open_path(path, **about)
     checkpoint.path = path
+    if say is not None:
+        for note in checkpoint.notes:
+            say(note)
     return checkpoint

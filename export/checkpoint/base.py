@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.export.quantize.base import QTensor
+from edge.export.quantize.base import Format, QTensor
 from edge.manifest import Tokens
 from edge.runtime.mapped_file import MappedFile, mapped_file
 
@@ -39,6 +40,7 @@ class Checkpoint(Protocol):
     path: Path | None = None  # of its file or folder, where it was opened from one
     kind: str  # directory, hub, gguf or catalog
     licence: str | None
+    notes: Sequence[str] = ()  # what a person should know of how it was read, in sentences
     config: dict[str, Any]
     generation: dict[str, Any]  # generation_config.json's content, or what else says the same; empty where nothing does
 
@@ -59,12 +61,16 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def form(self, name: str) -> Format | None:
+        """That of `blocks`, known without reading them; whether they have zero points is not."""
+        return None
+
     def blocks(self, name: str) -> QTensor | None:
-        """The source's own integers and scales where they are Q4_0 or Q8_0 blocks, else None."""
+        """The source's own integers and scales where they are in blocks that graphs have, else None."""
         return None
 
     def stored_type(self, name: str) -> str:
-        """The type in the source: F32, F16, BF16, Q8_0, Q4_1, ..."""
+        """The type in the source: F32, F16, BF16, Q8_0, Q4_1, GPTQ-4, ..."""
         ...
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-import warnings
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,22 +12,25 @@ import numpy as np
 import torch
 from huggingface_hub import metadata_load
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from edge.errors import CheckpointError, on_one_line
-from edge.export.checkpoint import model_config
-from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite, mapped
+from edge.errors import CheckpointError
+from edge.export.checkpoint import model_config, quantized
+from edge.export.checkpoint.base import Checkpoint, TokenizerFiles
 from edge.export.checkpoint.generation_settings import check_settings
+from edge.export.checkpoint.names import places, text_name, without_prefix
+from edge.export.checkpoint.stored import Stored, Tensor, stored_tensors
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
-from edge.runtime.mapped_file import MappedFile
+from edge.export.quantize.base import Format, QTensor
 
 NAME = "directory"
 HELP = "config.json, weights in safetensors or torch files, and a tokenizer"
 TRAITS = {"reads": "folder"}
 
 MOST_CARD = 1 << 20  # bytes of a model card that is read
-_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+ROWS = 4096  # of heads and embeddings that are compared at a time
+ROUNDING = 2.0**-8  # of a value: what bfloat16 leaves of another rounding of it, at most
+SMALLEST = 2.0**-24  # of float16
+_Found = dict[str, Tensor]  # by the model's name
 
 
 class FolderCheckpoint(Checkpoint):
@@ -44,6 +43,7 @@ class FolderCheckpoint(Checkpoint):
         self.name = name or root.resolve().name
         self.kind = kind
         self.licence = licence or licence_of(root)
+        self.notes: list[str] = []
 
 
 class DirectoryCheckpoint(FolderCheckpoint):
@@ -59,9 +59,9 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if not path.is_file():
             raise CheckpointError(f"{root} holds no config.json, so it is not a model directory.")
         raw = read_json(path)
-        files = [(file, _mapped(file)) for file in _weight_files(root)]
-        stored = (_Stored(file, own, tensor, on) for file, on in files for own, tensor in _load(file).items())
-        found = {name: each for each in stored if (name := _text_name(each.name))}
+        method = quantized.method_of(root, raw)
+        stored = {name: each for each in stored_tensors(root) if (name := text_name(each.name))}
+        found: _Found = quantized.matrices_of(stored, method, root)
         self.config: dict[str, Any] = model_config.complete(raw, str(path), found)
         text_config = raw.get("text_config")
         self._raw_config = {**raw, **(text_config if isinstance(text_config, dict) else {})}
@@ -77,11 +77,16 @@ class DirectoryCheckpoint(FolderCheckpoint):
         if model is not None:
             parameters, optional = model_config.parameter_shapes(model), model_config.optional_tensors(model)
             tied = model_config.tied_names(model)
-            _rename(found, parameters, model.base_model_prefix, tied)
+            stored_as = places(parameters, model.base_model_prefix, tied)
+            found = without_prefix(found, stored_as, root)
+            for name, others in stored_as.items():
+                if name not in found and (other := next((o for o in others if o in found), None)) is not None:
+                    found[name] = found[other]
+            found = {name: each for name, each in found.items() if name in parameters or not _left_bias(name, found)}
             own_heads = self._untie(found, parameters, tied)
             self._names = [*parameters, *own_heads]
             self._made = {name: made for name, made in optional.items() if name not in found}
-            held = sum(each.tensor.numel() for each in found.values())
+            held = sum(math.prod(each.shape) for each in found.values())
             for name, made in self._made.items():
                 if math.prod(made.shape) > held:
                     raise CheckpointError(
@@ -90,22 +95,29 @@ class DirectoryCheckpoint(FolderCheckpoint):
                     )
             wanted = {**parameters, **{name: made.shape for name, made in optional.items()}}
             wanted = {name: shape for name, shape in wanted.items() if name not in self._made}
-            shapes = {name: tuple(found[name].tensor.shape) for name in wanted if name in found}
+            shapes = {name: found[name].shape for name in wanted if name in found}
             model_config.check_tensors(wanted, shapes, str(root))
             model_config.check_leftovers(model, found, str(root))
         self._found = found
 
     def _untie(self, found: _Found, parameters: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]) -> list[str]:
         """Output heads that the configuration calls tied while the files hold them with values of their own, as those
-        of T5 v1.1 and Flan-T5 do; transformers does not tie them either."""
+        of T5 v1.1 and Flan-T5 do; transformers does not tie them either. A head that is another rounding of the
+        embedding stays tied, and the notes say so."""
         heads = [name for name in tied if name in found and name.startswith(("lm_head.", "proj_out."))]
         own = []
         for head in heads:
-            if tuple(found[head].tensor.shape) != parameters[tied[head]] or tied[head] not in found:
+            if tied[head] not in found or {found[head].shape, found[tied[head]].shape} != {parameters[tied[head]]}:
                 continue
-            if not torch.equal(found[head].tensor, found[tied[head]].tensor):
+            difference = _difference(found[head], found[tied[head]])
+            if difference > ROUNDING:
                 own.append(head)
                 self.config["tie_word_embeddings"] = False
+            elif difference:
+                self.notes.append(
+                    f"The head {head} differs from the embedding {tied[head]} by a rounding alone; config.json calls "
+                    "them tied, and the embedding is taken for both."
+                )
         return own
 
     @cached_property
@@ -116,152 +128,42 @@ class DirectoryCheckpoint(FolderCheckpoint):
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._made[name].shape if name in self._made else tuple(self._found[name].tensor.shape)
+        return self._made[name].shape if name in self._made else self._found[name].shape
 
     def stored_type(self, name: str) -> str:
-        dtype = torch.float32 if name in self._made else self._found[name].tensor.dtype
-        return _TYPES.get(dtype, str(dtype).removeprefix("torch."))
+        return "F32" if name in self._made else self._found[name].type
 
     def read(self, name: str, rows: slice | None = None) -> NDArray[np.float32]:
-        if name in self._made:
-            return self._made[name].make().numpy()
-        stored = self._found[name]
-        stored.mapped.check()
-        tensor = stored.tensor if rows is None else stored.tensor[rows]
-        if tensor.dtype not in _TYPES:
-            raise CheckpointError(
-                f"{stored.file}: the tensor {stored.name!r} is stored as {tensor.dtype}; floating-point weights are "
-                "read."
-            )
-        values: NDArray[np.float32] = tensor.to(torch.float32).contiguous().numpy()
-        return finite(values, stored.name, stored.file)
+        return self._made[name].make().numpy() if name in self._made else self._found[name].read(rows)
+
+    def form(self, name: str) -> Format | None:
+        return None if name in self._made else self._found[name].form
+
+    def blocks(self, name: str) -> QTensor | None:
+        return None if name in self._made else self._found[name].blocks()
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor, mapped into memory, and where it is: the file, and the name in it."""
-
-    file: Path
-    name: str
-    tensor: torch.Tensor
-    mapped: MappedFile
+def _left_bias(name: str, found: Mapping[str, Tensor]) -> bool:
+    """Whether it is a bias of zeros, which quantizers give modules that have none."""
+    weight = found.get(f"{name.removesuffix('.bias')}.weight")
+    quantized_module = name.endswith(".bias") and weight is not None and not isinstance(weight, Stored)
+    return quantized_module and not found[name].read().any()
 
 
-_Found = dict[str, _Stored]  # by the model's name
-
-
-def _rename(found: _Found, parameters: Mapping[str, tuple[int, ...]], prefix: str, tied: Mapping[str, str]) -> None:
-    """Give parameters the names that transformers looks for too: a base model's, without the prefix, and those of
-    parameters that are the same one."""
-    for name in parameters:
-        others = [name.removeprefix(f"{prefix}."), *(other for other, own in tied.items() if own == name)]
-        others += [other.removeprefix(f"{prefix}.") for other in others]
-        if name not in found and (other := next((o for o in others if o in found), None)) is not None:
-            found[name] = found[other]
-
-
-def _mapped(path: Path) -> MappedFile:
-    try:
-        return mapped(path)
-    except OSError as e:
-        raise CheckpointError(f"{path} cannot be read: {e.strerror}.") from None
-
-
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors in a file, mapped into memory. A pytorch_model.bin may hold tensors only, no other Python objects."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as e:
-            raise CheckpointError(f"{path} is damaged or cut short ({on_one_line(e)}); fetch it again.") from None
-    mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 are no archives and cannot be mapped
-    if mapped:
-        _check_archive(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the pickle's protocol, in a file that is none
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as e:  # unpickling raises many types; Torch's own words advise to run the file's code
-        if other := re.search(r"GLOBAL ([\w.]+)", str(e)):
-            raise CheckpointError(
-                f"{path} holds more than tensors ({other[1]}), and to load that could run code of the file's own; "
-                "get the checkpoint as safetensors."
-            ) from None
-        raise CheckpointError(f"{path} is damaged, cut short or no file of tensors; fetch it again.") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(
-            f"{path} holds a {type(found).__name__} where tensors by name belong; it is no checkpoint."
-        )
-    tensors = {name: each.detach() for name, each in found.items() if isinstance(name, str) and torch.is_tensor(each)}
-    for name, tensor in tensors.items():
-        _check_stored(tensor, name, path)
-    return tensors
-
-
-def _check_archive(path: Path) -> None:
-    """CheckpointError where an archive's parts are larger than it is: Torch packs nothing, and reads some whole."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
-        return  # Torch says what is wrong
-    if size > path.stat().st_size:
-        raise CheckpointError(
-            f"{path} is damaged: its parts have {size:,} bytes, and it has {path.stat().st_size:,}; fetch it again."
-        )
-
-
-def _check_stored(tensor: torch.Tensor, name: str, path: Path) -> None:
-    """CheckpointError where a tensor is not there number by number: it may be of any size in a file of a few bytes."""
-    dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    size = tensor.numel() * tensor.element_size()
-    if not dense or size > min(tensor.untyped_storage().nbytes(), path.stat().st_size):
-        raise CheckpointError(
-            f"{path}: the tensor {name!r} of shape {list(tensor.shape)} does not stand there number by number; get the "
-            "checkpoint as safetensors."
-        )
-
-
-def _weight_files(root: Path) -> list[Path]:
-    """The files with the weights: the first form that is there, safetensors before torch."""
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if (root / single).is_file():
-            return [root / single]
-        index = root / f"{single}.index.json"
-        if index.is_file():
-            return _shards(index)
-    raise CheckpointError(
-        f"{root} holds no weights: neither model.safetensors nor pytorch_model.bin, whole or in shards."
-    )
-
-
-def _shards(index: Path) -> list[Path]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map; fetch the checkpoint again.")
-    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
-    for path in paths:
-        if path.parent != index.parent:
-            raise CheckpointError(f"{index} names the shard {path.name!r} outside its own folder.")
-        if not _is_file(path):
-            raise CheckpointError(f"{path} is missing, and {index.name} names it; fetch the checkpoint again.")
-    return paths
-
-
-def _is_file(path: Path) -> bool:
-    """Whether it is one; False too of a name that no file can have."""
-    try:
-        return path.is_file()
-    except OSError:  # longer than names are
-        return False
-
-
-def _text_name(name: str) -> str:
-    """The name in the text model; empty for the vision part of a multimodal checkpoint, whose text tensors carry
-    ``language_model.`` before or after ``model.``."""
-    if "vision_tower." in name or "multi_modal_projector." in name:
-        return ""
-    return name.replace("language_model.", "", 1)
+def _difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two matrices' values, relative to these; 0 where all are equal."""
+    if isinstance(a, Stored) and isinstance(b, Stored) and torch.equal(a.raw(), b.raw()):
+        return 0.0
+    found = 0.0
+    for start in range(0, a.shape[0], ROWS):
+        x, y = (each.read(slice(start, start + ROWS)) for each in (a, b))
+        apart = np.abs(x - y)
+        size = np.maximum(np.abs(x), np.abs(y))
+        np.divide(apart, size, out=apart, where=apart > SMALLEST)
+        found = max(found, float(apart.max(initial=0)))
+        if found > ROUNDING:
+            break
+    return found
 
 
 def licence_of(root: Path) -> str | None:

@@ -18,19 +18,25 @@ from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
 from edge.export.checkpoint.gguf_header import open_gguf
-from edge.export.quantize.base import QTensor
+from edge.export.quantize.base import Format, QTensor
 from edge.gguf_parts import name_of
 
 NAME = "gguf"
 HELP = "a .gguf file, as llama.cpp reads it"
 TRAITS = {"reads": "file"}
 
-_READABLE = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+# All that gguf's library dequantizes, but for NVFP4, whose scales are in part in other tensors.
+_READABLE = {
+    *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("TQ1_0", "TQ2_0", "MXFP4"),
+}
 _FLOATS: dict[GGMLQuantizationType, type[np.floating[Any]]] = {
     GGMLQuantizationType.F32: np.float32,
     GGMLQuantizationType.F16: np.float16,
 }
 _BLOCK = 32  # weights that share a scale in Q4_0 and Q8_0
+_FORMS = {"Q4_0": Format(4, _BLOCK, True), "Q8_0": Format(8, _BLOCK, True)}
 _CONVERTED = 2048  # bytes of a row that convert fastest
 
 
@@ -42,6 +48,7 @@ class GGUFCheckpoint:
     """
 
     path: Path | None = None
+    notes = ()
 
     def __init__(self, path: Path, *, name: str | None = None, kind: str = "gguf", licence: str | None = None) -> None:
         self._header = open_gguf(path)
@@ -83,10 +90,13 @@ class GGUFCheckpoint:
             values = values - np.float32(self._norm_offset)
         return values
 
+    def form(self, name: str) -> Format | None:
+        return _FORMS.get(self.stored_type(name))
+
     def blocks(self, name: str) -> QTensor | None:
         source = self._sources[name]
         kind = self._header.tensors[source].type
-        if kind not in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0):
+        if kind.name not in _FORMS:
             return None
         raw = self._header.raw(source)
         if (places := self._places(name)) is not None:

@@ -42,15 +42,10 @@ def complete(raw: dict[str, Any], where: str, tensors: Iterable[str]) -> dict[st
     model_type = raw.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError(f"{where} names no model_type, so the model's family is unknown.")
-    if "quantization_config" in raw:
-        quantization = raw["quantization_config"]
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        method = method if isinstance(method, str) else "an unnamed method"
-        raise CheckpointError(f"{where} describes weights already quantized by {method}; export the unquantized model.")
     if model_type not in CONFIG_MAPPING:
         return raw
     _check_sizes(raw, where, tensors)
-    raw = _without_labels(raw)
+    raw = _without(raw)
     with _quiet_transformers():
         try:
             whole = AutoConfig.for_model(**raw)
@@ -82,12 +77,17 @@ def _check_sizes(raw: Mapping[str, Any], where: str, tensors: Iterable[str]) -> 
                 )
 
 
-def _without_labels(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the number of a classifier's labels, which transformers makes a name each for."""
+# The number of a classifier's labels, which transformers makes a name each for; and how weights were quantized, which
+# is undone where they are read.
+_LEFT_OUT = {"num_labels", "quantization_config", "compression_config"}
+
+
+def _without(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what no graph depends on."""
     return {
-        key: _without_labels(value) if isinstance(value, Mapping) else value
+        key: _without(value) if isinstance(value, Mapping) else value
         for key, value in raw.items()
-        if key != "num_labels"
+        if key not in _LEFT_OUT
     }
 
 

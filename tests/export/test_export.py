@@ -165,8 +165,8 @@ def test_what_is_quantized_anew_is_said(tiny_gguf: Path, tmp_path: Path) -> None
         assert lines[0].startswith("tiny-gguf (gguf, mit): family llama, ")
         return lines[1:]
 
-    q4_1 = "4 tensors of type Q4_1 are dequantized and quantized anew."
-    q8_0 = "8 tensors of type Q8_0 are dequantized and quantized anew."
+    q4_1 = "4 tensors of type Q4_1 are dequantized and quantized anew, in 8 bits."
+    q8_0 = "8 tensors of type Q8_0 are dequantized and quantized anew, in 8 bits."
     assert said("fp32") == []
     assert said("keep") == [q4_1]
     assert said("int8", 64) == [q4_1, q8_0]

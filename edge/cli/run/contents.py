@@ -14,6 +14,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.adapter import local_base
 from edge.bundle import SETTLED_NS, sha256_of
 from edge.errors import CheckpointError
 from edge.gguf_parts import parts_of
@@ -68,7 +69,13 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
 
 
 def _files(given: Path) -> list[Path]:
-    """Those that an export reads, by name. In a folder the weights are safetensors where there are any of these."""
+    """Those that an export reads: of an adapter its base's, too."""
+    base = local_base(given) if given.is_dir() else None
+    return [*_own_files(given), *([] if base is None else _own_files(base))]
+
+
+def _own_files(given: Path) -> list[Path]:
+    """Those of one model, by name. In a folder the weights are safetensors where there are any of these."""
     if not given.is_dir():
         return [file for file in parts_of(given) if file.exists()]
     names = []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from edge.adapter import is_adapter
 from edge.bundle import Bundle, BundleWriter, open_bundle
 from edge.errors import BundleError, ExportError
 from edge.manifest import Manifest
@@ -52,7 +53,7 @@ def open_source(given: Path) -> Bundle:
 def _is_model(given: Path) -> bool:
     """Whether something must be made of it: everything else is opened as a bundle, or refused as none."""
     if os.path.exists(given):  # noqa: PTH110 - of any name: Path's raises where one is too long
-        return given.suffix == ".gguf" or (given / "config.json").is_file()
+        return given.suffix == ".gguf" or (given / "config.json").is_file() or is_adapter(given)
     from edge import catalog, fetch
 
     return catalog.find(str(given)) is not None or (given.suffix != ".edge" and fetch.is_hub_id(str(given)))

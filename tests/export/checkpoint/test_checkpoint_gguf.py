@@ -163,7 +163,12 @@ def test_phi_3s_long_rope_comes_with_both_lists_of_factors(tmp_path: Path) -> No
 
 
 EXACT = {Type.Q8_0: 8, Type.Q4_0: 4}
-OTHERS = [Type.F32, Type.F16, Type.BF16, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q4_K, Type.Q5_K, Type.Q6_K]
+OTHERS = [
+    *(Type.F32, Type.F16, Type.BF16, Type.Q4_1, Type.Q5_0, Type.Q5_1),
+    *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K),
+    *(Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S),
+    *(Type.IQ4_NL, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0, Type.MXFP4),
+]
 
 
 @pytest.mark.parametrize("kind", [*EXACT, *OTHERS], ids=lambda kind: kind.name)
@@ -191,6 +196,42 @@ def test_every_stored_type_reads_as_gguf_dequantizes_it(tmp_path: Path, kind: Ty
             assert bits(blocks.dequantize()) == bits(checkpoint.read(name))
         else:
             assert blocks is None
+
+
+def iq4_xs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks of IQ4_XS as ggml's description has them, and what they mean: of 256 weights a float16 scale, 6 bits of a
+    scale for each 32, and for each weight 4 bits that name one of 16 levels."""
+    levels = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+    raw, meant = [], []
+    for block in values.reshape(-1, 8, 32):
+        d = np.float16(np.abs(block).max() / (127 * 31))
+        scales = np.clip(np.rint(np.abs(block).max(1) / 127 / float(d)), 1, 31).astype(int)
+        each = float(d) * scales[:, None] * levels
+        q = np.abs(block[:, :, None] - each[:, None, :]).argmin(-1)
+        meant.append(np.take_along_axis(each, q, 1))
+        stored = scales + 32
+        high = sum(int(s >> 4) << 2 * i for i, s in enumerate(stored))
+        low = [int(stored[i] & 15 | (stored[i + 1] & 15) << 4) for i in range(0, 8, 2)]
+        packed = (q[:, :16] | q[:, 16:] << 4).astype(np.uint8).tobytes()
+        raw.append(d.tobytes() + high.to_bytes(2, "little") + bytes(low) + packed)
+    rows = values.shape[0]
+    return np.frombuffer(b"".join(raw), np.uint8).reshape(rows, -1), np.reshape(meant, values.shape)
+
+
+def test_iq4_xs_is_what_its_description_says_and_becomes_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import edge
+
+    model = tiny_model("llama", hidden_size=256, intermediate_size=256, num_attention_heads=4, num_hidden_layers=1)
+    meant = iq4_xs(model.model.layers[0].mlp.down_proj.weight.detach().numpy())[1]
+    monkeypatch.setattr("gguf_files.quantized", lambda values, kind: iq4_xs(values)[0])
+    path = write_gguf(tmp_path / "m.gguf", model, types={"ffn_down": Type.IQ4_XS})
+    found = open_checkpoint(str(path)).read("model.layers.0.mlp.down_proj.weight")
+    np.testing.assert_allclose(found, meant, rtol=1e-5, atol=1e-7)
+    said: list[str] = []
+    edge.export(path, tmp_path / "m.edge", effort="quick", check=False, say=said.append)
+    assert "1 tensor of type IQ4_XS is dequantized and quantized anew, in 8 bits." in said
 
 
 def bits(values: np.ndarray) -> bytes:
@@ -320,10 +361,10 @@ class TestRefusals:
             open_checkpoint(str(tmp_path / "m.gguf"))
 
     def test_a_type_that_is_not_read(self, tmp_path: Path) -> None:
-        types = {"blk.1.ffn_up": Type.TQ1_0}
+        types = {"blk.1.ffn_up": Type.NVFP4}
         model = tiny_model("llama", hidden_size=256, num_attention_heads=4)
         path = write_gguf(tmp_path / "m.gguf", model, types=types)
-        with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' is stored as TQ1_0; read are BF16"):
+        with pytest.raises(CheckpointError, match=r"'blk\.1\.ffn_up\.weight' is stored as NVFP4; read are BF16"):
             open_checkpoint(str(path))
 
     def test_a_missing_tensor(self, tmp_path: Path) -> None:

@@ -77,6 +77,13 @@ def test_a_models_bundle_is_made_once_and_not_in_the_runs_memory(
     assert again.out == first.stdout and "Making" not in again.err
 
 
+def test_an_adapters_folder_is_a_model(tmp_path: Path, exports: list[Path], model: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert main(["run", str(tmp_path / "adapter"), *ASKED]) == 0
+    assert len(exports) == 1
+
+
 def test_a_changed_model_is_another_one_and_a_touched_one_is_not(model: Path) -> None:
     before = target_of(model, contents_of(model))
     weights = next(model.glob("*.safetensors"))
