@@ -1,6 +1,6 @@
 """Small language models on your own device: export a checkpoint once, run the bundle anywhere.
 
-    model = edge.load("smollm2-135m-instruct.edge")
+    model = edge.load("smollm2-135m-instruct")
     print(model.generate("Why is the sky blue?").text)
 
 What this package names is imported when it is first used, so that `import edge` costs next to nothing.
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from edge.errors import InputError as InputError
     from edge.errors import MissingExtraError as MissingExtraError
     from edge.export import export as export
+    from edge.loading import load as load
     from edge.runtime.chat import Chat as Chat
     from edge.runtime.decode.answer import GenerateOptions as GenerateOptions
     from edge.runtime.decode.answer import Piece as Piece
     from edge.runtime.decode.answer import Result as Result
     from edge.runtime.decode.answer import Timings as Timings
-    from edge.runtime.load import load as load
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
@@ -46,9 +46,9 @@ _HOMES = {
         *("BundleError", "CatalogError", "CheckpointError", "EdgeError"),
         *("ExportError", "InputError", "MissingExtraError"),
     ),
+    "edge.loading": ("load",),
     "edge.runtime.decode.answer": ("GenerateOptions", "Piece", "Result", "Timings"),
     "edge.runtime.chat": ("Chat",),
-    "edge.runtime.load": ("load",),
     "edge.runtime.model": ("Model",),
     "edge.runtime.speech.segments": ("Segment",),
     "edge.runtime.speech.transcribe": ("TranscribeOptions", "Transcriber", "Transcript"),

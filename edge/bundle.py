@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edge import manifest as manifests
 from edge.errors import BundleError, ExportError
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
+from edge.hub_links import is_within
 from edge.manifest import File, Manifest
 from edge.manifest_checks import faults
 from edge.regular_file import CHUNK, open_regular, read_regular, status_of
@@ -195,7 +196,7 @@ def check_inside(root: Path, name: str) -> None:
     """BundleError where a name that a file of the bundle states leads out of it."""
     pure = PurePosixPath(name)
     inside = name and not pure.is_absolute() and ".." not in pure.parts and not re.search(r"[\\:\0]", name)
-    if not inside or not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
+    if not inside or not is_within(root, name):
         shown = name[:100]
         raise BundleError(f"{root / MANIFEST} names the file {shown!r}, which leads out of the bundle; do not use it.")
 

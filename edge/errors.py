@@ -26,6 +26,10 @@ class ExportError(EdgeError):
     """An export cannot be carried out as asked."""
 
 
+class InterruptedExport(ExportError):
+    """An export was ended by Ctrl-C or SIGTERM."""
+
+
 class InputError(EdgeError):
     """A prompt or an option has a value that cannot be used."""
 

@@ -10,8 +10,8 @@ from edge.errors import MissingExtraError
 
 # By import names. What a .gguf file needs comes first: whatever lacks one of it is told to install the small extra.
 EXTRAS = {
-    "gguf": ("gguf", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
-    "export": ("huggingface_hub", "safetensors", "sentencepiece", "torch", "transformers"),
+    "gguf": ("gguf", "huggingface_hub", "ml_dtypes", "onnx", "onnx_ir", "onnxscript"),
+    "export": ("safetensors", "sentencepiece", "torch", "transformers"),
     "tune": ("peft",),
     "npu-qualcomm": ("onnxruntime_qnn",),
     "npu-intel": ("onnxruntime_ep_openvino",),

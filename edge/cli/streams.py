@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,13 @@ def _nowhere() -> TextIO:
     return Path(os.devnull).open("w", encoding="utf-8")
 
 
+class StandardInputClosed(InputError):
+    """Something is to be read from standard input, and there is none."""
+
+    def __init__(self) -> None:
+        super().__init__("Standard input is closed; name what to read, or redirect it.")
+
+
 class _Closed(io.RawIOBase):
     """Standard input where there is none: reading says so."""
 
@@ -42,7 +50,7 @@ class _Closed(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object) -> NoReturn:
-        raise InputError("Standard input is closed; name what to read, or redirect it.")
+        raise StandardInputClosed
 
 
 def settle() -> bool:
@@ -69,6 +77,22 @@ def _only_read(stream: TextIO) -> bool:
         return fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
     except (OSError, ValueError):  # it is no file
         return False
+
+
+class _Log(logging.Handler):
+    """Shows what the library says of its work as a line of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+def show_log() -> None:
+    """Show on standard error what the library says: a program that imports it gets warnings alone."""
+    log = logging.getLogger("edge")
+    if not any(isinstance(each, _Log) for each in log.handlers):
+        log.addHandler(_Log())
+        log.setLevel(logging.INFO)
 
 
 def drop(stream: TextIO) -> None:

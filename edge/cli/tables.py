@@ -68,3 +68,12 @@ def table(
 
 def print_json(content: object) -> None:
     print(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def shown_bytes(count: float) -> str:
+    """A number of bytes in words: kB is 1,000 of them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} GB"

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_threads
+from edge.cli.ending import interrupt
 from edge.cli.export import stages
 from edge.cli.run.terminal import CtrlC
 from edge.errors import InputError
@@ -158,7 +159,7 @@ def _run(model: str, out: Path, asked: dict[str, Any], weights: str | None, how:
                 f"The training was interrupted after step {stopped.step} of {settings.steps}; the same command goes on "
                 f"from there ({out}.tuning)."
             )
-            return 130
+            return stop.status
         except KeyboardInterrupt:
             say(f"Tuning was interrupted at once; the same command goes on from what was kept in {out}.tuning.")
             raise
@@ -196,7 +197,7 @@ class _Interrupts(CtrlC):
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         if not self.training:
-            raise KeyboardInterrupt
+            interrupt(number, frame)
         super()._press(number, frame)
 
 

@@ -1,13 +1,13 @@
-"""Where weights come from: a model directory, a .gguf file, a catalog name or a hub id."""
+"""Where weights come from: a model directory, a .gguf file, or a name (see `edge.names`)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from edge import catalog, fetch
+from edge import names
 from edge.catalog import Progress, Say
-from edge.errors import CatalogError, CheckpointError
+from edge.errors import CheckpointError
 from edge.export.checkpoint.base import Checkpoint
 from edge.home import expanded
 from edge.registry import Registry
@@ -18,7 +18,8 @@ FORMATS = Registry(__name__, "format of checkpoints")  # see `base.Checkpoint`
 def open_checkpoint(
     source: str, *, progress: Progress | None = None, say: Say | None = None, without: str = ""
 ) -> Checkpoint:
-    """Open what `source` names: a path that exists, else a catalog name, else a hub id; fetched where needed.
+    """Open what `source` names: a path that exists, else a catalog name, a model on the hub or an address; fetched
+    where needed.
 
     progress: told of fetching. say: of that, and of what a person should know of the files. without: the name of a
     format that it may not have.
@@ -30,17 +31,13 @@ def open_checkpoint(
     path = expanded(source)
     if os.path.exists(path):  # noqa: PTH110 - of any name: Path's raises where one is too long
         return _open_path(path, say, without)
-    if entry := catalog.find(source):
-        local = fetch.pull(entry, progress, say=say)
-        return _open_path(local, say, without, name=entry.name, kind="catalog", licence=entry.licence)
-    if fetch.is_hub_id(source):
-        try:
-            return _open_path(fetch.snapshot(source), say, without, name=source, kind="hub")
-        except CatalogError as e:
-            raise CatalogError(f"There is no directory {source}, and {e}") from None
+    if (named := names.find(source)) is not None:
+        local = named.fetch(progress, say)
+        return _open_path(local, say, without, name=named.titled(local), kind=named.kind, licence=named.licence)
+    near = names.similar(source)
     raise CheckpointError(
         f"There is no model {source!r}: no such directory or .gguf file, no such name in the catalog (see edge "
-        "models), and it is no hub id of the form org/name."
+        f"models), and it is no hub id of the form org/name.{f' Did you mean {near}?' if near else ''}"
     )
 
 

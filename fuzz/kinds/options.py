@@ -124,6 +124,6 @@ def _options(name: str) -> list[str]:
 
     parser = Parser(f"edge {name}", "")
     KNOWN.find(name).load().add_arguments(parser)
-    skipped = {"--stdin-pcm", "--output", "--file", "-f", "--seconds", "--help", "-h", "--provider"}
+    skipped = {"--stdin-pcm", "--output", "--file", "-f", "--lines", "--seconds", "--help", "-h", "--provider"}
     names = {option for action in parser._actions for option in action.option_strings}
     return sorted(names - skipped)

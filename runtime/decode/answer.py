@@ -12,7 +12,7 @@ import numpy as np
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
 from edge.runtime.decode.sampling import SamplingOptions, make_sampler
-from edge.runtime.memory.process import MIB, held
+from edge.runtime.memory.process import MB, held
 from edge.runtime.options import function, integer, option, texts
 from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
 
@@ -106,7 +106,7 @@ class Result:
     ttft_ms: float | None
     decode_tokens_per_s: float | None
     prefill_tokens_per_s: float | None
-    peak_private_mb: float | None  # MiB, of the process so far: see `edge.runtime.memory.process.held`
+    peak_private_mb: float | None  # MB (10**6 bytes) of the process so far: see `edge.runtime.memory.process.held`
     peak_rss_mb: float | None
     finish_reason: FinishReason
     speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
@@ -304,8 +304,8 @@ def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) ->
         ttft_ms=None if timings.simulated else timings.ttft_ms,
         decode_tokens_per_s=timings.decode_tokens_per_s,
         prefill_tokens_per_s=timings.prefill_tokens_per_s,
-        peak_private_mb=None if memory is None else memory.peak_private / MIB,
-        peak_rss_mb=None if memory is None else memory.peak_rss / MIB,
+        peak_private_mb=None if memory is None else memory.peak_private / MB,
+        peak_rss_mb=None if memory is None else memory.peak_rss / MB,
         finish_reason=finish,
         speculation=None if timings.speculation is None else timings.speculation.summary(),
     )

@@ -22,6 +22,7 @@ from edge.manifest import FLOAT32, KV8, LONGER, SKIP, Dims, EncoderDims, TensorG
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers import instructions
 from edge.runtime.providers.kernel_graph import attends_to_bytes
+from edge.runtime.providers.kernel_rows import UNIT
 from edge.runtime.providers.kernels import map_weights
 
 MIB = 2**20
@@ -149,10 +150,24 @@ class MemoryModel:
             own = manifest.encoder
             self._encoder_feed_forward = _width(groups.get("encoder.feed_forward"), own, dims.intermediate_size)
             self._encoder = manifest.graph("encoder")
+            if mapped:
+                self._packed -= self._mapped_rows(groups)
             if self._encoder.precise_layers and "encoder.cross_attention" in groups:
                 self._packed += _packed(groups["encoder.cross_attention"])
                 layers = _packed(groups["encoder.attention"]) + _packed(groups["encoder.feed_forward"])
                 self._packed += layers * self._encoder.precise_layers // own.num_layers
+
+    def _mapped_rows(self, groups: dict[str, TensorGroup]) -> int:
+        """Bytes of an encoder's int8 products that our kernels read from files too: those of layers whose rows are
+        rounded to 8 bits, where their inputs fill whole units."""
+        own, cross = self.manifest.encoder, self.manifest.cross
+        assert own is not None and cross is not None
+        inner = own.num_heads * cross.layers[0].head_dim
+        if any(size % UNIT for size in (own.hidden_size, self.manifest.dims.intermediate_size, inner)):
+            return 0
+        layers = [groups.get(f"encoder.{name}") for name in ("attention", "feed_forward")]
+        rows = sum(group.bytes for group in layers if group is not None and group.method.startswith(ROWS))
+        return rows * (own.num_layers - self._encoder.precise_layers) // own.num_layers
 
     def footprint(self, demand: Demand) -> Footprint:
         """Bytes by kind for what is asked."""

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 MIB = 2**20
+MB = 10**6  # bytes: the unit of memory in what people and scripts read
 STATUS = "/proc/self/status"
 LONGEST = 2**14  # bytes of that file, which has 1,500
 

@@ -56,7 +56,8 @@ class Accelerator(Cpu):
         self.name = name
         self._execution_provider, self._device, self._append = execution_provider, device, append
         self._strict = strict
-        self.simulated = device.use == SIMULATES
+        self._simulator = device.use == SIMULATES
+        self.simulated = False  # until it runs a node
 
     def devices(self) -> list[Device]:
         return [self._device]
@@ -75,9 +76,10 @@ class Accelerator(Cpu):
     ) -> Session:
         self._append(options)
         advice = f"the provider {self.name} cannot run it here, and the provider cpu may"
-        with standard_output_kept() if self.simulated else contextlib.nullcontext():
+        with standard_output_kept() if self._simulator else contextlib.nullcontext():
             opened = open_session(model, name, options, None, profile, advice)
         session = DeviceSession(opened.inference, self.name, opened.files)
+        self.simulated |= self._simulator and self._execution_provider in self.placement(session)
         if self._strict:
             self._check_placement(session, name)
         return session

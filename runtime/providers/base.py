@@ -8,6 +8,7 @@ every device; how they are made and where memory is differ.
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from edge.runtime.mapped_file import MappedFile, check, mapped_file, reading
 
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
+LINKED = "edge.folder_of_links"  # an option of ours, to which onnxruntime pays no attention
 FOLDER = "session.model_external_initializers_file_folder_path"  # onnxruntime's option: where the weights are
 
 
@@ -230,6 +232,7 @@ def open_session(
     that it reads next to its weights.
     """
     read = [*_weights_of(model, options), *files]
+    model = _without_links(model, options)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if profile is not None:
         options.enable_profiling, options.profile_file_prefix = True, str(profile)
@@ -244,19 +247,65 @@ def open_session(
     return session
 
 
+def find_weights(options: ort.SessionOptions, folder: Path) -> None:
+    """Let a session look for its weights in a folder; where that has links, in what they lead to."""
+    weights = folder / WEIGHTS
+    real = Path(os.path.realpath(weights)).parent if weights.is_symlink() else folder
+    if real == folder or real.is_relative_to(os.path.realpath(folder)):
+        options.add_session_config_entry(FOLDER, str(folder))
+        return
+    options.add_session_config_entry(FOLDER, str(real))
+    options.add_session_config_entry(LINKED, str(folder))
+
+
+def _folder_of(model: Path | bytes, options: ort.SessionOptions) -> Path | None:
+    """Where a model looks for its weights, as far as that is known."""
+    if (folder := _entry(options, LINKED) or _entry(options, FOLDER)) is not None:
+        return Path(folder)
+    return None if isinstance(model, bytes) else model.parent
+
+
+def _entry(options: ort.SessionOptions, name: str) -> str | None:
+    try:
+        return str(options.get_session_config_entry(name))
+    except RuntimeError:  # there is none
+        return None
+
+
 def _weights_of(model: Path | bytes, options: ort.SessionOptions) -> list[MappedFile]:
     """The file of weights that a model reads, where there is one."""
-    try:
-        folder = Path(options.get_session_config_entry(FOLDER))
-    except RuntimeError:  # the options name none: next to the model
-        if isinstance(model, bytes):
-            return []
-        folder = model.parent
+    if (folder := _folder_of(model, options)) is None:
+        return []
     path = folder / WEIGHTS
     try:
         return [mapped_file(path)] if path.is_file() else []
     except OSError as e:
         raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+
+
+def _without_links(model: Path | bytes, options: ort.SessionOptions) -> Path | bytes:
+    """A model whose weights are files themselves: onnxruntime refuses links that leave the folder, as a hub's cache
+    has them. The graph was looked through before, and names nothing else."""
+    folder = _entry(options, LINKED)
+    if folder is None:
+        return model
+    from edge.runtime.providers.onnx_proto import ModelProto
+
+    parsed = ModelProto.FromString(model if isinstance(model, bytes) else model.read_bytes())
+    _lead(parsed.graph, Path(folder))
+    return bytes(parsed.SerializeToString())
+
+
+def _lead(graph: Any, folder: Path) -> None:
+    """Let the tensors of a graph, and of those inside it, name the files that links in a folder lead to."""
+    for tensor in graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = Path(os.path.realpath(folder / entry.value)).name
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _lead(attribute.g, folder)
 
 
 def nodes_by_provider(session: Session) -> dict[str, list[str]]:

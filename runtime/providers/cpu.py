@@ -19,7 +19,16 @@ from edge.errors import BundleError
 from edge.manifest import Manifest
 from edge.runtime.largest import largest_of_each
 from edge.runtime.mapped_file import check, mapped_file, unchanged
-from edge.runtime.providers.base import CPU, FOLDER, Buffer, Device, Session, Support, nodes_by_provider, open_session
+from edge.runtime.providers.base import (
+    CPU,
+    Buffer,
+    Device,
+    Session,
+    Support,
+    find_weights,
+    nodes_by_provider,
+    open_session,
+)
 from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
@@ -164,7 +173,7 @@ def session_options(folder: Path | None) -> ort.SessionOptions:
     options.add_session_config_entry("session.dynamic_block_base", "4")
     options.add_session_config_entry("session.use_env_allocators", "1")
     if folder is not None:
-        options.add_session_config_entry(FOLDER, str(folder))
+        find_weights(options, folder)
     return options
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from edge.errors import BundleError
+from edge.hub_links import is_within
 from edge.runtime.providers.graph_sizes import LARGEST as LARGEST_MADE
 from edge.runtime.providers.graph_sizes import SIZED, Sizes
 from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS, THEIRS
@@ -170,7 +171,7 @@ class _Check:
         """Bytes of a file of the folder."""
         path, pure = self._folder / location, PurePosixPath(location)
         plain = not pure.is_absolute() and ".." not in pure.parts and not {*"\\:\0"} & {*location}
-        if not plain or not path.resolve().is_relative_to(self._folder.resolve()) or not path.is_file():
+        if not plain or not is_within(self._folder, location) or not path.is_file():
             raise _Refused(f"External data path {location[:SHOWN]!r} is no file of the bundle")
         self._sizes[location] = path.stat().st_size
         return self._sizes[location]

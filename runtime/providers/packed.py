@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import mmap
 import os
 import re
 import shutil
 import struct
+import tempfile
+import weakref
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
-from edge.home import cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
+from edge.home import UNWRITABLE, cache_dir, drop_oldest, mark_used, open_own, read_own_json, replace_text, replacing
 from edge.runtime.mapped_file import mapped_file, unchanged
 from edge.runtime.providers.kernels import OFF, VARIABLE, Kernels, Layout, find_kernels
 
@@ -37,10 +40,15 @@ MARK = b"edge packed weights\n"
 END = struct.Struct(f"<QI{len(MARK)}s")
 ALIGNMENT = 64
 KEPT = 8  # files, each about as large as its bundle
+ROOM = 8_000_000_000  # bytes of them all, but the last one stays, whatever it has
+WORTH_SAYING = 50_000_000  # bytes
 CURRENT = r"[0-9a-f]{32}-[0-9]+\.bin"
 EARLIER = r"[0-9a-f]{16}-[0-9]+\.bin"  # of earlier versions of edge, which nothing reads any more
 WIDENED = 2  # what packing may make of weights, by their bytes; the kernels' layout has at most 1.2 times as many
 PADDED = 64 << 20  # bytes by which small matrices may be padded
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,17 +134,41 @@ def packed_weights(
         found = PackedWeights(path, _stamp_of(path))
         if found.has(wanted, weights, kernels):
             return found
-    with replacing(path) as part, unchanged([mapped_file(bundle.path(WEIGHTS))]):
-        checksum = _write(part, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything(), weights)
-    _remember(_stamp_of(path), _stamp(path.stat(), checksum))
-    _clean(path)
+
+    def write(place: Path) -> int:
+        with unchanged([mapped_file(bundle.path(WEIGHTS))]):
+            return _write(place, kernels, np.memmap(bundle.path(WEIGHTS), np.uint8, "r"), everything(), weights)
+
     try:
-        found = PackedWeights(path, _stamp_of(path))
-    except ValueError as e:
-        raise OSError(f"{path} was written, and {e}") from None
+        with replacing(path) as part:
+            checksum = write(part)
+    except OSError as e:
+        if e.errno not in UNWRITABLE:
+            raise
+        found = _for_this_process(path, write)
+    else:
+        _remember(_stamp_of(path), _stamp(path.stat(), checksum))
+        _clean(path)
+        try:
+            found = PackedWeights(path, _stamp_of(path))
+        except ValueError as e:
+            raise OSError(f"{path} was written, and {e}") from None
     if not found.has(wanted, weights, kernels):
         raise OSError(f"{path} was written by another version of edge meanwhile")
     return found
+
+
+def _for_this_process(path: Path, write: Callable[[Path], int]) -> PackedWeights:
+    """The matrices that belong at `path`, where nothing can be kept: in a file that ends with this process."""
+    if (found := _unkept.get(path)) is None:
+        with tempfile.TemporaryDirectory(prefix="edge-", ignore_cleanup_errors=True) as folder:
+            place = Path(folder) / path.name
+            write(place)
+            found = _unkept[path] = PackedWeights(place)
+    return found
+
+
+_unkept = weakref.WeakValueDictionary[Path, PackedWeights]()  # by where they belong
 
 
 def packed_file(bundle: Bundle, kernels: Kernels) -> Path:
@@ -193,12 +225,14 @@ def _remember(stamp: Path, seen: list[int]) -> None:
 
 
 def _clean(made: Path) -> None:
-    """Make room for a file that was just made."""
+    """Make room for a file that was just made, and say that it is there."""
+    if (size := made.stat().st_size) >= WORTH_SAYING:
+        _log.info("%.0f MB of weights are packed for faster starts and kept as %s (see edge list).", size / 1e6, made)
     with contextlib.suppress(OSError):
         for entry in made.parent.iterdir():
             if re.fullmatch(EARLIER, entry.name):
                 entry.unlink()
-    drop_oldest(made.parent, KEPT, made=made, ours=partial(re.fullmatch, CURRENT), used=_stamp_of)
+    drop_oldest(made.parent, KEPT, made=made, room=ROOM, ours=partial(re.fullmatch, CURRENT), used=_stamp_of)
 
 
 def _mapped(path: Path) -> tuple[NDArray[np.uint8], os.stat_result]:

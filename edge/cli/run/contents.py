@@ -35,6 +35,7 @@ class Contents:
     sha256: str
     stamps: Stamps
     settled: bool
+    path: Path = Path()
 
 
 def contents_of(given: Path, known: Contents | None = None) -> Contents:
@@ -55,12 +56,13 @@ def contents_of(given: Path, known: Contents | None = None) -> Contents:
         remembered = read_own_json(store)
         if remembered["files"] == stamps and re.fullmatch("[0-9a-f]{64}", remembered["sha256"]):
             mark_used(store)
-            return Contents(remembered["sha256"], stamps, True)
+            return Contents(remembered["sha256"], stamps, True, given)
     begun = time.time_ns()
     sha256 = _read(files, sum(size for size, *_ in stamps.values()))
     if _stamps(_files(given)) != stamps:
         raise CheckpointError(f"{given} changed while it was read; run it again when it is complete.")
-    found = Contents(sha256, stamps, all(abs(begun - changed) > SETTLED_NS for _, changed, *_ in stamps.values()))
+    settled = all(abs(begun - changed) > SETTLED_NS for _, changed, *_ in stamps.values())
+    found = Contents(sha256, stamps, settled, given)
     if found.settled:
         with contextlib.suppress(OSError):
             replace_text(store, json.dumps({"files": stamps, "sha256": sha256}))
@@ -116,6 +118,7 @@ def _read(files: list[Path], size: int) -> str:
     whole = hashlib.sha256()
     shown = bar("reading the model", size, "bytes") if size >= LARGE else contextlib.nullcontext()
     with shown as advance:
-        for file in files:
-            whole.update(f"{sha256_of(file, advance)} ".encode() + os.fsencode(file.name) + b"\0")
+        for file in files:  # a .gguf file is the same model under any name
+            name = b"" if file.suffix == ".gguf" else os.fsencode(file.name)
+            whole.update(f"{sha256_of(file, advance)} ".encode() + name + b"\0")
     return whole.hexdigest()

@@ -1,4 +1,4 @@
-"""`edge run -f FILE`: the answers to a file's lines, printed, or written to a file, which a stop does not lose."""
+"""`edge run --lines FILE`: the answers to a file's lines, printed, or written to a file, which a stop does not lose."""
 
 from __future__ import annotations
 
@@ -9,34 +9,41 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from edge.cli.ending import INTERRUPTED
 from edge.cli.progress import bar
 from edge.cli.reports import is_device, write_whole
 from edge.cli.run.parser import OF_DECODERS
-from edge.cli.run.terminal import INTERRUPTED, peak_memory
+from edge.cli.run.terminal import peak_memory
+from edge.cli.screen import screened
 from edge.errors import InputError
 from edge.home import for_owner
-from edge.text_file import lines_of
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.decode.answer import GenerateOptions, Result
     from edge.runtime.model import Model
-    from edge.runtime.text2text import Text2Text, Text2TextOptions
+    from edge.runtime.text2text import Candidate, Text2Text, Text2TextOptions
 
 # Arguments that can change an answer, apart from the options.
 SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")
 AHEAD = 2  # lines for each thread that are begun before the first one's answer is taken
+FORM = 2  # of what is kept of each answer: another one is not mixed in
 CUT = ("length", "context")  # why an answer that might go on ended
 MOST_KEPT = 2 << 30  # bytes that are read of what an earlier command left
+
+
+_BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\\]")  # what ends a line for somebody, and backslashes
 
 
 class Answer(NamedTuple):
@@ -48,7 +55,6 @@ class Answer(NamedTuple):
     cut: bool = False
 
 
-BLANK = Answer("")  # of a blank line
 Answers = Generator[tuple[int, Answer], None, None]
 """The place of each line, counted from 0, and the answer to it."""
 
@@ -56,7 +62,7 @@ Answers = Generator[tuple[int, Answer], None, None]
 def run_lines(
     model: Text2Text, lines: Sequence[str], options: Text2TextOptions, args: argparse.Namespace, at_a_time: int
 ) -> int:
-    """Answer each line, several at a time; blank ones stay blank. Returns the exit status.
+    """Answer each line, several at a time; blank ones are not. Returns the exit status.
 
     Into a file the longest go first, and their answers come into their places in the end; otherwise each is printed
     as soon as those before it are.
@@ -65,23 +71,23 @@ def run_lines(
         InputError: a line that the model cannot take, before anything is done; or the output file cannot be written.
     """
     model.check(options)
-    lengths = _lengths(lines, args.file, lambda line: len(model.prompt_ids(line, options)))
-    order = range(len(lines)) if args.output is None else sorted(lengths, key=lambda i: -lengths[i])
+    lengths = _lengths(lines, args.lines, lambda line: len(model.prompt_ids(line, options)))
+    order = list(lengths) if args.output is None else sorted(lengths, key=lambda i: -lengths[i])
 
     def make(waiting: Sequence[int]) -> Answers:
-        made = side_by_side(lambda i: _answer(model, i, lines[i], options, args.json), waiting, at_a_time)
+        made = side_by_side(lambda i: answer_line(model, i, lines[i], options, args.json), waiting, at_a_time)
         with contextlib.closing(made):
             for place, one in made:
                 if options.interrupted():
                     return
                 yield place, one
 
-    return _fill(Kept(args.output, identity(model.bundle, options, args), lines), order, make)
+    blank = partial(_blank, candidates=options.n_best > 1) if args.json else None
+    return _fill(Kept(args.output, identity(model.bundle, options, args), lines, blank), order, make)
 
 
-def run_prompts(model: Model, text: str, options: GenerateOptions, args: argparse.Namespace) -> int:
-    """Answer each line of `text` as a prompt of its own into the file that `--output` names; blank ones stay blank.
-    Returns the exit status.
+def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, args: argparse.Namespace) -> int:
+    """Answer each line as a prompt of its own, several at a time; blank ones are not. Returns the exit status.
 
     Raises:
         InputError: a line that the model cannot take, before anything is answered; or the file cannot be written.
@@ -89,7 +95,6 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
     from edge.runtime.decode.answer import check_prompt
 
     model.check_width(args.batch)
-    lines = lines_of(text)
 
     def length(line: str) -> int:
         tokens = model.prompt_ids(line, system=args.system, raw=args.raw)
@@ -101,12 +106,13 @@ def run_prompts(model: Model, text: str, options: GenerateOptions, args: argpars
         for place, result in model.answers(prompts, options, system=args.system, raw=args.raw, width=args.batch):
             if result.finish_reason == "interrupted":
                 return
-            yield waiting[place], _answer_of(result, args.json)
+            yield waiting[place], _line_of(waiting[place], prompts[place], [result], args.json)
 
-    order = list(_lengths(lines, args.file, length))
+    order = list(_lengths(lines, args.lines, length))
     # How many are side by side changes no answer, but what a memory budget has room for.
     also = [name for name in OF_DECODERS if name != "batch" or args.memory is not None]
-    return _fill(Kept(args.output, identity(model.bundle, options, args, *also), lines), order, make)
+    blank = _blank if args.json else None
+    return _fill(Kept(args.output, identity(model.bundle, options, args, *also), lines, blank), order, make)
 
 
 def _lengths(lines: Sequence[str], file: Path, length: Callable[[str], int]) -> dict[int, int]:
@@ -143,7 +149,7 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
         stopped = len(made) < len(waiting)
         if not stopped:
             kept.finish()
-    _report([one for one in made if one is not BLANK], seconds)
+    _report(made, seconds)
     if stopped:
         kept.tell_stopped()
     return INTERRUPTED if stopped else 0
@@ -172,36 +178,62 @@ def _ignore(step: float) -> None:
     pass
 
 
-def _answer(model: Text2Text, place: int, line: str, options: Text2TextOptions, as_json: bool) -> Answer:
+def answer_line(
+    model: Text2Text, place: int, line: str, options: Text2TextOptions, as_json: bool, *, numbered: bool = True
+) -> Answer:
+    """Answer the line at a place; a blank one is not.
+
+    numbered: whether the n best texts of a line stand after its number.
+    """
+    several = options.n_best > 1
     if not line.strip():
-        return BLANK
-    one = answer(model, line, options, as_json)
-    if options.n_best > 1 and not as_json:
-        one = one._replace(shown="\n".join(f"{place + 1}\t{each}" for each in one.shown.split("\n")))
-    return one
-
-
-def answer(model: Text2Text, text: str, options: Text2TextOptions, as_json: bool) -> Answer:
-    """Answer one text as a whole."""
-    if options.n_best <= 1:
-        return _answer_of(model.generate(text, options), as_json)
-    candidates = model.candidates(text, options)
+        return Answer(_blank(place, line, candidates=several) if as_json else "")
+    if not several:
+        return _line_of(place, line, [model.generate(line, options)], as_json)
+    found = model.candidates(line, options)
     if as_json:
-        shown = json.dumps([dataclasses.asdict(each) for each in candidates], ensure_ascii=False)
-    else:
-        shown = "\n".join(f"{each.score:.4f}\t{_on_one_line(each.text)}" for each in candidates)
-    best = candidates[0]
+        return _line_of(place, line, found, as_json, candidates=True)
+    before = f"{place + 1}\t" if numbered else ""
+    shown = "\n".join(before + each for each in scored(found).split("\n"))
+    return _line_of(place, line, found, as_json)._replace(shown=shown)
+
+
+def scored(candidates: Sequence[Candidate]) -> str:
+    """The n best texts, each on a line of its own after its score."""
+    return "\n".join(f"{each.score:.4f}\t{_on_one_line(each.text)}" for each in candidates)
+
+
+def _line_of(
+    place: int, line: str, found: Sequence[Result | Candidate], as_json: bool, *, candidates: bool = False
+) -> Answer:
+    """The answer to the line at a place, the best first; as JSON it says which line that is."""
+    best = found[0]
+    shown = _on_one_line(best.text)
+    if as_json:
+        fields = [dataclasses.asdict(each) for each in found]
+        shown = _object(place, line, {"candidates": fields} if candidates else fields[0])
     return Answer(shown, len(best.token_ids), best.finish_reason in CUT)
 
 
-def _answer_of(result: Result, as_json: bool) -> Answer:
-    shown = json.dumps(dataclasses.asdict(result), ensure_ascii=False) if as_json else _on_one_line(result.text)
-    return Answer(shown, result.generated_tokens, result.finish_reason in CUT)
+def _blank(place: int, line: str, *, candidates: bool = False) -> str:
+    """The object of a blank line: as of an answer of no tokens."""
+    from edge.runtime.decode.answer import Result
+
+    if candidates:
+        return _object(place, line, {"candidates": []})
+    nothing = {each.name: None for each in dataclasses.fields(Result)}
+    counts = {"text": "", "token_ids": [], "prompt_tokens": 0, "generated_tokens": 0}
+    return _object(place, line, nothing | counts)
+
+
+def _object(place: int, line: str, fields: dict[str, Any]) -> str:
+    return json.dumps({"line": place + 1, "prompt": line} | fields, ensure_ascii=False)
 
 
 def _on_one_line(text: str) -> str:
-    """An answer that shares its place with others may not begin a line of its own."""
-    return " ".join(text.splitlines())
+    """A text that shares its place with others begins no line of its own: line breaks are written as escapes, and so
+    are backslashes, so that it can be read back."""
+    return _BREAKS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: argparse.Namespace, *also: str) -> str:
@@ -209,7 +241,8 @@ def identity(bundle: Bundle, options: Text2TextOptions | GenerateOptions, args: 
     `also`. Those for speed alone, such as --threads, may differ."""
     shaping = {k: v for k, v in dataclasses.asdict(options).items() if k != "interrupted"}
     given = {name: getattr(args, name) for name in (*SHAPING, *also)}
-    return hashlib.sha256(json.dumps([bundle.manifest.to_json(), shaping, given], sort_keys=True).encode()).hexdigest()
+    what = [FORM, bundle.manifest.to_json(), shaping, given]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def _report(done: Sequence[Answer], seconds: float) -> None:
@@ -241,23 +274,32 @@ def _open_kept(path: Path) -> BinaryIO:
 
 
 class Kept:
-    """Where answers go. Without a file to standard output, in the order in which they are added.
+    """Where answers go. Without a file to standard output, each as soon as those before it were.
 
     With a file FILE each answer goes to FILE.part at once, as one line of JSON; `finish` writes FILE whole. A FILE.part
     that the same command left is taken up: `answers` has what is in it, by place. A device or a pipe gets all answers
     in the end.
 
+    blank: what is written for a blank line, given its place and itself; default: an empty line.
+
     Raises:
         InputError: FILE cannot be written, or FILE.part is not the same command's.
     """
 
-    def __init__(self, output: Path | None, identity: str, lines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        output: Path | None,
+        identity: str,
+        lines: Sequence[str],
+        blank: Callable[[int, str], str] | None = None,
+    ) -> None:
         if output is not None and output.is_dir():
             raise InputError(f"The output file {output} is a folder; name a file.")
         self.answers: dict[int, str] = {}
         self.path = None if output is None or is_device(output) else output.with_name(f"{output.name}.part")
         self._output, self._identity, self._lines = output, identity, lines
         self._file: BinaryIO | None = None
+        self._blank, self._printed = blank, 0
 
     def __enter__(self) -> Kept:
         if self.path is None:
@@ -301,12 +343,24 @@ class Kept:
 
     def add(self, place: int, shown: str) -> None:
         """Keep the answer to the line at `place`."""
-        if self._output is None:
-            print(shown, flush=True)
-            return
+        self.answers[place] = shown
         if self._file is not None:
             self._write([place, self._lines[place], shown])
-        self.answers[place] = shown
+        elif self._output is None:
+            self._print()
+
+    def _print(self) -> None:
+        """Print the answers whose turn it is, and the blank lines between them."""
+        while self._printed < len(self._lines) and (shown := self._shown(self._printed)) is not None:
+            print(shown, flush=True)
+            self._printed += 1
+
+    def _shown(self, place: int) -> str | None:
+        """What is written for the line at a place; None where it is not answered yet."""
+        line = self._lines[place]
+        if line.strip():
+            return self.answers.get(place)
+        return "" if self._blank is None else self._blank(place, line)
 
     def _write(self, record: object) -> None:
         assert self._file is not None
@@ -316,8 +370,9 @@ class Kept:
     def finish(self) -> None:
         """All answers are there: write them in the order of the lines."""
         if self._output is None:
+            self._print()
             return
-        text = "".join(f"{self.answers.get(i, '')}\n" for i in range(len(self._lines)))
+        text = "".join(f"{self._shown(i)}\n" for i in range(len(self._lines)))
         try:
             write_whole(self._output, text)
         except OSError as e:

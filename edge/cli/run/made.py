@@ -28,26 +28,45 @@ _LEFT = r"\.(?P<bundle>.+\.edge)\.[0-9]+\.(part|old|gone)"
 _USED = dict[str, int]()  # files of bundles that this process uses, which are locked as long as it lives
 
 
-def target_of(given: Path, contents: Contents | None) -> Path:
-    """Where the bundle of a model is kept: its content is part of the name, and the place of its files, but a file that
-    was moved has the bundle it had. Of a catalog name or a hub id, by which no files were found, the name is all."""
-    folder = cache_dir() / "bundles"
-    if contents is None:
-        import urllib.parse
+def bundles_dir() -> Path:
+    """Where bundles are kept."""
+    return cache_dir() / "bundles"
 
-        return folder / f"{urllib.parse.quote(str(given), safe='')}.edge"
+
+def target_of(given: Path, contents: Contents) -> Path:
+    """Where the bundle of a model is kept: its content is part of the name, and the place of its files, but a file that
+    was moved or has another name has the bundle it had."""
+    folder = bundles_dir()
     resolved = given.resolve()
     named = given if given.name.strip(".") else resolved
     model = named.name if named.is_dir() else name_of(named)
     model = re.sub(r"[^\w.-]", "_", model, flags=re.ASCII)[:LONGEST].lstrip(".-")
-    found = f"{model or 'model'}-{contents.sha256[:DIGITS]}"
-    target = folder / f"{found}-{zlib.crc32(os.fsencode(resolved)):08x}.edge"
-    return target if target.exists() else next(iter(sorted(folder.glob(f"{found}-*.edge"))), target)
+    found = contents.sha256[:DIGITS]
+    target = folder / f"{model or 'model'}-{found}-{zlib.crc32(os.fsencode(resolved)):08x}.edge"
+    others = (each for each in sorted(folder.glob(f"*-{found}-*.edge")) if re.fullmatch(_NAME, each.name))
+    return target if target.exists() else next(others, target)
+
+
+def kept() -> list[Bundle]:
+    """The bundles that are kept and can be opened, by name."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(bundles_dir().glob("*.edge")):
+            if is_own_folder(path) and not path.name.startswith("."):
+                with contextlib.suppress(BundleError):
+                    found.append(open_bundle(path))
+    return found
+
+
+def called(name: str) -> list[Bundle]:
+    """The bundles that are kept under this name, or of a model of this name."""
+    every = kept()
+    return [each for each in every if each.root.stem == name] or [each for each in every if each.manifest.name == name]
 
 
 def made(target: Path) -> Bundle | None:
     """The bundle, where this version of edge has made it before. No other process removes it while this one runs."""
-    if not _is_own_folder(target) or not _use(target):
+    if not is_own_folder(target) or not _use(target):
         return None
     try:
         bundle = open_bundle(target)
@@ -65,7 +84,7 @@ def make_room(target: Path) -> None:
     Raises:
         ExportError: it cannot be removed.
     """
-    if not os.path.lexists(target) or (_is_own_folder(target) and (target / MANIFEST).is_file()):
+    if not os.path.lexists(target) or (is_own_folder(target) and (target / MANIFEST).is_file()):
         return
     try:
         if target.is_dir() and not target.is_symlink():
@@ -84,11 +103,11 @@ def trim(new: Path, say: Callable[[str], None]) -> None:
     others = [each for each in sorted(new.parent.glob("*.edge")) if each != new and not each.name.startswith(".")]
     before = [each for each in others if place is not None and _place(each) == place]
     for bundle in before:
-        if _remove(bundle):
+        if remove(bundle):
             say(f"The bundle of these files as they were before is removed: {bundle.name}.")
-    rest = sorted((each for each in others if each not in before), key=_last_used, reverse=True)
+    rest = sorted((each for each in others if each not in before), key=last_used, reverse=True)
     for bundle in rest[KEPT - 1 :]:
-        if _remove(bundle):
+        if remove(bundle):
             say(f"A bundle that was not used for the longest time is removed, for {KEPT} are kept: {bundle.name}.")
 
 
@@ -96,7 +115,7 @@ def _place(bundle: Path) -> str | None:
     return match["place"] if (match := re.fullmatch(_NAME, bundle.name)) else None
 
 
-def _last_used(bundle: Path) -> float:
+def last_used(bundle: Path) -> float:
     """Of one that says a time to come, nothing is known."""
     with contextlib.suppress(OSError):
         if (used := bundle.stat().st_mtime) <= time.time():
@@ -104,7 +123,7 @@ def _last_used(bundle: Path) -> float:
     return 0.0
 
 
-def _is_own_folder(path: Path) -> bool:
+def is_own_folder(path: Path) -> bool:
     try:
         found = path.lstat()
     except OSError:
@@ -137,7 +156,7 @@ def _use(bundle: Path) -> bool:
     return False
 
 
-def _remove(bundle: Path) -> bool:
+def remove(bundle: Path) -> bool:
     """Remove a bundle, or whatever has a bundle's name, unless a process uses it; whether it is gone."""
     from edge.lock import locked
 

@@ -31,18 +31,17 @@ IGNORED = {
 }
 NAMES = {"source_language": "--from", "target_language": "--to"}  # of options, where they are not as in the namespace
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
-OUTPUT_OF_LINES = "--output takes the answers to a file's lines; name the file with -f, or redirect the output."
 
 MORE = """\
-With -f FILE and --output OUT, each line of FILE is a prompt of its own: several are answered in a batch, each answer
-becomes a line of OUT, in the order of the prompts, or with --json an object. After Ctrl-C or a failure, the same
-command goes on where it was stopped.
+What is piped into the command, the files of -f and PROMPT are one prompt, in this order, with blank lines between.
 
-A bundle from text to text (a translator, a summariser) answers each text by itself. With -f FILE it answers every line
-of a file, in the order of the lines; blank ones stay blank. With --output OUT as well, the longest lines go first, each
-answer is kept in OUT.part at once, and OUT appears when all are there; after Ctrl-C or a failure, the same command goes
-on where it was stopped. Without a prompt it answers the lines of standard input one by one. A speech bundle transcribes
---audio or --stdin-pcm."""
+With --lines FILE each line of FILE is a prompt of its own: several are answered at a time, and each answer is printed
+as a line, in the order of the prompts, or with --json as an object. Line breaks in an answer are written as \\n, and
+backslashes as \\\\; a blank line stays blank. With --output OUT each answer is kept in OUT.part at once, and OUT
+appears when all are there; after Ctrl-C or a failure, the same command goes on where it was stopped.
+
+A bundle from text to text (a translator, a summariser) answers each text by itself, and without a prompt the lines of
+standard input one by one. A speech bundle transcribes --audio or --stdin-pcm."""
 
 
 def kind_of(bundle: Bundle) -> str:
@@ -67,6 +66,16 @@ def check_kind(kind: str, given: argparse.Namespace) -> None:
         raise InputError(f"{given.bundle} transcribes sound and has no use for {option}.")
 
 
+def check_lines(given: argparse.Namespace) -> None:
+    """Raise InputError where --lines, --output and a prompt do not go together."""
+    if given.lines is not None and (given.prompt is not None or given.file is not None):
+        other = repr(given.prompt) if given.prompt is not None else f"-f {given.file[0]}"
+        raise InputError(f"Each line of {given.lines} is a whole prompt; leave out {other[:60]}, or --lines.")
+    if given.output is not None and given.lines is None:
+        advice = "redirect the output" if given.file is None else f"write --lines {given.file[0]} if each line is one"
+        raise InputError(f"--output takes the answers to the prompts in a file's lines, one a line; {advice}.")
+
+
 def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str, Any]:
     """Those of the named options, or of the fields of a class of options, that were given: for the others the library's
     defaults hold."""
@@ -80,12 +89,22 @@ def add_arguments(parser: Parser) -> None:
     from edge.runtime.speculate.base import DRAFTERS
 
     parser.epilog = f"{MORE}\n\n{parser.epilog}"
-    bundle = "a bundle, a folder NAME.edge; or a .gguf file, a model's folder, a catalog name or a hub id"
-    parser.add_argument("bundle", metavar="MODEL", type=Path, help=bundle)
+    bundle = (
+        "a bundle, a folder NAME.edge; a .gguf file or a model's folder; a name of the catalog; org/NAME or "
+        "org/NAME:Q4_K_M on the Hugging Face hub; or the address of a .gguf file"
+    )
+    parser.add_argument("bundle", metavar="MODEL", help=bundle)
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; '-': standard input")
+    parser.surplus = "put a prompt of several words in quotes"
+    parser.elsewhere = {
+        **dict.fromkeys(("-n", "--n-predict", "--num-predict", "--max-new-tokens"), "--max-tokens"),
+        **dict.fromkeys(("-c", "--ctx-size", "--num-ctx", "--n-ctx"), "--context"),
+        **{"-t": "--threads", "-s": "--system", "--system-prompt": "--system", "-o": "--output", "-i": "--lines"},
+    }
 
     add = parser.options("prompt")
-    add("-f/--file FILE", "read the prompt from a file; from text to text, each line is one", Path)
+    add("-f/--file FILE", "put a file's text before the prompt, or ask it alone; repeatable", Path, action="append")
+    add("--lines FILE", "answer each line of a file as a prompt of its own; see below", Path)
     add("--system TEXT", "a system message")
     add("--raw", "give the prompt as it is, without the chat template", default=None)
 
@@ -113,7 +132,7 @@ def add_arguments(parser: Parser) -> None:
     add("--vtt", "write WebVTT subtitles", default=None)
 
     add = parser.options("text to text")
-    add("--output FILE", "write a transcript, or the answers to a file's lines, to this file; see below", Path)
+    add("--output FILE", "write a transcript, or the answers to --lines, to this file; see below", Path)
     source = "of a multilingual model: the text's language, such as en or eng_Latn"
     add("--from/--source-language CODE", source, dest="source_language")
     target = "of a multilingual model: the language to translate into, such as de, deu_Latn or deu"
@@ -138,7 +157,7 @@ def add_arguments(parser: Parser) -> None:
     add("--exact", exact, action=argparse.BooleanOptionalAction)
     skipped = "which layers are skipped, of a bundle with segments: off (default), %(names)s"
     listed(add("--skip POLICY", skipped, default=OFF), POLICIES)
-    add("--batch N", "with -f and --output: prompts answered in parallel (default: 8; with --memory: 1)", int)
+    add("--batch N", "with --lines: prompts answered in parallel (default: 8; with --memory: 1)", int)
 
     add = parser.options("machine")
     add_threads(add)

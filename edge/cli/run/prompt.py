@@ -1,41 +1,55 @@
-"""Where a prompt of `edge run` comes from: the argument, a file or standard input."""
+"""Where a prompt of `edge run` comes from: standard input, files and the argument, each alone or together."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edge.cli.streams import StandardInputClosed
 from edge.errors import InputError
-from edge.text_file import MOST_LINE, read_whole
+from edge.text_file import MOST_LINE, lines_of, read_whole
+
+BETWEEN = "\n\n"  # the parts of a prompt
+DASH = "-"  # standard input, where a file or a prompt is named
+PATIENCE_S = 1.0  # after which a person is told what is waited for
+STDIN = "Standard input"
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str | None:
-    """The prompt; None where a person is to be asked.
+def read_prompt(prompt: str | None, files: Sequence[Path] | None) -> str | None:
+    """The prompt: what is piped into standard input, the text of each file and the argument, as far as they are there,
+    with a blank line between them; None where there is none of them and a person is to be asked.
+
+    Nothing may be piped where there is a file or an argument: standard input may be empty, closed, or no file at all.
 
     Raises:
-        InputError: there are two, or it cannot be read, or is empty.
+        InputError: one of them cannot be read, or is empty.
     """
-    if file is not None:
-        if prompt is not None:
-            raise InputError(f"There are two prompts, {prompt[:40]!r} and the file {file}; give one of them.")
-        if str(file) != "-":
-            source = f"The prompt file {file}"
-            try:
-                with file.open("rb") as opened:
-                    return _checked(decoded(read_whole(opened, source), source), source)
-            except (OSError, ValueError) as e:
-                raise InputError(f"{source} cannot be read: {getattr(e, 'strerror', e)}.") from None
-    elif prompt is not None and prompt != "-":
-        return _checked(prompt, "The prompt")
-    elif prompt is None and sys.stdin.isatty():
-        return None
-    source = "Standard input"
-    try:
-        return _checked(decoded(read_whole(sys.stdin.buffer, source), source), source)
-    except OSError as e:
-        raise InputError(f"{source} cannot be read: {e.strerror}.") from None
+    named = [DASH for each in (prompt, *map(str, files or [])) if each == DASH]
+    parts = [_text_of(file) for file in files or [] if str(file) != DASH]
+    if prompt is not None and prompt != DASH:
+        parts.append(_checked(prompt, "The prompt"))
+    if named or not parts:
+        if not named and sys.stdin.isatty():
+            return None
+        parts.insert(0, _checked(_decoded_input(), STDIN))
+    elif piped := _piped():
+        parts.insert(0, piped)
+    *context, last = parts
+    return BETWEEN.join([*(each.rstrip("\r\n") for each in context), last])
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a file, or of standard input where it is called -; each is a prompt.
+
+    Raises:
+        InputError: it cannot be read, or is empty.
+    """
+    return lines_of(_checked(_decoded_input(), STDIN) if str(file) == DASH else _text_of(file))
 
 
 def lines_of_input() -> Iterator[tuple[str, str]]:
@@ -47,9 +61,10 @@ def lines_of_input() -> Iterator[tuple[str, str]]:
     for number in itertools.count(1):
         name = f"Line {number} of standard input"
         try:
-            data = sys.stdin.buffer.readline(MOST_LINE + 1)
+            with _told_what_is_waited_for() if number == 1 else contextlib.nullcontext():
+                data = sys.stdin.buffer.readline(MOST_LINE + 1)
         except OSError as e:
-            raise InputError(f"Standard input cannot be read: {e.strerror}.") from None
+            raise InputError(f"{STDIN} cannot be read: {e.strerror}.") from None
         if len(data) > MOST_LINE:
             raise InputError(f"{name} has more than {MOST_LINE >> 20} MiB; split it.")
         if not data:
@@ -64,6 +79,62 @@ def decoded(data: bytes, source: str) -> str:
     except UnicodeDecodeError as e:
         raise InputError(f"{source} is not UTF-8 text (see byte {e.start}); convert it first.") from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def _text_of(file: Path) -> str:
+    source = f"The prompt file {file}"
+    try:
+        with file.open("rb") as opened:
+            return _checked(decoded(read_whole(opened, source), source), source)
+    except (OSError, ValueError) as e:
+        raise InputError(f"{source} cannot be read: {getattr(e, 'strerror', e)}.") from None
+
+
+def _decoded_input() -> str:
+    try:
+        return decoded(_input(), STDIN)
+    except OSError as e:
+        raise InputError(f"{STDIN} cannot be read: {e.strerror}.") from None
+
+
+def _piped() -> str:
+    """The text that standard input has besides a prompt; none where it is a terminal, closed, or cannot be read."""
+    if sys.stdin.isatty():
+        return ""
+    try:
+        data = _input()
+    except (OSError, StandardInputClosed):
+        return ""
+    text = decoded(data, STDIN)
+    return text if text.strip() else ""
+
+
+def _input() -> bytes:
+    with contextlib.suppress(OSError, ValueError):  # it is no file
+        if sys.platform != "win32":
+            os.set_blocking(sys.stdin.fileno(), True)  # which a program that started this one may have changed
+    with _told_what_is_waited_for():
+        return read_whole(sys.stdin.buffer, STDIN)
+
+
+@contextlib.contextmanager
+def _told_what_is_waited_for() -> Iterator[None]:
+    """Say after a while that standard input is read: a program that started this one may have left it open."""
+    timer = threading.Timer(PATIENCE_S, _tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell() -> None:
+    print(
+        "Waiting for standard input, which belongs to the prompt, to end; where it is to be left out, add </dev/null.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _checked(text: str, source: str) -> str:

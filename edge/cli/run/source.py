@@ -10,56 +10,126 @@ from typing import TYPE_CHECKING, TypeVar
 
 from edge.adapter import is_adapter
 from edge.bundle import Bundle, BundleWriter, open_bundle
-from edge.errors import BundleError, ExportError
+from edge.errors import BundleError, ExportError, InterruptedExport
 from edge.manifest import Manifest
 
 if TYPE_CHECKING:
     from edge.cli.run.contents import Contents
+    from edge.names import Named
 
 T = TypeVar("T")
 
 
-def open_source(given: Path) -> Bundle:
-    """Open the bundle at a path; or of a .gguf file, a model's folder, a catalog name or a hub id, the bundle that was
-    made of it before, or is made now with little effort.
+def open_source(given: str | Path) -> Bundle:
+    """Open the bundle at a path; or of a .gguf file, a model's folder, or a name (see `edge.names`), the bundle that
+    was made of it before, or is made now with little effort.
 
     Raises:
         EdgeError: it is neither, or no bundle can be made of it.
     """
+    path = Path(given)
     try:
-        is_model = _is_model(given)
+        there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
+        is_model = there and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
     except OSError as e:
-        raise BundleError(f"{given} cannot be read: {e.strerror}.") from None
-    if not is_model:
-        if os.path.lexists(given) or given.suffix == ".edge" or len(given.parts) > 1:
-            return open_bundle(given)
-        raise BundleError(
-            f"There is no bundle at {given}, and no model of that name in the catalog (see edge models); edge export "
-            "makes a bundle."
-        )
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
+    if is_model:
+        return _of_files(path, path)
+    named = None if there or path.suffix == ".edge" else _named(str(given))
+    if named is not None:
+        return _of_name(named)
+    if os.path.lexists(path) or path.suffix == ".edge" or len(path.parts) > 1:
+        return open_bundle(path)
+    if (bundle := _listed(str(given))) is not None:
+        return bundle
+    raise BundleError(missing(str(given)))
+
+
+def _listed(name: str) -> Bundle | None:
+    """The bundle of a name that `edge list` shows."""
+    from edge.cli.run.here import named_bundles
+    from edge.cli.run.made import made
+
+    found = named_bundles(name)
+    if len(found) > 1:
+        listed = ", ".join(bundle.root.stem for bundle in found)
+        raise BundleError(f"{len(found)} bundles are called {name}; name one of {listed}.")
+    return made(found[0].root) if found else None
+
+
+def missing(name: str) -> str:
+    """A sentence about a name that nothing has."""
+    from edge import names
+
+    near = names.similar(name)
+    meant = f"; did you mean {near}?" if near else " (see edge models); edge export makes a bundle."
+    return f"There is no bundle at {name}, and no model of that name in the catalog{meant}"
+
+
+def _named(given: str) -> Named | None:
+    from edge import names
+
+    return names.find(given)
+
+
+def _of_name(named: Named) -> Bundle:
+    """The bundle of a model that a name means; nothing is looked up where it was made before."""
+    from edge.cli.run.made import bundles_dir, made
+    from edge.cli.run.recorded import Record, recorded, remember
+
+    known = recorded(named.name)
+    if known is not None and known.bundle is not None and (bundle := made(bundles_dir() / known.bundle)) is not None:
+        remember(known)
+        return bundle
+    path = named.local()
+    if path is None:
+        _need_cache()
+        from edge.cli.fetching import fetch_shown
+
+        path = fetch_shown(named)
+    bundle = _of_files(path, named.name)
+    kept = bundle.root.name if bundle.root.parent == bundles_dir() else None
+    remember(Record(named.name, str(path), kept))
+    return bundle
+
+
+def _of_files(path: Path, given: str | Path) -> Bundle:
+    """The bundle of the model at a path, which is called as it was given."""
     from edge.cli.run.contents import contents_of  # 2 ms that a bundle does without
     from edge.cli.run.made import made, target_of
 
-    contents = contents_of(given) if given.exists() else None
-    target = target_of(given, contents)
+    contents = contents_of(path)
+    target = target_of(path, contents)
     if (bundle := made(target)) is not None:
         return bundle
+    if _need_cache():
+        target = target_of(path, contents)
     from edge.lock import locked
 
     with locked(target.with_suffix(".lock"), lambda: _say(f"Another run makes a bundle of {given}; waiting for it.")):
         return made(target) or _make(given, contents, target)
 
 
-def _is_model(given: Path) -> bool:
-    """Whether something must be made of it: everything else is opened as a bundle, or refused as none."""
-    if os.path.exists(given):  # noqa: PTH110 - of any name: Path's raises where one is too long
-        return given.suffix == ".gguf" or (given / "config.json").is_file() or is_adapter(given)
-    from edge import catalog, fetch
+def _need_cache() -> bool:
+    """Whether another cache folder than before holds what is made and fetched, for this run alone: the one before
+    cannot be written."""
+    import atexit
+    import shutil
+    import tempfile
 
-    return catalog.find(str(given)) is not None or (given.suffix != ".edge" and fetch.is_hub_id(str(given)))
+    from edge.home import cache_dir, is_folder, why_unwritable
+
+    why = why_unwritable()
+    if why is None or ("EDGE_HOME" in os.environ and cache_dir().exists() and not is_folder(cache_dir())):
+        return False
+    _say(f"The cache folder cannot be written ({why}), so what is made now is for this run alone; see EDGE_HOME.")
+    folder = tempfile.mkdtemp(prefix="edge-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["EDGE_HOME"] = folder
+    return True
 
 
-def _make(given: Path, contents: Contents | None, target: Path) -> Bundle:
+def _make(given: str | Path, contents: Contents, target: Path) -> Bundle:
     from edge.cli.run.made import made, make_room, trim
 
     again = ", because the one that is there is another version's or damaged" if os.path.lexists(target) else ""
@@ -72,27 +142,30 @@ def _make(given: Path, contents: Contents | None, target: Path) -> Bundle:
     return bundle
 
 
-def _export_apart(given: Path, contents: Contents | None, target: Path) -> None:
+def _export_apart(given: str | Path, contents: Contents, target: Path) -> None:
     """Export in processes of their own, one after the other: what an export leaves in memory would count against
     --memory."""
+    from edge import catalog
     from edge.cli.run.contents import contents_of
 
+    # By name where that says more: the licence of a model in the catalog, the id of one on the hub.
+    by_name = contents.path.is_dir() or catalog.find(str(given)) is not None
     with BundleWriter(target, force=True) as writer:
-        _apart(given, _stage, given, writer)
+        _apart(given, _stage, given if by_name else contents.path, writer)
         manifest = _apart(given, _finish, writer)
-        if contents is not None and contents_of(given, contents).sha256 != contents.sha256:
+        if contents_of(contents.path, contents).sha256 != contents.sha256:
             raise ExportError(f"{given} changed while a bundle was made of it, and nothing was left; run it again.")
         writer.commit(manifest)
 
 
-def _apart(given: Path, work: Callable[..., T], *arguments: object) -> T:
+def _apart(given: str | Path, work: Callable[..., T], *arguments: object) -> T:
     """What `work` returns in another process."""
     from edge.children import ChildEnded, call
 
     try:
         return call(work, *arguments)
-    except KeyboardInterrupt:
-        raise ExportError(f"The making of a bundle of {given} was interrupted; nothing was left.") from None
+    except KeyboardInterrupt as e:
+        raise InterruptedExport(f"The making of a bundle of {given} was interrupted; nothing was left.") from e
     except ChildEnded as e:
         raise ExportError(
             f"The export of {given} ended too early ({e}), as it does where memory runs out; close other programs, or "
@@ -100,7 +173,7 @@ def _apart(given: Path, work: Callable[..., T], *arguments: object) -> T:
         ) from None
 
 
-def _stage(given: Path, writer: BundleWriter) -> None:
+def _stage(given: str | Path, writer: BundleWriter) -> None:
     from edge.cli.export import stages
     from edge.export.quick import stage
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from edge.cli.ending import INTERRUPTED
 from edge.cli.run.parser import taken
-from edge.cli.run.terminal import INTERRUPTED, CtrlC, peak_memory
+from edge.cli.run.terminal import CtrlC, peak_memory
 from edge.cli.screen import below, screened
 from edge.errors import InputError
 
@@ -101,8 +102,8 @@ def _check(args: argparse.Namespace) -> None:
     """Raise InputError where a speech bundle is given what it cannot use, or no sound."""
     if args.audio and args.stdin_pcm:
         raise InputError("There are two sounds, --audio and --stdin-pcm; give one of them.")
-    if args.prompt is not None or args.file is not None:
-        prompt = str(args.prompt if args.file is None else args.file)
+    if given := [each for each in (args.prompt, *(args.file or []), args.lines) if each is not None]:
+        prompt = str(given[-1])
         advice = f"write --audio {prompt}" if Path(prompt).is_file() else "name a sound file with --audio"
         raise InputError(f"{args.bundle} transcribes sound and takes no prompt; {advice}.")
     if args.stdin_pcm and sys.stdin.isatty():

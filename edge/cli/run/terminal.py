@@ -8,22 +8,22 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
+from edge.cli.ending import INTERRUPTED, interrupt
 from edge.cli.screen import below, visible
 
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Piece, Timings
 
-INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
 
 
 class CtrlC:
     """While entered, Ctrl-C is remembered and asks what is at work to end; pressed once more it ends the program.
-    signals: others that say the same."""
+    signals: others that say the same. status: the exit status of a command that it ended."""
 
     def __init__(self, *signals: int) -> None:
         self._signals = (signal.SIGINT, *signals)
-        self.pressed = False
+        self.pressed, self.status = False, INTERRUPTED
 
     def __call__(self) -> bool:
         return self.pressed
@@ -39,8 +39,8 @@ class CtrlC:
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
+            interrupt(number, frame)
+        self.pressed, self.status = True, 128 + number
 
 
 def ask() -> str | None:
@@ -104,9 +104,9 @@ def _first(timings: Timings) -> str:
 
 def peak_memory() -> str:
     """This process's, in words: private memory, and all that was resident."""
-    from edge.runtime.memory.process import MIB, held
+    from edge.runtime.memory.process import MB, held
 
     found = held()
     if found is None:
         return "peak memory unknown"
-    return f"peak {found.peak_private / MIB:.0f} MiB private, {found.peak_rss / MIB:.0f} MiB RSS"
+    return f"peak {found.peak_private / MB:.0f} MB private, {found.peak_rss / MB:.0f} MB RSS"

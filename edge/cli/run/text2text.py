@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edge.cli.run.parser import EARLY_STOPPING, OUTPUT_OF_LINES, taken
-from edge.cli.run.prompt import lines_of_input, read_prompt
-from edge.cli.run.terminal import INTERRUPTED, CtrlC, ask, note, show_with_figures
+from edge.cli.ending import INTERRUPTED
+from edge.cli.run.parser import EARLY_STOPPING, check_lines, taken
+from edge.cli.run.prompt import lines_of_input, read_lines, read_prompt
+from edge.cli.run.terminal import CtrlC, ask, note, show_with_figures
 from edge.errors import InputError
-from edge.text_file import lines_of
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
     """Answer what the arguments of `edge run` ask an opened bundle from text to text, and return the exit status."""
+    asked = _asked(args)
     with CtrlC() as interrupted:
-        asked = _asked(args)
         at_a_time = 1 if asked is None or isinstance(asked, str) else _at_a_time(args, asked)
         model, options = _load(args, bundle, interrupted, args.threads if at_a_time == 1 else 1)
         if isinstance(asked, str):
@@ -40,12 +40,15 @@ def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
 
 def _asked(args: argparse.Namespace) -> str | list[str] | None:
     """One text, the lines of a file, or None where lines come one by one from standard input."""
-    if args.file is not None:
-        text = read_prompt(args.prompt, args.file)  # refuses two prompts
-        return lines_of(text or "")
-    if args.output is not None:
-        raise InputError(OUTPUT_OF_LINES)
-    return None if args.prompt is None else read_prompt(args.prompt, None)
+    check_lines(args)
+    if args.lines is not None:
+        return read_lines(args.lines)
+    if args.prompt is None and args.file is None:
+        return None
+    text = read_prompt(args.prompt, args.file)
+    if args.prompt is None and text is not None and "\n" in text.strip():
+        note("The file is one text; --lines FILE answers each of its lines by itself.")
+    return text
 
 
 def _at_a_time(args: argparse.Namespace, lines: Sequence[str]) -> int:
@@ -82,30 +85,32 @@ def _load(
 
 
 def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.Namespace) -> None:
-    if args.json and options.n_best <= 1:
-        import dataclasses
-        import json
+    import dataclasses
+    import json
 
+    if args.json and options.n_best <= 1:
         from edge.cli.run.placement import placement
 
         found = dataclasses.asdict(model.generate(text, options)) | {"placement": placement(model.engine)}
         print(json.dumps(found, ensure_ascii=False), flush=True)
-    elif args.json or options.n_best > 1:
-        from edge.cli.run.lines import answer
+    elif options.n_best > 1:
+        from edge.cli.run.lines import scored
 
-        print(answer(model, text, options, args.json).shown, flush=True)
+        found = model.candidates(text, options)
+        as_json = args.json and json.dumps([dataclasses.asdict(each) for each in found], ensure_ascii=False)
+        print(as_json or scored(found), flush=True)
     else:
         show_with_figures(model.stream(text, options))
 
 
 def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace, interrupted: CtrlC) -> None:
     """Answer each line of standard input as it comes, on a line of its own; blank ones stay blank."""
-    from edge.cli.run.lines import answer
+    from edge.cli.run.lines import answer_line
 
     model.check(options)
-    for name, line in lines_of_input():
+    for place, (name, line) in enumerate(lines_of_input()):
         try:
-            shown = answer(model, line, options, args.json).shown if line.strip() else ""
+            shown = answer_line(model, place, line, options, args.json, numbered=False).shown
         except InputError as e:
             raise InputError(f"{name}: {e}") from None
         if interrupted():

@@ -425,7 +425,7 @@ def test_an_interrupted_export(checkpoint: Path, target: Path, number: int) -> N
         time.sleep(0.05)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
-    assert process.returncode == 2, error
+    assert process.returncode == 128 + number, error
     assert error.splitlines()[-1] == f"edge: The export was interrupted; nothing was left at {target}."
     assert names(target.parent) == []
 

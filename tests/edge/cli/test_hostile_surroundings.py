@@ -19,13 +19,16 @@ from edge.cli.main import COMMANDS, main
 posix = pytest.mark.skipif(sys.platform == "win32", reason="file descriptors and names as POSIX has them")
 
 
+NAMES = ("audio", "source", "bundle", "name", "names")  # of arguments that are perhaps files
+
+
 def paths() -> list[tuple[str, argparse.Action]]:
     """Every argument of every command that names a file or a folder."""
     found = []
     for name, command in COMMANDS.items():
         parser = Parser(f"edge {name}", "")
         command.load().add_arguments(parser)
-        named = [action for action in parser._actions if action.type is Path or action.dest in ("audio", "source")]
+        named = [action for action in parser._actions if action.type is Path or action.dest in NAMES]
         found += [(name, action) for action in named]
     return found
 

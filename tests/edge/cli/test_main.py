@@ -14,13 +14,15 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from places import DOCS
 
 from edge import __version__
 from edge.bundle import Bundle
-from edge.cli import run
+from edge.cli import ending, run
 from edge.cli.arguments import Parser
+from edge.cli.ending import Terminated
 from edge.cli.main import COMMANDS, main
-from edge.errors import InputError
+from edge.errors import BundleError, CatalogError, DeviceError, ExportError, InputError, PhoneError
 from edge.extras import install
 from edge.manifest import ChatFormat, ChatSlot, TensorGroup
 
@@ -127,6 +129,13 @@ def test_a_command_imports_no_other_command_and_nothing_heavy() -> None:
         (["inspect", "x.edge", "--js"], "Unrecognized arguments: --js; see edge inspect --help"),
         (["verify", "x.edge", "--threads", "many"], "Argument --threads: .*'many'; see edge verify --help"),
         (["inspect", "nothing.edge"], "There is no bundle at nothing.edge"),
+        (["inspct", "x.edge"], "There is no command 'inspct'; did you mean inspect"),
+        (["ls"], "There is no command 'ls'; did you mean list"),
+        (["run", "x.edge", "--max-token", "5"], "--max-token 5; see edge run --help .did you mean --max-tokens"),
+        (["run", "x.edge", "--temprature=1"], "--temprature=1; see edge run --help .did you mean --temperature"),
+        (["run", "x.edge", "-n", "5"], "see edge run --help .did you mean --max-tokens"),
+        (["run", "x.edge", "Why", "is", "it"], "see edge run --help, or put a prompt of several words in quotes"),
+        (["export", "m.gguf", "m.edge"], "m.edge; see edge export --help, or name the bundle with -o m.edge"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence_and_exit_2(
@@ -151,11 +160,48 @@ def test_an_unforeseen_error_is_one_sentence_and_exit_1(
 
 @pytest.mark.parametrize("args", [["--debug", "run"], ["run", "--debug"]])
 def test_debug_anywhere_shows_the_traceback(
-    args: list[str], stand_in: StandIn
+    args: list[str], stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(failing(InputError("no")))
-    with pytest.raises(InputError):
-        main(args)
+    assert main(args) == 2
+    *_, before, sentence = capsys.readouterr().err.splitlines()
+    assert (before, sentence) == ("edge.errors.InputError: no", "edge: no")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        *((kind("no"), 2) for kind in (InputError, BundleError, CatalogError, ExportError, PhoneError, DeviceError)),
+        (OSError(28, "No space left on device"), 2),
+        (MemoryError(), 2),
+        (RecursionError(), 2),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), 2),
+        (ValueError("odd"), 1),
+        (BrokenPipeError(), 1),
+        (KeyboardInterrupt(), 130),
+        (Terminated(), 143),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_exit_status_means_the_same_in_every_command_and_with_debug(
+    error: BaseException, status: int, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in(failing(error))
+    assert [main(["run"]), main(["run", "--debug"])] == [status, status]
+
+
+@pytest.mark.parametrize(("interruption", "status"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
+def test_an_interrupted_export_has_the_status_of_what_ended_it(
+    interruption: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export(*_: object, **__: object) -> None:
+        raise interruption
+
+    import edge.export
+
+    monkeypatch.setattr(edge.export, "export", export)
+    assert main(["export", "org/name", "-o", "x.edge"]) == status
+    assert capsys.readouterr().err == "edge: The export was interrupted; nothing was left at x.edge.\n"
 
 
 def test_debug_after_two_dashes_is_a_prompt(
@@ -200,10 +246,10 @@ def test_an_exit_status_is_passed_on(stand_in: StandIn) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_command_quietly_and_runs_its_clean_up(number: int, tmp_path: Path) -> None:
+def test_a_signal_ends_the_command_and_runs_its_clean_up(number: int, tmp_path: Path) -> None:
     script = f"""
 import sys, time
-from edge.cli import run
+from edge.cli import ending, run
 def command(args):
     try:
         print("ready", flush=True)
@@ -221,7 +267,8 @@ sys.exit(main(["run"]))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, "")
+    wanted = (130, "") if number == signal.SIGINT else (143, "edge: Ended by SIGTERM.\n")
+    assert (process.returncode, error) == wanted
     assert (tmp_path / "cleaned").exists()
 
 
@@ -232,7 +279,7 @@ def test_a_reader_that_leaves_is_no_error(lines: int) -> None:
     os.close(reading)
     script = f"""
 import sys
-from edge.cli import run
+from edge.cli import ending, run
 def command(args):
     for i in range({lines}):
         print("a line")
@@ -323,3 +370,10 @@ def test_inspect_json_holds_the_same_figures(paper_bundle: Bundle, capsys: pytes
     assert shown["groups"][0]["bits_per_weight"] == 5.0
     assert shown["bytes"] == sum(file.size for file in paper_bundle.manifest.files)
     assert shown["source"]["licence"] == "Apache-2.0"
+
+
+def test_the_page_of_exit_statuses_names_those_that_there_are() -> None:
+    page = (DOCS / "reference" / "exit-status.md").read_text(encoding="utf-8")
+    rows = {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert rows == {0, ending.UNFORESEEN, ending.REFUSED, ending.INTERRUPTED, ending.TERMINATED}
+    assert rows == set(map(int, re.findall(r"^    (\d+) ", ending.__doc__ or "", re.MULTILINE)))

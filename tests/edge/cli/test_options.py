@@ -135,7 +135,7 @@ def test_a_batch_that_cannot_grow_side_by_side_is_refused(
 ) -> None:
     lines, out = tmp_path / "lines.txt", tmp_path / "out.txt"
     lines.write_text("One\nTwo\n")
-    command = ["run", str(tiny_bundle.root), "-f", str(lines), "--output", str(out), *option]
+    command = ["run", str(tiny_bundle.root), "--lines", str(lines), "--output", str(out), *option]
     assert "2 answers cannot grow side by side" in refused(*command, "--batch", 2)
     assert not list(tmp_path.glob("out*"))
     assert main([*command, "--max-tokens", "2", "--batch", "1"]) == 0

@@ -175,14 +175,28 @@ def test_the_command_answers_a_file_of_prompts_in_their_order(
     by_layer: Bundle, prompts_file: Path, tmp_path: Path, skip: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.txt"
-    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--skip", skip]
+    command = ["run", str(by_layer.root), "--lines", str(prompts_file), "--output", str(out), "--skip", skip]
     assert main([*command, "--max-tokens", "12", "--json"]) == 0
     assert "5 lines · " in capsys.readouterr().err
-    first, blank, *others = out.read_text(encoding="utf-8").split("\n")
-    assert blank == "" and others.pop() == ""
+    objects = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [each["prompt"] for each in objects] == [PROMPTS[0], "", *PROMPTS[1:]]
+    assert [each["line"] for each in objects] == list(range(1, len(PROMPTS) + 2))
+    assert objects.pop(1)["token_ids"] == []
     model = loaded(by_layer, skip)
     alone = [model.generate(prompt, GenerateOptions(max_tokens=12)).token_ids for prompt in PROMPTS]
-    assert [json.loads(line)["token_ids"] for line in (first, *others)] == alone
+    assert [each["token_ids"] for each in objects] == alone
+
+
+def test_answers_to_prompts_are_printed_in_their_order_too(
+    by_layer: Bundle, prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where shorter ones are done before."""
+    out = tmp_path / "out.txt"
+    command = ["run", str(by_layer.root), "--lines", str(prompts_file), "--max-tokens", "9", "--batch", "2"]
+    assert main([*command, "--output", str(out)]) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert capsys.readouterr().out == out.read_text(encoding="utf-8")
 
 
 def stop_after_an_answer(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +221,7 @@ def test_a_file_of_prompts_that_was_stopped_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     out = tmp_path / "out.txt"
-    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
+    command = ["run", str(by_layer.root), "--lines", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
     assert main([*command, "--batch", "2"]) == 0
     whole = out.read_text(encoding="utf-8")
     out.unlink()
@@ -237,7 +251,7 @@ def test_what_another_command_left_of_prompts_is_not_mixed_in(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     out = tmp_path / "out.txt"
-    command = ["run", str(by_layer.root), "-f", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
+    command = ["run", str(by_layer.root), "--lines", str(prompts_file), "--output", str(out), "--max-tokens", "9"]
     stop_after_an_answer([*command, "--batch", "2", *before.split()], monkeypatch)
     kept = out.with_name("out.txt.part").read_bytes()
     assert main([*command, *after.split()]) == 2
@@ -248,11 +262,11 @@ def test_what_another_command_left_of_prompts_is_not_mixed_in(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-f", "{file}", "--batch", "2"], "--batch says how many lines of a file"),
-        (["-f", "{file}", "--output", "{out}", "--batch", "0"], "--batch must be 1 or more, not 0"),
-        (["hello", "--output", "{out}"], "name the file with -f"),
-        (["-f", "{file}", "--output", "{out}", "--context", "24"], "Line 3 of {file}: The prompt has"),
-        (["-f", "{file}", "--output", "{out}", "--skip", "skipdecode:5-3"], "skipdecode:5-3 does not go from"),
+        (["--lines", "{file}", "--batch", "2"], "--batch says how many lines of a file"),
+        (["--lines", "{file}", "--output", "{out}", "--batch", "0"], "--batch must be 1 or more, not 0"),
+        (["hello", "--output", "{out}"], "redirect the output"),
+        (["--lines", "{file}", "--output", "{out}", "--context", "24"], "Line 3 of {file}: The prompt has"),
+        (["--lines", "{file}", "--output", "{out}", "--skip", "skipdecode:5-3"], "skipdecode:5-3 does not go from"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(

@@ -72,6 +72,31 @@ def test_weights_that_our_kernels_map_do_not_count(
     assert sum(without.values()) - sum(running(bundle).values()) == 36_000 + 4 * 64_000 // 64
 
 
+@pytest.mark.parametrize("precise", [0, 1, 2])
+@pytest.mark.parametrize("width", [64, 40])
+def test_rows_of_an_encoder_that_our_kernels_map_do_not_count(
+    paper_bundle: Bundle, onnxruntimes_kernels: None, monkeypatch: pytest.MonkeyPatch, precise: int, width: int
+) -> None:
+    """But those of layers that are read in 16 bits, and of widths that are no whole units."""
+    graph = dataclasses.replace(BLOCKWISE, precise_layers=precise)
+    bundle = encoder_decoder(paper_bundle, "audio", graph)
+    encoder = bundle.manifest.encoder
+    assert encoder is not None
+    rows = [
+        dataclasses.replace(MATRICES, name=f"encoder.{name}", bits=8.0, block_size=64, bytes=68_000, method="rows")
+        for name in ("attention", "feed_forward", "cross_attention")
+    ]
+    dims = dataclasses.replace(encoder, hidden_size=width)
+    manifest = dataclasses.replace(bundle.manifest, encoder=dims, groups=[*bundle.manifest.groups, *rows])
+    bundle = Bundle(bundle.root, manifest)
+    without = running(bundle, source=0)["packed weights"]
+    monkeypatch.setattr("edge.runtime.memory.footprint.map_weights", lambda: True)
+    mapped = without - running(bundle, source=0)["packed weights"]
+    blocks = sum(g.bytes + 4 * g.parameters // g.block_size for g in bundle.manifest.groups if g.method == "rtn")
+    share = (encoder.num_layers - precise) / encoder.num_layers if width % 32 == 0 else 0
+    assert abs(mapped - blocks - 2 * 68_000 * share) <= 2
+
+
 @pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_a_tied_embedding_is_packed_as_the_head_and_files_do_not_count(paper_bundle: Bundle) -> None:
     tied = running(with_groups(paper_bundle, EMBEDDING, MATRICES))

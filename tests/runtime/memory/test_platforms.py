@@ -213,7 +213,7 @@ def test_macos_tells_the_memory_of_this_process(monkeypatch: pytest.MonkeyPatch)
 
     on_macos(monkeypatch, task_info)
     assert memory.held() == memory.Held(80 * 2**20, 90 * 2**20, 120 * 2**20, 150 * 2**20)
-    assert peak_memory() == "peak 90 MiB private, 150 MiB RSS"
+    assert peak_memory() == "peak 94 MB private, 157 MB RSS"
 
 
 def test_macos_tells_what_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:

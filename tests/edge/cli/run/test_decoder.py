@@ -55,7 +55,7 @@ def test_an_answer_goes_to_standard_output_and_one_line_of_figures_to_standard_e
     status, out, err = run("x.edge", "hi")
     assert (status, out) == (0, "Hello 🙂\n")
     assert err.count("\n") == 1
-    for part in ("prompt tokens", "TTFT", "tokens/s", "MiB private", "MiB RSS"):
+    for part in ("prompt tokens", "TTFT", "tokens/s", "MB private", "MB RSS"):
         assert part in err
 
 
@@ -68,7 +68,7 @@ def test_the_figures_say_what_cut_an_answer_off(
 ) -> None:
     fake("Hello you, this is long.", context=context)
     err = run("x.edge", "hi", *options)[2]
-    assert err.endswith(f"MiB RSS{' · ' + said if said else ''}\n")
+    assert err.endswith(f"MB RSS{' · ' + said if said else ''}\n")
 
 
 @pytest.mark.parametrize(("tokens", "said"), [(1, "1 prompt token · "), (2, "2 prompt tokens · ")])
@@ -263,7 +263,9 @@ def test_a_bundle_without_a_template_says_so_once_and_answers(run: Run, fake: Ca
         (("x", "--threads", "5000"), "The number of threads must be at most"),
         (("x", "--prefill-chunk", "0"), "must be 1 token or more, not 0"),
         (("-f", "no/such/file"), "no/such/file cannot be read: No such file or directory"),
-        (("x", "-f", "file"), "two prompts"),
+        (("x", "-f", "no/such/file"), "no/such/file cannot be read: No such file or directory"),
+        (("x", "--output", "out"), "redirect the output"),
+        (("x", "--batch", "2"), "name it with --lines FILE"),
         (("x", "y"), "Unrecognized arguments: y"),
         (("x", "--tokens", "5"), "Unrecognized arguments: --tokens"),
         (("x", "--raw", "--system", "s"), "a raw prompt takes none"),

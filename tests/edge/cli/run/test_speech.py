@@ -58,7 +58,7 @@ def test_a_transcript_goes_to_standard_output_and_one_line_of_figures_to_standar
     fake()
     status, out, err = run("x.edge", "--audio", talk)
     assert (status, out) == (0, "One.\nTwo.\nThree.\n")
-    assert err.startswith("en · 33.0 s heard in ") and "3 segments" in err and "MiB private" in err
+    assert err.startswith("en · 33.0 s heard in ") and "3 segments" in err and "MB private" in err
     assert err.count("\n") == 1
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import os
+import random
+import re
 import signal
 import threading
 import time
@@ -112,16 +114,16 @@ def test_options_reach_the_model(run: Run, fake: Callable) -> None:
 
 def test_a_files_lines_are_answered_in_their_order(run: Run, fake: Callable, sentences: Path) -> None:
     engine = fake()
-    status, out, err = run("x.edge", "-f", sentences)
+    status, out, err = run("x.edge", "--lines", sentences)
     assert (status, out) == (0, ANSWERS)
     assert [len(ids) for ids in engine.encoded] == [4, 17, 10, 5], "each when its turn comes"
-    assert "4 lines" in err and "lines/s" in err and "MiB private" in err
+    assert "4 lines" in err and "lines/s" in err and "MB private" in err
 
 
 def test_into_a_file_the_longest_go_first_and_nothing_else_is_left(run: Run, fake: Callable, sentences: Path) -> None:
     engine, out = fake(), sentences.with_name("out.txt")
     out.write_text("old")
-    status, shown, _ = run("x.edge", "-f", sentences, "--output", out)
+    status, shown, _ = run("x.edge", "--lines", sentences, "--output", out)
     assert (status, shown, out.read_text()) == (0, "", ANSWERS)
     assert [len(ids) for ids in engine.encoded] == [17, 10, 5, 4]
     assert sorted(p.name for p in out.parent.iterdir()) == ["fake.edge", "out.txt", "sentences.txt"]
@@ -133,7 +135,7 @@ def test_ctrl_c_keeps_finished_lines_and_the_same_command_goes_on(
 ) -> None:
     engine, out = fake(), sentences.with_name("out.txt")
     press_in(engine, "two words", times)
-    command = ("x.edge", "-f", sentences, "--output", out)
+    command = ("x.edge", "--lines", sentences, "--output", out)
     status, _, err = run(*command)
     assert status == 130 and not out.exists()
     if times == 1:
@@ -148,7 +150,7 @@ def test_a_failure_keeps_finished_lines(run: Run, fake: Callable, sentences: Pat
     engine, out = fake(), sentences.with_name("out.txt")
     whole = engine._output
     engine._output = lambda text: whole(text) if text != "last" else 1 / 0
-    command = ("x.edge", "-f", sentences, "--output", out)
+    command = ("x.edge", "--lines", sentences, "--output", out)
     assert run(*command)[0] == 1
     part = out.with_name("out.txt.part")
     part.write_bytes(part.read_bytes() + b'[0, "one", "O')  # as a machine that lost its power may leave it
@@ -201,7 +203,7 @@ def test_as_many_lines_at_a_time_as_threads(
         return side_by_side(make, places, 1)  # type: ignore[arg-type]
 
     monkeypatch.setattr("edge.cli.run.lines.side_by_side", note)
-    status, out, err = run("x.edge", "-f", sentences, *options)
+    status, out, err = run("x.edge", "--lines", sentences, *options)
     if threads is None:
         assert status == 2 and "threads must be at most" in err
     else:
@@ -211,7 +213,7 @@ def test_as_many_lines_at_a_time_as_threads(
 def test_lines_that_changed_are_answered_again(run: Run, fake: Callable, sentences: Path) -> None:
     engine, out = fake(), sentences.with_name("out.txt")
     press_in(engine, "last")
-    command = ("x.edge", "-f", sentences, "--output", out)
+    command = ("x.edge", "--lines", sentences, "--output", out)
     run(*command)
     sentences.write_text("one\nthree other words\n\ntwo words\n")
     engine.encoded.clear()
@@ -236,9 +238,9 @@ def test_what_another_command_left_is_not_mixed_in(
 ) -> None:
     engine, out = fake(), sentences.with_name("out.txt")
     press_in(engine, "two words")
-    run("x.edge", "-f", sentences, "--output", out)
+    run("x.edge", "--lines", sentences, "--output", out)
     kept = out.with_name("out.txt.part").read_bytes()
-    status, _, err = run("x.edge", "-f", sentences, "--output", out, *options)
+    status, _, err = run("x.edge", "--lines", sentences, "--output", out, *options)
     assert status == 2 and "other options or another bundle" in err
     assert out.with_name("out.txt.part").read_bytes() == kept
 
@@ -257,7 +259,7 @@ def test_no_link_in_the_folder_leads_what_is_written_elsewhere(
     name = f"out.txt.{end}".format(pid=os.getpid(), thread=threading.get_ident())
     for planted in (name, f".{name}"):
         out.with_name(planted).symlink_to(victim)
-    status, _, err = run("x.edge", "-f", sentences, "--output", out)
+    status, _, err = run("x.edge", "--lines", sentences, "--output", out)
     assert (victim.read_bytes() if victim.exists() else None) == before
     if end == "part":
         assert status == 2 and "out.txt.part is a link" in err and not out.exists()
@@ -270,7 +272,7 @@ def test_a_link_as_the_output_is_replaced(run: Run, fake: Callable, sentences: P
     victim, out = sentences.with_name("elsewhere"), sentences.with_name("out.txt")
     victim.write_text("mine")
     out.symlink_to(victim)
-    assert run("x.edge", "-f", sentences, "--output", out)[0] == 0
+    assert run("x.edge", "--lines", sentences, "--output", out)[0] == 0
     assert victim.read_text() == "mine" and out.read_text() == ANSWERS
 
 
@@ -294,7 +296,7 @@ def test_a_link_as_the_output_is_replaced(run: Run, fake: Callable, sentences: P
 def test_what_no_command_left_is_refused_in_a_sentence(run: Run, fake: Callable, sentences: Path, left: bytes) -> None:
     engine, part = fake(), sentences.with_name("out.txt.part")
     press_in(engine, "three words here")
-    command = ("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    command = ("x.edge", "--lines", sentences, "--output", sentences.with_name("out.txt"))
     run(*command)
     part.write_bytes(left.replace(b"%s", part.read_bytes().split(b"\n")[0]))
     status, _, err = run(*command)
@@ -304,7 +306,7 @@ def test_what_no_command_left_is_refused_in_a_sentence(run: Run, fake: Callable,
 def test_places_before_the_first_line_are_ignored(run: Run, fake: Callable, sentences: Path) -> None:
     engine, part = fake(), sentences.with_name("out.txt.part")
     press_in(engine, "three words here")
-    command = ("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    command = ("x.edge", "--lines", sentences, "--output", sentences.with_name("out.txt"))
     run(*command)
     part.write_bytes(part.read_bytes().split(b"\n")[0] + b'\n[-1, "last", "PLANTED"]\n')
     assert run(*command)[0] == 0 and sentences.with_name("out.txt").read_text() == ANSWERS
@@ -314,7 +316,7 @@ def test_places_before_the_first_line_are_ignored(run: Run, fake: Callable, sent
 def test_a_pipe_where_answers_are_kept_is_refused(run: Run, fake: Callable, sentences: Path) -> None:
     fake()
     os.mkfifo(sentences.with_name("out.txt.part"))
-    status, _, err = run("x.edge", "-f", sentences, "--output", sentences.with_name("out.txt"))
+    status, _, err = run("x.edge", "--lines", sentences, "--output", sentences.with_name("out.txt"))
     assert status == 2 and "out.txt.part is a pipe or a device" in err
 
 
@@ -325,7 +327,7 @@ def test_a_pipe_as_the_output_gets_the_answers_and_stays(run: Run, fake: Callabl
     os.mkfifo(out)
     reader = threading.Thread(target=lambda: got.append(out.read_text()))
     reader.start()
-    assert run("x.edge", "-f", sentences, "--output", out)[0] == 0
+    assert run("x.edge", "--lines", sentences, "--output", out)[0] == 0
     reader.join(10)
     assert got == [ANSWERS] and out.is_fifo()
     assert sorted(p.name for p in out.parent.iterdir()) == ["fake.edge", "out.txt", "sentences.txt"]
@@ -333,37 +335,55 @@ def test_a_pipe_as_the_output_gets_the_answers_and_stays(run: Run, fake: Callabl
 
 def test_ctrl_c_without_a_file_ends_with_status_130(run: Run, fake: Callable, sentences: Path) -> None:
     press_in(fake(), "two words")
-    status, out, err = run("x.edge", "-f", sentences)
+    status, out, err = run("x.edge", "--lines", sentences)
     assert (status, out) == (130, "ONE\nTHREE WORDS HERE\n\n") and "2 lines" in err
 
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_lines_that_were_cut_off_are_counted(run: Run, fake: Callable, sentences: Path, beams: int) -> None:
     fake()
-    err = run("x.edge", "-f", sentences, "--max-tokens", 5, "--beams", beams, "--n-best", beams)[2]
+    err = run("x.edge", "--lines", sentences, "--max-tokens", 5, "--beams", beams, "--n-best", beams)[2]
     assert "2 cut off by --max-tokens" in err
-    assert "cut off" not in run("x.edge", "-f", sentences)[2]
+    assert "cut off" not in run("x.edge", "--lines", sentences)[2]
 
 
 def test_lines_in_other_forms(run: Run, fake: Callable, sentences: Path) -> None:
     fake()
-    lines = run("x.edge", "-f", sentences, "--json")[1].split("\n")
-    assert [json.loads(line)["text"] if line else "" for line in lines] == ANSWERS.split("\n")
-    lines = run("x.edge", "-f", sentences, "--beams", 2, "--n-best", 2)[1].split("\n")
+    lines = run("x.edge", "--lines", sentences, "--json")[1].split("\n")
+    objects = [json.loads(line) for line in lines if line]
+    assert [each["text"] for each in objects] == ANSWERS.split("\n")[:-1]
+    assert [each["line"] for each in objects] == list(range(1, len(lines)))
+    assert [each["prompt"] for each in objects] == sentences.read_text().removesuffix("\n").split("\n")
+    assert len({frozenset(each) for each in objects}) == 1, "that of a blank line has the same fields"
+    lines = run("x.edge", "--lines", sentences, "--json", "--beams", 2, "--n-best", 2)[1].split("\n")
+    assert [len(json.loads(line)["candidates"]) for line in lines if line] == [2, 2, 0, 2, 0, 2]
+    lines = run("x.edge", "--lines", sentences, "--beams", 2, "--n-best", 2)[1].split("\n")
     assert [line.split("\t")[0] for line in lines] == ["1", "1", "2", "2", "", "4", "4", "", "6", "6", ""]
     assert lines[2].split("\t")[2] == "THREE WORDS HERE"
 
 
 def test_an_answer_of_several_lines_stays_on_its_own(run: Run, fake: Callable, sentences: Path) -> None:
     fake(lambda text: "a\nb")
-    assert run("x.edge", "-f", sentences)[1] == "a b\na b\n\na b\n\na b\n"
+    assert run("x.edge", "--lines", sentences)[1].split("\n")[:3] == ["a\\nb", "a\\nb", ""]
     assert run("x.edge", "hi")[1] == "a\nb\n"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_answer_of_a_line_can_be_read_back(run: Run, fake: Callable, sentences: Path, seed: int) -> None:
+    """Whatever ends a line for somebody, and backslashes, which mark it."""
+    choose = random.Random(seed)
+    text = "".join(choose.choices("ab\\n\n\r\v\f\x1c\x85\u2028\u2029 ü", k=12)).strip() or "a"
+    fake(lambda _: text)
+    first, *_ = run("x.edge", "--lines", sentences)[1].split("\n")
+    assert len(first.splitlines()) == 1
+    escaped = re.sub(r"\\(\\|n|r|x..|u....)", lambda found: found[0].encode().decode("unicode_escape"), first)
+    assert escaped == run("x.edge", "hi")[1].removesuffix("\n")
 
 
 def test_a_line_that_is_too_long_is_named_before_anything_is_done(run: Run, fake: Callable, sentences: Path) -> None:
     engine, out = fake(), sentences.with_name("out.txt")
     sentences.write_text("one\n\n" + "x" * 50)
-    status, _, err = run("x.edge", "-f", sentences, "--output", out)
+    status, _, err = run("x.edge", "--lines", sentences, "--output", out)
     assert status == 2 and f"Line 3 of {sentences}: The text has 51 tokens" in err and err.count("\n") == 1
     assert engine.encoded == [] and not out.with_name("out.txt.part").exists()
 
@@ -435,12 +455,15 @@ def test_ctrl_c_on_a_terminal_stops_one_answer(run: Run, fake: Callable, monkeyp
         (("x", "--speculate", "recycle"), "recycle does not serve fake, which turns one text into another"),
         (("x", "--speculate", "magic"), "There is no drafter 'magic'"),
         (("x", "--audio", "talk.wav"), "hears no sound; --audio needs a speech bundle"),
-        (("x", "--output", "out"), "name the file with -f"),
-        (("x", "-f", "file"), "two prompts"),
+        (("x", "--output", "out"), "one a line; redirect the output"),
+        (("-f", "SENTENCES", "--output", "out"), "write --lines"),
+        (("x", "--lines", "SENTENCES"), "is a whole prompt; leave out 'x', or --lines"),
+        (("-f", "SENTENCES", "--lines", "SENTENCES"), "is a whole prompt; leave out -f"),
+        (("--lines", "no/such/file"), "no/such/file cannot be read: No such file"),
         (("",), "The prompt is empty"),
         (("y" * 50,), "51 tokens and this model's encoder takes up to 40"),
-        (("-f", "SENTENCES", "--output", "no/such/folder/out"), "no/such/folder/out cannot be written"),
-        (("-f", "SENTENCES", "--output", "."), "is a folder"),
+        (("--lines", "SENTENCES", "--output", "no/such/folder/out"), "no/such/folder/out cannot be written"),
+        (("--lines", "SENTENCES", "--output", "."), "is a folder"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -467,7 +490,7 @@ def test_a_decoder_refuses_what_only_text_to_text_has(
 
 def test_a_decoder_writes_no_file_of_one_answer(run: Run, tiny_bundle: Bundle, tmp_path: Path) -> None:
     status, _, err = run(tiny_bundle.root, "hi", "--output", tmp_path / "out.txt")
-    assert status == 2 and "--output takes the answers to a file's lines; name the file with -f" in err
+    assert status == 2 and "--output takes the answers to the prompts in a file's lines" in err
     assert not (tmp_path / "out.txt").exists()
 
 

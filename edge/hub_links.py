@@ -1,0 +1,31 @@
+"""Folders whose files are links, as the cache of the Hugging Face hub's library has them.
+
+There `models--ORG--NAME/snapshots/REVISION/` has links into `models--ORG--NAME/blobs/`, whose files are called by their
+sha1 or sha256. That library alone writes both, and what is in `blobs/` is the same repository's: whoever can put a link
+there, or a file, could have put that file into the folder as well. Any other link that leaves a folder leads to
+somebody else's file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_REPOSITORY = re.compile(r"(models|datasets|spaces)--[^/\\]+")
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def is_within(folder: Path, name: str) -> bool:
+    """Whether a file of a folder is in it, or where the hub's library keeps what is."""
+    real, root = os.path.realpath(folder / name), os.path.realpath(folder)
+    return Path(real).is_relative_to(root) or _is_blob(Path(real), Path(root))
+
+
+def _is_blob(real: Path, root: Path) -> bool:
+    """Whether a file is one of those that the snapshot which a folder is in leads to; both paths have no links."""
+    if _BLOB.fullmatch(real.name) is None or real.parent.name != "blobs":
+        return False
+    repository = real.parent.parent
+    inside = root.is_relative_to(repository / "snapshots") and root != repository / "snapshots"
+    return inside and _REPOSITORY.fullmatch(repository.name) is not None

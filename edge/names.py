@@ -1,0 +1,229 @@
+"""What the name of a model means where no file is called so: an entry of the catalog, a model on the Hugging Face hub
+or a `.gguf` file at an address. People write names as they know them from Ollama and llama.cpp."""
+
+from __future__ import annotations
+
+import glob
+import re
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from edge import catalog, fetch
+from edge.catalog import Entry, Progress, Say
+from edge.errors import CatalogError, InputError
+from edge.gguf_parts import name_of, parts_of
+from edge.spelling import nearest
+
+HUBS = ("hf.co", "huggingface.co", "www.huggingface.co")
+PREFIXES = (*(f"{hub}/" for hub in HUBS), "hf://")  # before org/NAME
+# What is taken of a repository of GGUF files where no file is asked for: the first of these that it has.
+PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
+WEIGHTS = (".safetensors", ".bin")
+LISTED = 12  # kinds of files that a sentence names
+LONGEST_ID = 200  # characters of a name on the hub, whose own limits are lower
+
+_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[\w./-]+))?(@(?P<revision>[\w./-]+))?", re.ASCII)
+_FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob|raw)/(?P<revision>[^/]+)/(?P<tag>.+\.gguf)", re.ASCII)
+_QUANTIZATION = re.compile(
+    r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|T?Q\d_\d|B?F16|FP16|F32|MXFP4\w*)(?![A-Za-z0-9_])", re.IGNORECASE
+)
+_BESIDE = ("mmproj", "imatrix")  # in names of files that are no model of text
+
+
+@dataclass(frozen=True)
+class InCatalog:
+    """A model of the catalog."""
+
+    entry: Entry
+    kind: ClassVar[str] = "catalog"
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def licence(self) -> str | None:
+        return self.entry.licence
+
+    def local(self) -> Path | None:
+        """Where it lies, if it was fetched."""
+        return catalog.local(self.entry)
+
+    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
+        """Where it lies, fetched where it is not here."""
+        return fetch.pull(self.entry, progress, say=say)
+
+    def titled(self, path: Path) -> str:
+        """What the model at `path` is called."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """A model on the Hugging Face hub: a directory, or one of its GGUF files.
+
+    tag: a quantization such as Q4_K_M, or a file's name.
+    """
+
+    repo: str
+    revision: str | None = None
+    tag: str | None = None
+    kind: ClassVar[str] = "hub"
+    licence: ClassVar[str | None] = None
+
+    @property
+    def name(self) -> str:
+        return self.repo + (f":{self.tag}" if self.tag else "") + (f"@{self.revision}" if self.revision else "")
+
+    def local(self) -> Path | None:
+        """None: only the hub's library knows what its cache has."""
+        return None
+
+    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
+        """The model's directory or `.gguf` file in the cache of the hub's library; CatalogError as `fetch.snapshot`."""
+        chosen = list[str]()
+
+        def wanted(names: Sequence[str]) -> list[str]:
+            if self._is_directory(names):
+                return fetch.hub_files(names)
+            if names:
+                chosen.append(self._chosen(names))
+                if say is not None:
+                    say(f"{self.name} is the file {chosen[0]} of {self.repo} on the hub.")
+            return [glob.escape(part.as_posix()) for name in chosen for part in parts_of(Path(name))]
+
+        try:
+            folder = fetch.snapshot(self.repo + (f"@{self.revision}" if self.revision else ""), wanted)
+        except CatalogError as e:
+            raise (e if self.tag else CatalogError(f"There is no directory {self.name}, and {e}")) from None
+        here = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+        if not chosen and (self._is_directory(here) or not any(name.endswith(".gguf") for name in here)):
+            return folder
+        return folder / (chosen[0] if chosen else self._chosen(here))
+
+    def titled(self, path: Path) -> str:
+        """What the model at `path` is called."""
+        return self.name if path.is_dir() else f"{self.repo.partition('/')[0]}/{name_of(path)}"
+
+    def _is_directory(self, names: Sequence[str]) -> bool:
+        """Whether the model is the repository as a whole; so it is where nobody knows the names of its files."""
+        if self.tag is not None:
+            return False
+        return not names or ("config.json" in names and any(name.endswith(WEIGHTS) for name in names))
+
+    def _chosen(self, names: Sequence[str]) -> str:
+        """The file that is asked for; of a model in parts the first.
+
+        Raises:
+            CatalogError: there is none.
+        """
+        files = [name for name in names if _is_model(name)]
+        if not files:
+            raise CatalogError(f"{self.repo} on the hub has neither a model's directory nor a .gguf file.")
+        for tag in PREFERRED if self.tag is None else (self.tag,):
+            if fitting := [name for name in files if _fits(name, tag)]:
+                return min(fitting, key=lambda name: (len(name), name))
+        if self.tag is None:
+            return files[0]
+        found = sorted({kind[0] for name in files if (kind := _QUANTIZATION.search(name))}) or files
+        listed = ", ".join(found[:LISTED]) + (", ..." if len(found) > LISTED else "")
+        raise CatalogError(f"{self.repo} on the hub has no .gguf file {self.tag!r}; it has {listed}.")
+
+
+@dataclass(frozen=True)
+class AtAddress:
+    """A `.gguf` file at an address."""
+
+    name: str
+    kind: ClassVar[str] = "web"
+    licence: ClassVar[str | None] = None
+
+    def local(self) -> Path | None:
+        """Where it lies, if it was fetched."""
+        from edge import web_file
+
+        return web_file.local(self.name)
+
+    def fetch(self, progress: Progress | None = None, say: Say | None = None) -> Path:
+        """Where it lies, fetched where it is not here."""
+        from edge import web_file
+
+        return self.local() or web_file.fetch_file(self.name, progress)
+
+    def titled(self, path: Path) -> str:
+        """What the model at `path` is called."""
+        return name_of(path)
+
+
+Named = InCatalog | OnHub | AtAddress
+
+
+def find(text: str) -> Named | None:
+    """What a name means that is no path: an entry of the catalog, a model on the hub, or an address; else None.
+
+    Raises:
+        InputError: an address that nothing can be fetched from safely, or of something else than a model.
+    """
+    if (entry := catalog.find(text)) is not None:
+        return InCatalog(entry)
+    if text.startswith(("https://", "http://")):
+        return _at_address(text)
+    for prefix in PREFIXES:
+        if text.lower().startswith(prefix):
+            return _on_hub(text[len(prefix) :])
+    return _on_hub(text)
+
+
+def similar(text: str) -> str | None:
+    """The name in the catalog that a name was perhaps meant to be, in Ollama's spelling too, as qwen3:0.6b."""
+    return nearest(text.lower().replace(":", "-").rpartition("/")[2], [entry.name for entry in catalog.entries()])
+
+
+def _on_hub(text: str) -> OnHub | None:
+    match = _HUB.fullmatch(text)
+    if match is None or len(text) > LONGEST_ID or text.startswith(".") or text.endswith((".edge", ".gguf/")):
+        return None
+    if match["tag"] is None and match["repo"].endswith(".gguf"):  # the path of a file that is not there
+        return None
+    return OnHub(match["repo"], match["revision"], match["tag"])
+
+
+def _at_address(text: str) -> Named:
+    address = urllib.parse.urlsplit(text)
+    host = address.hostname or ""
+    if host in HUBS:
+        path = urllib.parse.unquote(address.path)
+        if match := _FILE.fullmatch(path):
+            revision = None if match["revision"] == "main" else match["revision"]
+            return OnHub(match["repo"], revision, match["tag"])
+        if (named := _on_hub(path.strip("/").removesuffix("/tree/main"))) is not None:
+            return named
+    if address.scheme != "https" and host not in ("127.0.0.1", "::1", "localhost"):
+        raise InputError(f"Whoever is on the way can change what comes from {text[:200]}; write https://.")
+    if not address.path.endswith(".gguf"):
+        raise InputError(
+            f"{text[:200]} is no address of a .gguf file; name such a file, or a model on the Hugging Face hub as "
+            "org/NAME."
+        )
+    return AtAddress(text)
+
+
+def _is_model(name: str) -> bool:
+    """Whether a file in a repository is a model's, or its first part's; not one whose name leads elsewhere."""
+    path = Path(name)
+    plain = not path.is_absolute() and ".." not in path.parts and "\\" not in name
+    beside = any(word in path.name.lower() for word in _BESIDE)
+    return plain and not beside and path.suffix == ".gguf" and parts_of(path)[0] == path
+
+
+def _fits(name: str, tag: str) -> bool:
+    """Whether a file has this name, or this quantization in its name or its folder's."""
+    path, wanted = name.lower(), tag.lower()
+    if wanted in (path, Path(path).name, path.removesuffix(".gguf"), name_of(Path(path))):
+        return True
+    if _QUANTIZATION.fullmatch(tag) is None:
+        return False
+    return re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", path.removesuffix(".gguf")) is not None

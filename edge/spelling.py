@@ -1,0 +1,17 @@
+"""The name that somebody perhaps meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+CUTOFF = 0.6  # likeness from which on a name is offered
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The name that is most like a given one, or the only one that begins so; None where none is like it."""
+    import difflib
+
+    known = list(known)
+    longer = [name for name in known if name.startswith(given)]
+    near = longer if len(longer) == 1 else difflib.get_close_matches(given, known, n=1, cutoff=CUTOFF)
+    return near[0] if near else None
