@@ -239,7 +239,7 @@ def _timers(args: argparse.Namespace) -> dict[str, float]:
     from edge.runtime.decode import answer
 
     model = edge.load(args.bundle, context=1024, threads=args.threads)
-    options, rng = edge.GenerateOptions(max_tokens=TOKENS), random.Random(0)
+    options, rng = edge.GenerateOptions(max_tokens=TOKENS, temperature=0), random.Random(0)
 
     def run(question: str) -> float:
         start = time.perf_counter()

@@ -24,7 +24,7 @@ def report(bundle: Bundle, skip: str, questions: Path, count: int) -> dict[str, 
         for form in forms
     }
     tokens, seconds = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    options = edge.GenerateOptions(max_tokens=TOKENS)
+    options = edge.GenerateOptions(max_tokens=TOKENS, temperature=0)
     for number, (_, question) in enumerate(chosen(read(questions), 0, count)):
         prompt = question["turns"][0]
         if len(models[OFF, OFF].prompt_ids(prompt)) > CONTEXT - TOKENS:

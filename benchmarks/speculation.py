@@ -418,7 +418,7 @@ def check(args: argparse.Namespace, bundle: Path, asked: list[tuple[str, Questio
     import edge
 
     forms = models(args, bundle, args.forms)
-    options, began = edge.GenerateOptions(max_tokens=args.tokens), time.monotonic()
+    options, began = edge.GenerateOptions(max_tokens=args.tokens, temperature=0), time.monotonic()
     compared, accepted, differing = 0, dict.fromkeys(args.forms[1:], 0), []
     fits = fitting(args, forms[OFF], asked)
     for number, (_, question, prompt) in enumerate(fits, 1):

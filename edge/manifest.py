@@ -229,6 +229,36 @@ class Generation:
     bad_words: list[list[int]] = field(default_factory=list)  # runs of tokens that are never generated
     repetition_penalty: float = 1.0
     min_length: int = 0  # both with the decoder's first tokens
+    do_sample: bool = False  # a decoder's chats draw tokens where nobody asks for anything else
+    temperature: float = 1.0  # this and the next three: of what is drawn
+    top_k: int = 0  # 0: from all tokens
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def sampling(self) -> str:
+        """What a chat's answers are drawn by, in words: "temperature 0.6, top-k 20"; empty where nothing is set."""
+        drawn = {
+            "temperature": (self.temperature, None),
+            "top-k": (self.top_k, 0),
+            "top-p": (self.top_p, 1),
+            "min-p": (self.min_p, 0),
+        }
+        set_here = drawn if self.do_sample and self.temperature > 0 else {}
+        set_here |= {"repetition penalty": (self.repetition_penalty, 1)}
+        return ", ".join(f"{name} {value:.4g}" for name, (value, neutral) in set_here.items() if value != neutral)
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """The marks around a model's thoughts, which come before what it says, and how its chat template switches them."""
+
+    open: str
+    close: str
+    after: str = "\n\n"  # that stands between the closing mark and the answer
+    variable: str | None = None  # of the template: true or false
+    words: list[str] = field(default_factory=list)  # in the system message: to think, and not to
+    default: bool = True  # whether it thinks where nobody asks for either
 
 
 @dataclass(frozen=True)
@@ -271,6 +301,7 @@ class Manifest:
     text: TextFormat | None = None  # of an encoder-decoder for text
     speech: Speech | None = None  # of one for audio
     generation: Generation | None = None
+    thinking: Thinking | None = None  # of a decoder whose chats may think before they answer
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against the model in float32
     prefill: PrefillGraph | None = None
     segments: list[Segment] = field(default_factory=list)

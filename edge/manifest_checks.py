@@ -33,7 +33,17 @@ MOST_ACTIVATIONS = 1 << 23  # numbers of an encoder of sound between two layers;
 MOST_RATE = 1 << 20  # samples or frames a second
 MOST_FILES = 1 << 12
 MOST_PENALTY = 32.0  # a length to this power is still a number
+MOST_TEMPERATURE = 100.0
+# Settings of what is drawn: the smallest and the largest value. A top-p of 0 would leave nothing.
+DRAWN = {
+    "temperature": (0.0, MOST_TEMPERATURE),
+    "top_k": (0, MOST_VOCAB),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1 / MOST_PENALTY, MOST_PENALTY),
+}
 LONGEST_TEXT = 1000  # letters of a name
+LONGEST_MARK = 60  # letters of what stands around thoughts
 LONGEST_PATH = 1000  # bytes; systems take 4,096, of which the bundle's place takes some
 LONGEST_NAME = 255  # bytes of a part of a path, which systems take
 MANIFEST = "edge.json"
@@ -50,6 +60,7 @@ def faults(manifest: Manifest) -> Iterator[str]:
         yield from _group_faults("prefill.groups", manifest.prefill.groups)
     yield from token_faults(manifest, MOST_VOCAB)
     yield from _generation_faults(manifest)
+    yield from _thinking_faults(manifest)
     if manifest.kind == "encoder-decoder":
         yield from _encoder_faults(manifest)
     yield from _speech_faults(manifest)
@@ -152,12 +163,30 @@ def _generation_faults(manifest: Manifest) -> Iterator[str]:
     yield from _outside("generation.no_repeat_ngram_size", given.no_repeat_ngram_size, 0, MOST_TOKENS)
     if not -MOST_PENALTY <= given.length_penalty <= MOST_PENALTY:
         yield f"generation.length_penalty is {given.length_penalty}, and at most {MOST_PENALTY:g} either way"
-    if not 1 / MOST_PENALTY <= given.repetition_penalty <= MOST_PENALTY:
-        yield f"generation.repetition_penalty is {given.repetition_penalty}, and it is up to {MOST_PENALTY:g}"
+    for name, (least, most) in DRAWN.items():
+        if not least <= (value := getattr(given, name)) <= most:
+            yield f"generation.{name} is {value:g}, and it is from {least:g} to {most:g}"
     if given.early_stopping not in (True, False, "never"):
         yield f"generation.early_stopping is {str(given.early_stopping)[:60]!r}"
     if not all(given.bad_words):
         yield "generation.bad_words has an empty run of tokens"
+
+
+def _thinking_faults(manifest: Manifest) -> Iterator[str]:
+    given = manifest.thinking
+    if given is None:
+        return
+    for name, text in (("open", given.open), ("close", given.close), *(("words", word) for word in given.words)):
+        if not text.strip() or len(text) > LONGEST_MARK:
+            yield f"thinking.{name} has {len(text)} letters, and it has 1 to {LONGEST_MARK} that are not blank"
+    if given.open == given.close:
+        yield f"thinking.open and thinking.close are both {given.open[:LONGEST_MARK]!r}"
+    if given.after.strip() or len(given.after) > LONGEST_MARK:
+        yield f"thinking.after is {given.after[:LONGEST_MARK]!r}, and it is blank"
+    if given.variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,59}", given.variable):
+        yield f"thinking.variable is {given.variable[:LONGEST_MARK]!r}, which is no name of a variable"
+    if len(given.words) not in (0, 2):
+        yield f"thinking.words has {len(given.words)} entries, and it has two or none"
 
 
 def _encoder_faults(manifest: Manifest) -> Iterator[str]:

@@ -13,13 +13,14 @@ import dataclasses
 import itertools
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from edge.errors import EdgeError, InputError
-from edge.manifest import ChatFormat, ChatSlot
+from edge.manifest import ChatFormat, ChatSlot, Thinking
 from edge.runtime.text.template import ChatTemplate, Message
+from edge.runtime.text.thinking import render as render_thinking
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import TokenizerFiles
@@ -68,11 +69,25 @@ def special_tokens(files: TokenizerFiles) -> dict[str, str]:
     return {name: token for name, i in named if i is not None and (token := tokenizer.id_to_token(i))}
 
 
-def chat_format(source: str, special: Mapping[str, str]) -> ChatFormat | None:
-    """The format of a chat template; None where what it renders cannot be said so."""
+class _Unthinking(ChatTemplate):
+    """The template as it renders where the model is not to think."""
+
+    def __init__(
+        self, source: str, special: Mapping[str, str], now: Callable[[], datetime], marks: Thinking | None
+    ) -> None:
+        super().__init__(source, special, now)
+        self._plain, self._marks = ChatTemplate(source, special, now), marks
+
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        return render_thinking(self._plain, self._marks, messages, think=False)
+
+
+def chat_format(source: str, special: Mapping[str, str], marks: Thinking | None = None) -> ChatFormat | None:
+    """The format of a chat template; None where what it renders cannot be said so. marks: of thoughts, which hosts that
+    read the format do not tell from an answer: it is that of answers without."""
     try:
-        found = ChatTemplate(source, special, lambda: FOUND_ON)
-        proving = ChatTemplate(source, special, lambda: PROVED_ON)
+        found = _Unthinking(source, special, lambda: FOUND_ON, marks)
+        proving = _Unthinking(source, special, lambda: PROVED_ON, marks)
     except EdgeError:
         return None
     sought = [*_strings(proving), *special.values()]

@@ -15,6 +15,7 @@ from edge.errors import EdgeError
 from edge.export import check
 from edge.export import quantize as methods
 from edge.export.chat_format import chat_format, special_tokens
+from edge.export.chat_settings import chat_settings, described
 from edge.export.finish import RECORDED, Staged
 from edge.export.graph.decoder import build_decoder
 from edge.export.lower.cpu.kv8 import write_kv8
@@ -22,6 +23,8 @@ from edge.export.quantize.base import Options
 from edge.export.quantize.calibration import calibration_windows
 from edge.export.quantize.prefill import prefill_weights
 from edge.export.survey import Survey
+from edge.export.thinking import described as described_thinking
+from edge.export.thinking import matched_whole, thinking
 from edge.export.tokenizer import compact
 from edge.export.written import Watched, manifest_of, say_what_changed
 from edge.runtime.check.golden import GoldenInput
@@ -74,8 +77,14 @@ def stage_decoder(
     writer.flush()
     release_freed()
     template = checkpoint.tokenizer.chat_template
-    plain = None if template is None else chat_format(template, special_tokens(checkpoint.tokenizer))
-    chat = {"chat_template": template, "chat_format": plain}
+    special = special_tokens(checkpoint.tokenizer)
+    marks = thinking(template, special, matched_whole(checkpoint.tokenizer))
+    plain = None if template is None else chat_format(template, special, marks)
+    settings = chat_settings(checkpoint, say)
+    for sentence in (described(settings) if template is not None else None, described_thinking(marks)):
+        if sentence is not None:
+            say(sentence)
+    chat = {"chat_template": template, "chat_format": plain, "generation": settings, "thinking": marks}
     manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
     prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
     return Staged(manifest, recorded, windows, golden_inputs(Bundle(writer.staging, manifest), prompts, say), kv8)
@@ -102,13 +111,15 @@ def _survey(
 def golden_inputs(bundle: Bundle, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:
     """The prompts `texts`, in the model's chat format where it has one that can be rendered."""
     from edge.runtime.text.template import chat_template
+    from edge.runtime.text.thinking import render
     from edge.runtime.text.tokenizer import Text
 
     text = Text(bundle)
     prompts = list(texts)
     try:
         if (template := chat_template(bundle.manifest, text)) is not None:
-            prompts = [template.render([{"role": "user", "content": prompt}]) for prompt in texts]
+            marks = bundle.manifest.thinking
+            prompts = [render(template, marks, [{"role": "user", "content": each}], think=False) for each in texts]
     except EdgeError as e:
         tell(f"{e} The golden answers are recorded without it.")
     return [GoldenInput(text.encode_prompt(prompt)) for prompt in prompts]

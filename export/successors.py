@@ -84,7 +84,7 @@ def own_answers(model: Model) -> Iterator[list[int]]:
     opening, room = _opening(model), model.engine.context // 3
     begins = itertools.cycle(OPENINGS if opening else tuple(filter(None, OPENINGS)))
     built_in = iter(by_themselves() if opening else ())
-    greedy = GenerateOptions(max_tokens=min(ANSWER, room))
+    greedy = GenerateOptions(max_tokens=min(ANSWER, room), temperature=0, think=False)
     drawn = GenerateOptions(max_tokens=min(QUESTION if opening else BEGUN, room), temperature=1.0, top_p=0.9)
     for first in itertools.count(0, BLOCK):
         given = list(itertools.islice(built_in, BLOCK // 2))
@@ -94,7 +94,7 @@ def own_answers(model: Model) -> Iterator[list[int]]:
         questions, prompts = list[str](), list[list[int]]()
         for question in filter(None, itertools.chain.from_iterable(turns)):
             with contextlib.suppress(InputError):  # the template does not take it
-                prompt = model.prompt_ids(question, raw=not opening)
+                prompt = model.prompt_ids(question, raw=not opening, think=False)
                 if len(prompt) < model.engine.context:
                     questions.append(question)
                     prompts.append(prompt)
@@ -122,7 +122,7 @@ def _opening(model: Model) -> str:
     if model.template is None:
         return ""
     try:
-        before, place, _ = model.template.render([{"role": "user", "content": PLACE}]).partition(PLACE)
+        before, place, _ = model.render([{"role": "user", "content": PLACE}], think=False).partition(PLACE)
     except InputError:
         return ""
     return before if place else ""

@@ -49,7 +49,8 @@ class _Turn(NamedTuple):
 class Chat:
     """A conversation with a model. `Model.chat` makes one.
 
-    `messages` holds the turns so far, the answers as they were shown.
+    `messages` holds the turns so far, the answers as they were shown; what the model thought before an answer is its
+    `reasoning_content`, of which the chat template decides what the model reads again.
 
     Raises:
         InputError: a system message where the bundle has no chat template.
@@ -110,10 +111,10 @@ class Chat:
                 is under way.
         """
         started = time.perf_counter_ns()
-        options = with_keywords(own(options), keywords)
+        options = self._model.settled(with_keywords(own(options), keywords))
         if self._busy.locked():
             raise InputError(UNDER_WAY)
-        return Stream(self._answer(message, self._turn(message), options, started))
+        return Stream(self._answer(message, self._turn(message, options.think), options, started))
 
     def generate(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
@@ -122,12 +123,12 @@ class Chat:
         with closing(self.stream(message, options, **keywords)) as pieces:
             return collect(pieces)
 
-    def _turn(self, message: str) -> _Turn:
+    def _turn(self, message: str, think: bool | None) -> _Turn:
         """The conversation with this message."""
         model, before = self._model, self.messages
         messages: list[Message] = [*before, {"role": "user", "content": message}]
         check_messages(messages)
-        text = self._render(messages)
+        text = model.render(messages, think)
         check_length(len(text), model.most_tokens)
         tokens = self._tokens(text)
         check_prompt(tokens, model.engine, "start the conversation over")
@@ -140,8 +141,9 @@ class Chat:
         engine, text, chunk, drafts = model.engine, model.text, model.prefill_chunk, model.speculation
         with self._alone():
             if turn.before is not self.messages:  # something was said since the stream was made
-                turn = self._turn(message)
+                turn = self._turn(message, options.think)
             parts: list[str] = []
+            thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []
             try:
                 for piece in answer(
@@ -149,21 +151,24 @@ class Chat:
                     chunk=chunk,
                     started_ns=started,
                     speculation=drafts,
+                    block=model.block(turn.text),
                 ):
                     parts.append(piece.text)
+                    if piece.thoughts is not None:
+                        thoughts.append(piece.thoughts)
                     if piece.token_id is not None:
                         sampled.append(piece.token_id)
                     last = piece
                     yield piece
             except GeneratorExit:  # nobody wants the rest: all is as after the last piece
-                self._keep(turn, parts, sampled, last.finish_reason)
+                self._keep(turn, parts, thoughts, sampled, last.finish_reason)
                 raise
             except BaseException:  # what the cache holds, or whether the last piece counts, nobody knows
-                if any(parts):
-                    self.messages = [*turn.messages, {"role": "assistant", "content": "".join(parts)}]
+                if any(parts) or any(thoughts):
+                    self.messages = [*turn.messages, _said(parts, thoughts)]
                 self._cache = engine.new_cache()
                 raise
-            self._keep(turn, parts, sampled, last.finish_reason)
+            self._keep(turn, parts, thoughts, sampled, last.finish_reason)
 
     def _begun(self, prompt: list[int]) -> KVCache:
         """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""
@@ -173,21 +178,26 @@ class Chat:
         cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         return cache
 
-    def _keep(self, turn: _Turn, parts: list[str], sampled: list[int], finish: FinishReason | None) -> None:
+    def _keep(
+        self,
+        turn: _Turn,
+        parts: list[str],
+        thoughts: list[str],
+        sampled: list[int],
+        finish: FinishReason | None,
+    ) -> None:
         """Remember an answer as far as it was shown."""
         said, tokens = "".join(parts), turn.tokens + sampled
-        self.messages = [*turn.messages, {"role": "assistant", "content": said}]
+        self.messages = [*turn.messages, _said(parts, thoughts)]
         self._cached = tokens[: self._cache.length]
+        if thoughts:
+            return  # the text is encoded anew: the template leaves thoughts out of what the model reads again
         self._said_text = turn.text + said
         # After a stop string the tokens say more than the text that was shown: the text is encoded anew.
         if finish != "stop":
             self._said = tokens
         elif sampled[-1] in self._model.text.eos:
             self._said = tokens[:-1]
-
-    def _render(self, messages: list[Message]) -> str:
-        template = self._model.template
-        return "".join(m["content"] + "\n" for m in messages) if template is None else template.render(messages)
 
     def _tokens(self, prompt_text: str) -> list[int]:
         """The conversation's tokens. What was said keeps the tokens it was said with, because encoding an answer
@@ -200,6 +210,12 @@ class Chat:
             if new and new[0] in text.special:
                 return self._said + new
         return text.encode_prompt(prompt_text)
+
+
+def _said(parts: list[str], thoughts: list[str]) -> Message:
+    """The assistant's turn."""
+    turn: Message = {"role": "assistant", "content": "".join(parts)}
+    return {**turn, "reasoning_content": "".join(thoughts)} if any(thoughts) else turn
 
 
 def _shared(a: list[int], b: list[int]) -> int:

@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class _Sampling(TypedDict, total=False):
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
     repetition_penalty: float | None
-    seed: int | None
+    seed: int | str | None
     stop: Sequence[str]
     interrupted: Callable[[], bool]
 
@@ -28,7 +28,9 @@ class _Sampling(TypedDict, total=False):
 class GenerateKeywords(_Sampling, total=False):
     """The fields of `GenerateOptions`."""
 
-    max_tokens: int
+    max_tokens: int | None
+    think: bool | None
+    think_tokens: int | None
 
 
 class Text2TextKeywords(_Sampling, total=False):

@@ -11,7 +11,18 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime.background import Background
 from edge.runtime.chat import Chat
-from edge.runtime.decode.answer import GenerateOptions, Piece, Result, answer, check_length, check_prompt, collect, own
+from edge.runtime.decode.answer import (
+    GenerateOptions,
+    Piece,
+    Result,
+    answer,
+    check_length,
+    check_prompt,
+    collect,
+    ends_of,
+    own,
+    settled,
+)
 from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import GenerateKeywords, with_keywords
@@ -19,6 +30,7 @@ from edge.runtime.loaded import Loaded
 from edge.runtime.options import flag, integer, shown, text, unless_none
 from edge.runtime.speculate.base import AUTO, OFF
 from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
+from edge.runtime.text.thinking import Block, render
 from edge.runtime.text.tokenizer import Text
 
 Prompt = str | Sequence[Message]
@@ -70,17 +82,40 @@ class Model(Loaded):
         """The bundle's chat template; None where it has none."""
         return chat_template(self.bundle.manifest, self.text)
 
-    def prompt_ids(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
+    def prompt_ids(
+        self, prompt: Prompt, *, system: str | None = None, raw: bool = False, think: bool | None = None
+    ) -> list[int]:
         """The token ids that `generate` would run for this prompt.
 
         Raises:
-            InputError: the prompt is empty, or a system message cannot be placed.
+            InputError: the prompt is empty, or a system message cannot be placed; or `think` where the model cannot.
         """
-        text = self._rendered(prompt, SYSTEM(system), RAW(raw))
-        check_length(len(text), self.most_tokens)
-        return self.text.encode_prompt(text)
+        return self._prompt(prompt, system, raw, think)[0]
 
-    def _rendered(self, prompt: Prompt, system: str | None, raw: bool) -> str:
+    def _prompt(
+        self, prompt: Prompt, system: str | None, raw: bool, think: bool | None
+    ) -> tuple[list[int], Block | None]:
+        """A prompt's token ids, and the block of thoughts that its answer may begin with."""
+        text = self._rendered(prompt, SYSTEM(system), RAW(raw), think)
+        check_length(len(text), self.most_tokens)
+        return self.text.encode_prompt(text), None if raw else self.block(text)
+
+    def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
+        """The prompt for the assistant's next turn of a conversation; think: as in `GenerateOptions`.
+
+        Raises:
+            InputError: the template refuses the conversation, or the model cannot think.
+        """
+        if self.template is None:
+            return "".join(m["content"] + "\n" for m in messages)
+        return render(self.template, self.bundle.manifest.thinking, messages, think)
+
+    def block(self, prompt: str) -> Block | None:
+        """The block of thoughts that the answer to a rendered prompt may begin with; None where the model has none."""
+        marks = self.bundle.manifest.thinking
+        return None if marks is None or self.template is None else Block.at_end(prompt, marks)
+
+    def _rendered(self, prompt: Prompt, system: str | None, raw: bool, think: bool | None) -> str:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
             raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -94,7 +129,11 @@ class Model(Loaded):
             raise InputError("A list of messages needs the bundle's chat template; give the prompt as one string.")
         if system is not None:
             messages.insert(0, {"role": "system", "content": system})
-        return self.template.render(messages)
+        return self.render(messages, think)
+
+    def settled(self, options: GenerateOptions, *, raw: bool = False) -> GenerateOptions:
+        """The options with what is not set as the model's makers set it for chats, where the prompt is not raw."""
+        return settled(options, self.bundle.manifest, raw=raw)
 
     def stream(
         self,
@@ -109,7 +148,8 @@ class Model(Loaded):
 
         Args:
             prompt: the user's words, or a conversation as a list of messages.
-            options: what shapes the answer; default: greedy, up to 512 tokens.
+            options: what shapes the answer; default: as the model's makers set it, or greedy where they set nothing; up
+                to 512 tokens.
             system: a system message to put in front.
             raw: give the prompt to the model as it is, without the chat template.
             keywords: fields of `GenerateOptions`, which go before those of `options`.
@@ -118,17 +158,21 @@ class Model(Loaded):
             InputError: the prompt is empty or longer than the context.
         """
         asked = time.perf_counter_ns()
-        options = with_keywords(own(options), keywords)
-        ids = self.prompt_ids(prompt, system=system, raw=raw)
+        options = self.settled(with_keywords(own(options), keywords), raw=raw)
+        ids, block = self._prompt(prompt, system, raw, options.think)
         encoded = time.perf_counter_ns()
         engine = self.engine
         started = time.perf_counter_ns() - (encoded - asked)  # waiting for the weights to load does not count
         check_prompt(ids, engine, "shorten it")
-        cache = engine.new_cache(min(engine.context, len(ids) + options.max_tokens))
-        chunk, drafts = self.prefill_chunk, self.speculation
-        return Stream(
-            answer(engine, self.text, cache, ids, options, chunk=chunk, started_ns=started, speculation=drafts)
+        cache = engine.new_cache(min(engine.context, len(ids) + ends_of(options, engine.context, block).most))
+        made = answer(
+            *(engine, self.text, cache, ids, options),
+            chunk=self.prefill_chunk,
+            started_ns=started,
+            speculation=self.speculation,
+            block=block,
         )
+        return Stream(made)
 
     def generate(
         self,
@@ -172,17 +216,17 @@ class Model(Loaded):
         prompts = list(prompts)
         if not isinstance(options, Sequence):
             options = [own(options)] * len(prompts)
-        options = [with_keywords(own(each), keywords) for each in options]
+        options = [self.settled(with_keywords(own(each), keywords), raw=raw) for each in options]
         if len(options) != len(prompts):
             raise InputError(f"There are {len(prompts)} prompts and options for {len(options)} of them.")
-        ids = []
-        for number, prompt in enumerate(prompts, 1):
+        asked = []
+        for number, (prompt, own_options) in enumerate(zip(prompts, options, strict=True), 1):
             try:
-                ids.append(self.prompt_ids(prompt, system=system, raw=raw))
-                check_prompt(ids[-1], self.engine, "shorten it")
+                asked.append(self._prompt(prompt, system, raw, own_options.think))
+                check_prompt(asked[-1][0], self.engine, "shorten it")
             except InputError as e:
                 raise InputError(f"Prompt {number}: {e}") from None
-        return Stream(self._answers(prompts, ids, options, system, raw, width))
+        return Stream(self._answers(prompts, asked, options, system, raw, width))
 
     def check_width(self, width: int | None) -> None:
         """Raise InputError where answers cannot grow `width` side by side; None: as many as can."""
@@ -213,7 +257,7 @@ class Model(Loaded):
     def _answers(
         self,
         prompts: Sequence[Prompt],
-        ids: Sequence[list[int]],
+        asked: Sequence[tuple[list[int], Block | None]],
         options: Sequence[GenerateOptions],
         system: str | None,
         raw: bool,
@@ -225,14 +269,16 @@ class Model(Loaded):
         width = width or engine.side_by_side
         if engine.plan is not None:
             width = min(width, engine.plan.demand.branches)
+        ids = [each for each, _ in asked]
         if width < 2 or len(prompts) < (1 if engine.exact else 2) or self._alone:
             for i in sorted(range(len(prompts)), key=lambda i: -len(ids[i])):
                 yield i, self.generate(prompts[i], options[i], system=system, raw=raw)
             return
-        capacity = min(engine.context, max(len(ids[i]) + options[i].max_tokens for i in range(len(ids))))
+        mosts = [ends_of(each, engine.context, block).most for each, (_, block) in zip(options, asked, strict=True)]
+        capacity = min(engine.context, max(len(each) + most for each, most in zip(ids, mosts, strict=True)))
         width = min(width, len(prompts))
         batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
-        yield from batch.answers(ids, options)
+        yield from batch.answers(asked, options)
 
     def generate_all(
         self,

@@ -75,7 +75,8 @@ class Text2TextOptions(SamplingOptions):
             raise InputError(f"At least {least} and at most {self.max_tokens} tokens cannot both hold.")
         if self.beams is not None:
             self.beam_options(Generation(), 1)
-        if self.temperature > 0 and max(self.beams or 1, self.groups, self.n_best) > 1:
+        self.check_drawn()
+        if self.temperature and max(self.beams or 1, self.groups, self.n_best) > 1:
             raise InputError(
                 "Tokens are drawn for one text at a time, so that there are no beams, groups or n best texts."
             )
@@ -83,7 +84,7 @@ class Text2TextOptions(SamplingOptions):
     def over(self, defaults: Generation) -> Generation:
         """The bundle's settings with what is set here in their place; lengths are not, which are counted otherwise."""
         given: dict[str, Any] = {
-            "num_beams": self.beams if self.beams is not None or self.temperature == 0 else 1,
+            "num_beams": self.beams if self.beams is not None or not self.temperature else 1,
             "length_penalty": self.length_penalty,
             "early_stopping": self.early_stopping,
             "no_repeat_ngram_size": self.no_repeat_ngram,
@@ -383,4 +384,7 @@ def _own(options: Text2TextOptions | GenerateOptions | None) -> Text2TextOptions
         return options
     if not isinstance(options, GenerateOptions):
         raise InputError(f"Outputs are shaped by Text2TextOptions, not by {type(options).__name__}.")
-    return Text2TextOptions(**{f.name: getattr(options, f.name) for f in dataclasses.fields(options)})
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    if given.pop("think") or given.pop("think_tokens") is not None:
+        raise InputError("A model from text to text does not think first; leave that option out.")
+    return Text2TextOptions(**given)

@@ -60,7 +60,7 @@ class _Budgeted:
     def talk(self, turns: list[str], n: int) -> Talked:
         """A new conversation with these turns, answers of up to `n` tokens, greedily."""
         gc.collect()  # the conversation before
-        chat, options = self._model.chat(), self._edge.GenerateOptions(max_tokens=n)
+        chat, options = self._model.chat(), self._edge.GenerateOptions(max_tokens=n, temperature=0)
         sums = dict.fromkeys(("steps", "drafted", "accepted"), 0)
         tokens, decode_s, prefill_s = 0, 0.0, 0.0
         for turn in turns:

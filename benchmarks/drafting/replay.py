@@ -153,7 +153,7 @@ def record(
     import edge
 
     for number, (task, question, prompt) in enumerate(asked, 1):
-        result = model.generate(prompt, edge.GenerateOptions(max_tokens=tokens))
+        result = model.generate(prompt, edge.GenerateOptions(max_tokens=tokens, temperature=0))
         if number % 20 == 0:
             said(f"{number} answers recorded")
         if result.generated_tokens > 1:

@@ -156,7 +156,7 @@ def _answerer(
     if not isinstance(model, Model):
         raise InputError(f"{bundle.manifest.name} reads audio, so it cannot answer texts.")
     before = task.instruction if instruction is None else instruction
-    options = GenerateOptions(max_tokens=maximum)
+    options = GenerateOptions(max_tokens=maximum, temperature=0, think=False)  # whatever the bundle sets
     return lambda asked: model.generate(before + asked, options)
 
 

@@ -77,6 +77,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "tokens": fields["tokens"],
         "chat_template": manifest.chat_template is not None,
         "chat_format": manifest.chat_format is not None,
+        "generation": fields["generation"],
+        "thinking": fields["thinking"],
         "source": fields["source"],
         "files": fields["files"],
         "bytes": sum(file.size for file in manifest.files),
@@ -99,6 +101,7 @@ def _show(manifest: Manifest) -> None:
         "vocabulary": f"{dims.vocab_size:,}",
         "context": f"{manifest.context:,} tokens, {shown_bytes(kv.bytes_per_token)} of KV cache ({kv.dtype}) for each",
         "chat template": _chats(manifest),
+        **_settings(manifest),
         "source": f"{source.name} ({source.kind})",
         "licence": source.licence or "not stated by the source",
         "producer": f"{manifest.producer}, format {manifest.format_version}",
@@ -163,6 +166,16 @@ def _chats(manifest: Manifest) -> str:
     if manifest.chat_template is None:
         return "none: only --raw prompts"
     return "yes" if manifest.chat_format is not None else "yes, but no chat format: a phone cannot render it"
+
+
+def _settings(manifest: Manifest) -> dict[str, str]:
+    """What chats are answered by, where the model's makers set anything."""
+    shown = manifest.generation.sampling if manifest.kind == "decoder" and manifest.generation is not None else ""
+    rows = {"sampling": f"{shown}; --temperature 0 is greedy"} if shown else {}
+    if (marks := manifest.thinking) is not None:
+        default = "unless --no-think" if marks.default else "with --think"
+        rows["thoughts"] = f"between {marks.open} and {marks.close}, {default}"
+    return rows
 
 
 def _prefill_bytes(manifest: Manifest) -> int:

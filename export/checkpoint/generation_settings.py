@@ -5,10 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge.errors import CheckpointError
 from edge.typed_json import typed
+
+if TYPE_CHECKING:
+    from edge.export.checkpoint.gguf_header import GGUFHeader
+
+# What llama.cpp samples with where nobody asks for anything else: its key, transformers' name.
+_GGUF = {
+    "temp": ("temperature", float),
+    "top_k": ("top_k", int),
+    "top_p": ("top_p", float),
+    "min_p": ("min_p", float),
+    "penalty_repeat": ("repetition_penalty", float),
+    "xtc_probability": ("xtc_probability", float),
+    "mirostat": ("mirostat", int),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,24 @@ class _Settings:
     is_multilingual: bool | None = None
     lang_to_id: dict[str, int] | None = None
     max_initial_timestamp_index: int | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+def gguf_settings(header: GGUFHeader) -> dict[str, Any]:
+    """A GGUF file's `general.sampling` keys under transformers' names. A file that has some asks for draws by that.
+
+    Raises:
+        CheckpointError: a value is of another kind.
+    """
+    found: dict[str, Any] = {}
+    for key, (name, kind) in _GGUF.items():
+        if (value := header.value(f"general.sampling.{key}", kind)) is not None:
+            found[name] = value
+    return {"do_sample": True, **found} if found.keys() - {"repetition_penalty"} else found
 
 
 def check_settings(raw: Mapping[str, Any], where: str) -> None:

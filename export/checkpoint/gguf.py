@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError
 from edge.export.checkpoint import gguf_config, gguf_t5, gguf_tokenizer, model_config
 from edge.export.checkpoint.base import TokenizerFiles, finite
+from edge.export.checkpoint.generation_settings import gguf_settings
 from edge.export.checkpoint.gguf_header import open_gguf
 from edge.export.quantize.base import Format, QTensor
 from edge.gguf_parts import name_of
@@ -58,7 +59,7 @@ class GGUFCheckpoint:
         self.kind = kind
         self.licence = licence or self._header.value("general.license", str)
         self.config: dict[str, Any] = gguf_config.config_of(self._header, self._vector)
-        self.generation: dict[str, Any] = {}
+        self.generation: dict[str, Any] = gguf_settings(self._header)
         config = SimpleNamespace(**self.config)
         if family.layers is None or family.norms is None:
             self._sources = self._named_tensors(lambda name: gguf_t5.transformers_name(name, self.config))

@@ -12,7 +12,8 @@ from edge.errors import InputError
 from edge.export.prompts import PREVIOUS
 from edge.export.quantize.base import Progress
 from edge.export.tune.data import Row, read_rows
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.answer import ANSWER_TOKENS, GenerateOptions
+from edge.runtime.decode.sampling import UNSHAPED
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.text_file import lines_of, read_text
@@ -40,9 +41,9 @@ def read_prompts(path: Path) -> list[Row]:
 
 
 def drawn(tokens: int, temperature: float, seed: int) -> GenerateOptions:
-    """How an answer of up to `tokens` tokens is drawn."""
-    top_p = TOP_P if temperature > 0 else 1.0
-    return GenerateOptions(temperature=temperature, top_p=top_p, seed=seed, max_tokens=tokens)
+    """How an answer of up to `tokens` tokens is drawn, whatever the model's makers set."""
+    shaped = {"temperature": temperature, "top_p": TOP_P if temperature > 0 else 1.0, "seed": seed}
+    return GenerateOptions(max_tokens=tokens, think=False, **UNSHAPED | shaped)
 
 
 def answer_all(
@@ -56,7 +57,9 @@ def answer_all(
     lines = _whole_lines(out)
     if len(lines) >= len(prompts):
         return
-    bundle = exported(source, out.with_name(BUNDLE), progress, weights="int8", max_context=4 * options.max_tokens)
+    bundle = exported(
+        source, out.with_name(BUNDLE), progress, weights="int8", max_context=4 * (options.max_tokens or ANSWER_TOKENS)
+    )
     model = load(bundle, threads=threads, speculate="off")
     if not isinstance(model, Model):
         raise InputError(f"{source} is no decoder that answers prompts, so it has no answers to be tuned on.")
@@ -97,7 +100,7 @@ def exported(source: str | Path, path: Path, progress: Progress, **options: Any)
 
 def _later(options: GenerateOptions, by: int) -> GenerateOptions:
     """The options of the answer `by` places later."""
-    return dataclasses.replace(options, seed=(options.seed or 0) + by)
+    return dataclasses.replace(options, seed=int(options.seed) + by)
 
 
 def _answered(

@@ -16,37 +16,46 @@ import numpy as np
 
 from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
-from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Result, Timings, result
+from edge.runtime.decode.answer import FinishReason, GenerateOptions, Result, Timings, chooser, ends_of, rest, result
 from edge.runtime.decode.loop import prefill
-from edge.runtime.decode.sampling import Categorical, greedy, make_sampler
+from edge.runtime.decode.sampling import Categorical, greedy
+from edge.runtime.decode.thoughts import Thoughts
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import StopStrings, Text
 
 _log = logging.getLogger(__name__)
+
+Asked = tuple[list[int], Block | None]
+"""A prompt's token ids, and the block of thoughts that its answer may begin with."""
 
 WHOLE: Route = (0,)  # of a decoder that leaves nothing out
 
 
 class Growing:
-    """One answer while it grows. prompt: its token ids. cache: its keys and values, in a slot."""
+    """One answer while it grows. asked: its prompt's token ids, and the block of thoughts that it may begin with.
+    cache: its keys and values, in a slot."""
 
     def __init__(
-        self, place: int, prompt: list[int], cache: KVCache, options: GenerateOptions, engine: Engine, text: Text
+        self, place: int, asked: Asked, cache: KVCache, options: GenerateOptions, engine: Engine, text: Text
     ) -> None:
+        prompt, block = asked
         self.place = place
         self.cache = cache
         self.tokens: list[int] = []
         self._text = text
         self._timings = Timings(len(prompt), simulated=engine.provider.simulated)
-        self.sampler = make_sampler(options, prompt)
-        self._ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)
+        self._ends = ends_of(options, cache.capacity - len(prompt) + 1, block)
+        self.sampler = chooser(options, prompt, self._ends, block, text)
+        self._thoughts = None if block is None else Thoughts(block, text)
+        self._thought: list[str] | None = None
         self._stops = StopStrings(options.stop)
         self._detokenizer = text.detokenizer()
-        self._shown: list[str] = []  # where there are stop strings
+        self._shown: list[str] | None = [] if options.stop or block is not None else None  # what streams show
         self._began = time.perf_counter()
 
     def take(self, row: Any, asked: Wanted = LOGITS) -> FinishReason | None:
@@ -65,25 +74,36 @@ class Growing:
             self._began = now
         timings.generated_tokens, timings.decode_s = len(self.tokens), now - self._began
         found = False
-        if self._ends.stop:
-            shown, found = self._stops.push(self._detokenizer.push(token))
+        if self._shown is not None:
+            said = self._detokenizer.push(token)
+            if self._thoughts is not None:
+                thought, said = self._thoughts.push(token, said)
+                self._think(thought)
+            shown, found = self._stops.push(said)
             self._shown.append(shown)
         if found or token in self._text.eos:
             return "stop" if found else self._flushed("stop")
-        finish = self._ends.reached(len(self.tokens))
+        finish = self._ends.reached(len(self.tokens), 0 if self._thoughts is None else self._thoughts.tokens)
         return finish and self._flushed(finish)
+
+    def _think(self, thought: str | None) -> None:
+        if thought is not None:
+            self._thought = [*(self._thought or ()), thought]
 
     def _flushed(self, finish: FinishReason) -> FinishReason:
         """The reason, after the text that was kept back for a stop string was shown."""
-        shown, found = self._stops.push(self._detokenizer.flush())
-        self._shown.append(shown if found else shown + self._stops.flush())
+        if self._shown is not None:
+            thought, shown = rest(self._detokenizer, self._stops, self._thoughts)
+            self._think(thought)
+            self._shown.append(shown)
         return finish
 
     def whole(self, finish: FinishReason) -> Result:
         if finish == "interrupted":
             self._flushed(finish)
-        text = "".join(self._shown) if self._ends.stop else self._text.decode(self.tokens)
-        return result(text, self.tokens, finish, self._timings)
+        text = self._text.decode(self.tokens) if self._shown is None else "".join(self._shown)
+        thoughts = None if self._thought is None else "".join(self._thought)
+        return result(text, self.tokens, finish, self._timings, thoughts)
 
 
 class Batch:
@@ -113,38 +133,40 @@ class Batch:
         """Rows of a step of this many sequences."""
         return -(-sequences // self._multiple) * self._multiple
 
-    def answers(self, prompts: Sequence[list[int]], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
+    def answers(self, prompts: Sequence[Asked], options: Sequence[GenerateOptions]) -> Iterator[tuple[int, Result]]:
         """Each prompt's place and answer, as they are done; the longest prompts are begun first. Once the first one's
         options interrupt, answers end where they are."""
         interrupted = options[0].interrupted
-        waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))
+        waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i][0])))
         growing: list[Growing] = []  # in the order of their slots
         while waiting or growing:
             if interrupted():
                 break
             if waiting and len(growing) < self._width and self._open(growing):
                 place = waiting[0]
-                prompt, own = prompts[place], options[place]
-                cache = self._cache(len(prompt), own, len(growing))
+                asked, own = prompts[place], options[place]
+                cache = self._cache(asked, own, len(growing))
                 if self._alike(growing, cache):
                     waiting.popleft()
-                    new = Growing(place, prompt, cache, own, self._engine, self._text)
+                    new = Growing(place, asked, cache, own, self._engine, self._text)
                     growing.append(new)
-                    tokens = np.array(prompt, np.int64)
+                    tokens = np.array(asked[0], np.int64)
                     logits = prefill(self._engine, cache, tokens, chunk=self._chunk, interrupted=interrupted)
                     ended = [] if logits is None else self._taken([new], logits)
                     yield from self._left(growing, ended)
                     continue
-            asked = self._asked(growing)
-            yield from self._left(growing, self._taken(growing, self._step(growing, asked), asked))
+            wanted = self._asked(growing)
+            yield from self._left(growing, self._taken(growing, self._step(growing, wanted), wanted))
         yield from ((each.place, each.whole("interrupted")) for each in growing)
-        yield from ((i, result("", [], "interrupted", Timings(len(prompts[i])))) for i in waiting)
+        yield from ((i, result("", [], "interrupted", Timings(len(prompts[i][0])))) for i in waiting)
 
-    def _cache(self, prompt: int, options: GenerateOptions, slot: int) -> KVCache:
-        """A cache for a prompt of this many tokens, as large as when it is answered alone."""
+    def _cache(self, asked: Asked, options: GenerateOptions, slot: int) -> KVCache:
+        """A cache for a prompt, as large as when it is answered alone."""
+        prompt, block = asked
+        context = self._engine.context
         cache = self._engine.new_cache(self._capacity)
-        cache.capacity = cache.ends = min(self._engine.context, prompt + options.max_tokens)
-        cache.prompt = prompt
+        cache.capacity = cache.ends = min(context, len(prompt) + ends_of(options, context, block).most)
+        cache.prompt = len(prompt)
         self._slots.give(cache, slot)
         return cache
 

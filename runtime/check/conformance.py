@@ -24,6 +24,7 @@ from edge.home import replace_text
 from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.check import conformance_drafts, conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.decode.sampling import UNSHAPED
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import AUTO
@@ -172,17 +173,17 @@ def _answers(model: Model, asked: Sequence[tuple[str, dict[str, Any]]]) -> Itera
     formatted = model.bundle.manifest.chat_format is not None
     for number, (prompt, given) in enumerate(asked):
         raw = not formatted or number % 2 == 0
-        ids = model.prompt_ids(prompt, raw=raw)
+        ids = model.prompt_ids(prompt, raw=raw, think=False)
         if len(ids) >= model.engine.context:
             continue
-        result = model.generate(prompt, GenerateOptions(max_tokens=TOKENS, **given), raw=raw)
+        result = model.generate(prompt, GenerateOptions(max_tokens=TOKENS, think=False, **UNSHAPED | given), raw=raw)
         options = {"max_tokens": TOKENS, **given}
         yield {"prompt": prompt, "raw": raw, "options": options, "prompt_ids": ids} | _said(result)
 
 
 def _chat(model: Model, system: str | None) -> dict[str, Any]:
     chat = model.chat(system=system)
-    turns = [{"say": say} | _said(chat.generate(say, max_tokens=TOKENS)) for say in TURNS]
+    turns = [{"say": say} | _said(chat.generate(say, max_tokens=TOKENS, temperature=0, think=False)) for say in TURNS]
     return {"system": system, "turns": turns}
 
 

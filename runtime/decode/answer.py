@@ -11,9 +11,11 @@ import numpy as np
 
 from edge.errors import BundleError, InputError
 from edge.runtime.decode.loop import PLAIN, Drafts, generate
-from edge.runtime.decode.sampling import SamplingOptions, make_sampler
+from edge.runtime.decode.sampling import RANDOM, Sampler, SamplingOptions, make_sampler
+from edge.runtime.decode.thoughts import CLOSING, THINK_TOKENS, Closing, Thoughts
 from edge.runtime.memory.process import MB, held
-from edge.runtime.options import function, integer, option, texts
+from edge.runtime.options import flag, function, integer, option, texts, unless_none
+from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Detokenizer, StopStrings, Text
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ def never() -> bool:
 
 MAX_TOKENS = integer("most tokens to generate", "1 or more", least=1)
 INTERRUPTED = function("option interrupted")
+ANSWER_TOKENS = 512  # most tokens of an answer, without its thoughts, where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ class GenerateOptions(SamplingOptions):
     """What shapes one answer: how tokens are chosen (`SamplingOptions`) and what ends it.
 
     Args:
-        max_tokens: most tokens to generate.
+        max_tokens: most tokens to generate, thoughts included; None: 512, and of thoughts up to 2,048 more, which are
+            then closed.
+        think: whether the model thinks before it answers, where it can; None: as its chat template has it.
+        think_tokens: most tokens of thoughts, after which they are closed and the answer follows; None: any number.
         stop: strings that end the answer and are left out of it.
         interrupted: asked before every step; the answer ends once it says True.
 
@@ -51,7 +57,9 @@ class GenerateOptions(SamplingOptions):
         InputError: a value out of its range.
     """
 
-    max_tokens: int = option(512, MAX_TOKENS)
+    max_tokens: int | None = option(None, unless_none(MAX_TOKENS))
+    think: bool | None = option(None, unless_none(flag("option think")))
+    think_tokens: int | None = option(None, unless_none(integer("tokens of thoughts", "0 or more", least=0)))
     stop: Sequence[str] = option((), texts("stop string"))
     interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
@@ -87,17 +95,20 @@ class Piece:
 
     `text` is empty while a character or a possible stop string is not complete. `token_id` is None where no token
     belongs to it: the last piece of an answer that was interrupted. `finish_reason` is set on the last piece alone.
+    `thoughts` is the text of the model's thoughts, which is not in `text`; None where the token is not one of them.
     """
 
     text: str
     token_id: int | None
     finish_reason: FinishReason | None
     timings: Timings
+    thoughts: str | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """A whole answer. `token_ids` are all tokens sampled, an end token and those of a stop string included."""
+    """A whole answer. `token_ids` are all tokens sampled, an end token and those of a stop string and of thoughts
+    included. `thoughts` is what the model thought before; None where it did not think."""
 
     text: str
     token_ids: list[int] = field(repr=False)
@@ -110,6 +121,7 @@ class Result:
     peak_rss_mb: float | None
     finish_reason: FinishReason
     speculation: dict[str, Any] | None = None  # the fields of `Figures`, and `accepted_per_step`
+    thoughts: str | None = None
 
 
 def own(options: GenerateOptions | None) -> GenerateOptions:
@@ -123,6 +135,18 @@ def own(options: GenerateOptions | None) -> GenerateOptions:
     if not isinstance(options, GenerateOptions):
         raise InputError(f"Answers of a decoder are shaped by GenerateOptions, not by {type(options).__name__}.")
     return options
+
+
+def settled(options: GenerateOptions, manifest: Manifest, *, raw: bool = False) -> GenerateOptions:
+    """The options with what is not set as the model's makers set it for chats, where the prompt is not raw.
+
+    Raises:
+        InputError: options that do not go together, or with a model that cannot think.
+    """
+    if (raw or manifest.thinking is None) and (options.think or options.think_tokens is not None):
+        why = "a raw prompt has none" if raw else "this model's chat template and vocabulary have no marks for them"
+        raise InputError(f"Options are about thoughts, and {why}; leave these options out.")
+    return options.settled(None if raw or manifest.chat_template is None else manifest.generation)
 
 
 def check_length(characters: int, tokens: int) -> None:
@@ -167,6 +191,7 @@ def answer(
     chunk: int,
     started_ns: int,
     speculation: Speculation | None = None,
+    block: Block | None = None,
 ) -> Generator[Piece, None, None]:
     """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
 
@@ -174,16 +199,33 @@ def answer(
         chunk: most prompt tokens to run in one step.
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
         speculation: what drafts, where anything does.
+        block: of thoughts, where the answer may begin with some.
     """
     timings = Timings(len(prompt), cache.length, simulated=engine.provider.simulated)
-    sampler = make_sampler(options, prompt)
     # What is drawn anew every time has no text to keep to.
-    cache.exact = engine.pads and (options.temperature == 0 or options.seed is not None)
-    ends = Ends(options.stop, options.max_tokens, cache.capacity - len(prompt) + 1)  # the last token is never run
+    cache.exact = engine.pads and (not options.temperature or options.seed != RANDOM)
+    ends = ends_of(options, cache.capacity - len(prompt) + 1, block)  # the last token is never run
+    sampler = chooser(options, prompt, ends, block, text)
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
     new = np.asarray(prompt[cache.length :], np.int64)
     tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
-    return pieces(tokens, text, timings, ends, started_ns=started_ns)
+    return pieces(tokens, text, timings, ends, started_ns=started_ns, block=block)
+
+
+def chooser(options: GenerateOptions, prompt: Sequence[int], ends: Ends, block: Block | None, text: Text) -> Sampler:
+    """What chooses the tokens of an answer to `prompt`, and closes thoughts that are as long as they may be."""
+    sampler = make_sampler(options, prompt)
+    return sampler if block is None or ends.closes is None else Closing(sampler, block, text, ends.closes)
+
+
+def ends_of(options: GenerateOptions, room: int, block: Block | None) -> Ends:
+    """What ends an answer, for which the context has room for this many tokens."""
+    if block is None or block.closed:
+        return Ends(options.stop, options.max_tokens or ANSWER_TOKENS, room)
+    if options.max_tokens is not None:
+        return Ends(options.stop, options.max_tokens, room, closes=options.think_tokens)
+    closes = min(THINK_TOKENS, room * 3 // 4) if options.think_tokens is None else options.think_tokens
+    return Ends(options.stop, ANSWER_TOKENS, room, closes + CLOSING, closes)
 
 
 def drafts_of(
@@ -198,7 +240,7 @@ def drafts_of(
     """The drafts of an answer to `prompt`, whose figures go with the `timings`. source: see `AnswerDrafts`."""
     if speculation is None:
         return PLAIN
-    most, drawn = min(ends.max_tokens, ends.room), options.temperature > 0
+    most, drawn = ends.most, bool(options.temperature)
     drafts = speculation.drafts(prompt, most, ends=text.eos, drawn=drawn, source=source)
     timings.speculation = drafts.figures
     return drafts
@@ -207,38 +249,64 @@ def drafts_of(
 @dataclass(frozen=True)
 class Ends:
     """What ends an answer besides an end token: stop strings, and the counts of tokens asked for and of those that the
-    context has room for."""
+    context has room for. more: tokens of thoughts that are not counted among those asked for. closes: tokens after
+    which thoughts are closed."""
 
     stop: Sequence[str]
     max_tokens: int
     room: int
+    more: int = 0
+    closes: int | None = None
 
-    def reached(self, tokens: int) -> FinishReason | None:
-        """What ends an answer that has `tokens` tokens; None: it may go on."""
-        if tokens == self.max_tokens:
+    @property
+    def most(self) -> int:
+        """Tokens that an answer may have, its thoughts included."""
+        return min(self.max_tokens + self.more, self.room)
+
+    def reached(self, tokens: int, thoughts: int = 0) -> FinishReason | None:
+        """What ends an answer that has `tokens` tokens, `thoughts` of them of thoughts; None: it may go on."""
+        if tokens - min(thoughts, self.more) == self.max_tokens:
             return "length"
         return "context" if tokens == self.room else None
 
 
 def pieces(
-    tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int
+    tokens: Iterable[int],
+    text: Text,
+    timings: Timings,
+    ends: Ends,
+    *,
+    started_ns: int,
+    block: Block | None = None,
 ) -> Generator[Piece, None, None]:
     """Turn tokens, as they come, into pieces of text until something ends the answer; where the tokens run out before,
     somebody interrupted it."""
     detokenizer, stops = text.detokenizer(), StopStrings(ends.stop)
+    thoughts = None if block is None else Thoughts(block, text)
+    thought: str | None = None
     finish: FinishReason | None
     resumed = time.perf_counter_ns()
     for token in tokens:
         _clock(timings, started_ns, resumed)
-        shown, found = stops.push(detokenizer.push(token))
-        finish = "stop" if found or token in text.eos else ends.reached(timings.generated_tokens)
+        said = detokenizer.push(token)
+        if thoughts is not None:
+            thought, said = thoughts.push(token, said)
+        shown, found = stops.push(said)
+        count = 0 if thoughts is None else thoughts.tokens
+        finish = "stop" if found or token in text.eos else ends.reached(timings.generated_tokens, count)
         if finish is not None:
             held()  # the peak, while the KV cache is there
-            yield Piece(shown if found else shown + _rest(detokenizer, stops), token, finish, timings)
+            more, end = (None, "") if found else rest(detokenizer, stops, thoughts)
+            yield Piece(shown + end, token, finish, timings, _joined(thought, more))
             return
-        yield Piece(shown, token, None, timings)
+        yield Piece(shown, token, None, timings, thought)
         resumed = time.perf_counter_ns()
-    yield Piece(_rest(detokenizer, stops), None, "interrupted", timings)
+    thought, end = rest(detokenizer, stops, thoughts)
+    yield Piece(end, None, "interrupted", timings, thought)
+
+
+def _joined(thought: str | None, more: str | None) -> str | None:
+    return thought if more is None else (thought or "") + more
 
 
 def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
@@ -252,22 +320,31 @@ def _clock(timings: Timings, started_ns: int, resumed_ns: int) -> None:
     timings.generated_tokens += 1
 
 
-def _rest(detokenizer: Detokenizer, stops: StopStrings) -> str:
-    """What was held back, now that nothing follows."""
-    shown, found = stops.push(detokenizer.flush())
-    return shown if found else shown + stops.flush()
+def rest(detokenizer: Detokenizer, stops: StopStrings, thoughts: Thoughts | None) -> tuple[str | None, str]:
+    """What was held back, now that nothing follows: of thoughts, and of the answer."""
+    thought, said = None, detokenizer.flush()
+    if thoughts is not None:
+        thought, said = thoughts.push(None, said)
+        more, held_back = thoughts.flush()
+        thought, said = _joined(thought, more), said + held_back
+    shown, found = stops.push(said)
+    return thought, shown if found else shown + stops.flush()
 
 
 def collect(pieces: Iterable[Piece]) -> Result:
     """Run an answer to its end and return it whole."""
     text: list[str] = []
+    thoughts: list[str] = []
     ids: list[int] = []
     for piece in pieces:
         text.append(piece.text)
+        if piece.thoughts is not None:
+            thoughts.append(piece.thoughts)
         if piece.token_id is not None:
             ids.append(piece.token_id)
     assert piece.finish_reason is not None
-    return result("".join(text), ids, piece.finish_reason, piece.timings)
+    whole = "".join(thoughts) if thoughts else None
+    return result("".join(text), ids, piece.finish_reason, piece.timings, whole)
 
 
 def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, started_ns: int) -> Result:
@@ -293,7 +370,7 @@ def whole(tokens: Iterable[int], text: Text, timings: Timings, ends: Ends, *, st
     return result(text.decode(ids), ids, finish or "interrupted", timings)
 
 
-def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) -> Result:
+def result(text: str, ids: list[int], finish: FinishReason, timings: Timings, thoughts: str | None = None) -> Result:
     """A whole answer."""
     memory = held()
     return Result(
@@ -308,4 +385,5 @@ def result(text: str, ids: list[int], finish: FinishReason, timings: Timings) ->
         peak_rss_mb=None if memory is None else memory.peak_rss / MB,
         finish_reason=finish,
         speculation=None if timings.speculation is None else timings.speculation.summary(),
+        thoughts=thoughts,
     )

@@ -5,14 +5,17 @@ The steps and their order are those of transformers' `generate`: penalty, temper
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import InputError
+from edge.manifest import Generation
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.failures import no_token
@@ -29,46 +32,88 @@ NUCLEUS = 256  # the first guess of how many of the largest weights sum up to to
 
 TEMPERATURE = number("temperature", "a number of 0 or more", least=0)
 SEED = integer("seed", "a whole number of 0 or more", least=0, most=2**128 - 1)  # numpy's have 128 bits
+RANDOM = "random"
+_NUMBER = integer("seed", f"a whole number of 0 or more, or '{RANDOM}'", least=0, most=2**128 - 1)
+# Options as if the model's makers had set nothing.
+UNSHAPED: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_UNSET = Generation()
+
+
+def _seed(value: Any) -> int | str:
+    return RANDOM if value is None or (isinstance(value, str) and value == RANDOM) else int(_NUMBER(value))
 
 
 @dataclass(frozen=True)
 class SamplingOptions(Options):
-    """How the next token is chosen. The default is greedy: the same prompt gives the same answer.
+    """How the next token is chosen: the same call gives the same tokens, unless the seed is random.
+
+    None stands for what the model's makers set, where the prompt goes through the bundle's chat template; else for the
+    value that changes nothing.
 
     Args:
-        temperature: 0 takes the most likely token; above 0 logits are divided by it before a token is drawn.
+        temperature: 0 takes the most likely token, whatever the makers set; above 0 logits are divided by it before a
+            token is drawn.
         top_k: draw from the k most likely tokens; 0 for all.
         top_p: draw from the smallest set of most likely tokens whose probabilities reach top_p; 1 for all.
         min_p: leave out tokens less likely than min_p times the most likely one; 0 for none.
         repetition_penalty: divides positive and multiplies negative logits of tokens that occurred in the prompt
-            or the answer (Keskar et al. 2019, section 4.1); 1 for none. None: the bundle's, where it has one.
-        seed: makes draws repeatable; None draws anew every time.
+            or the answer (Keskar et al. 2019, section 4.1); 1 for none.
+        seed: what draws begin with: a number, or ``random`` (or None) for other draws every time.
 
     Raises:
         InputError: a value out of its range.
     """
 
-    temperature: float = option(0.0, TEMPERATURE)
-    top_k: int = option(0, integer("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
-    top_p: float = option(1.0, number("top-p", "above 0 and at most 1", above=0, most=1))
-    min_p: float = option(0.0, number("min-p", "between 0 and 1", least=0, most=1))
+    temperature: float | None = option(None, unless_none(TEMPERATURE))
+    top_k: int | None = option(
+        None, unless_none(integer("top-k", "a whole number of 0 or more (0: all tokens)", least=0))
+    )
+    top_p: float | None = option(None, unless_none(number("top-p", "above 0 and at most 1", above=0, most=1)))
+    min_p: float | None = option(None, unless_none(number("min-p", "between 0 and 1", least=0, most=1)))
     repetition_penalty: float | None = option(
         None, unless_none(number("repetition penalty", "a number above 0 (1: no penalty)", above=0))
     )
-    seed: int | None = option(None, unless_none(SEED))
+    seed: int | str = option(0, _seed)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.temperature == 0 and (self.top_k, self.top_p, self.min_p) != (0, 1, 0):
+        if self.temperature == 0:
+            self.check_drawn()
+
+    def check_drawn(self) -> None:
+        """Raise InputError where something says how tokens are drawn, and none is."""
+        if not self.temperature and (self.top_k or 0, self.min_p or 0, self.top_p in (None, 1)) != (0, 0, True):
             raise InputError(
                 "The top-k, top-p and min-p say which tokens are drawn from, and at temperature 0 none is drawn; set a "
                 "temperature above 0, or leave them out."
             )
 
+    def settled(self, given: Generation | None) -> Self:
+        """These options with what is not set taken from the model's own settings; None: from none.
+
+        Raises:
+            InputError: something says how tokens are drawn, and none is.
+        """
+        given = given or _UNSET
+        temperature = self.temperature
+        if temperature is None:
+            temperature = given.temperature if given.do_sample else 0.0
+        drawn = given if temperature > 0 else _UNSET
+        whole: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": drawn.top_k,
+            "top_p": drawn.top_p,
+            "min_p": drawn.min_p,
+            # Who asks for the likeliest token wants that.
+            "repetition_penalty": 1.0 if self.temperature == 0 else given.repetition_penalty,
+        }
+        missing = {name: value for name, value in whole.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing) if missing else self
+
 
 def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:
     """The sampler for one answer to `prompt` (token ids, which the repetition penalty takes for said)."""
-    sampler: Sampler = greedy if options.temperature == 0 else Categorical(options)
+    sampler: Sampler = Categorical(options) if options.temperature else greedy
     if options.repetition_penalty in (None, 1):
         return sampler
     return ProcessedSampler([RepetitionPenalty(options.repetition_penalty)], sampler, prompt)
@@ -96,19 +141,21 @@ class Categorical:
     is 1. Top-p and min-p each are a threshold, and the higher one counts."""
 
     def __init__(self, options: SamplingOptions) -> None:
-        self._options = options
-        self._random = np.random.default_rng(options.seed)
+        options = options.settled(None)
+        self._temperature, self._top_k = options.temperature or 0.0, options.top_k or 0
+        self._top_p, self._min_p = options.top_p or 1.0, options.min_p or 0.0
+        self._random = np.random.default_rng(None if isinstance(options.seed, str) else options.seed)
 
     def among(self, candidates: Candidates) -> int:
         """As for all logits of the row, and the same token: of the candidates where these decide, else of all."""
-        options, tokens, logits = self._options, candidates.tokens, candidates.logits
+        tokens, logits, top_k = candidates.tokens, candidates.logits, self._top_k
         best = largest_logit(logits)
         last = float(logits[-1])  # tokens that are not among them may have as much
-        if options.top_k and options.top_k < len(logits) and last < logits[options.top_k - 1]:
-            chosen = tokens[logits >= logits[options.top_k - 1]]
-        elif options.top_k or options.top_p < 1:
+        if top_k and top_k < len(logits) and last < logits[top_k - 1]:
+            chosen = tokens[logits >= logits[top_k - 1]]
+        elif top_k or self._top_p < 1:
             return self(candidates.whole())
-        elif _weights(logits, best, options.temperature)[-1] < options.min_p:
+        elif _weights(logits, best, self._temperature)[-1] < self._min_p:
             chosen = tokens
         else:
             return self(candidates.whole())
@@ -116,21 +163,19 @@ class Categorical:
         return self._drawn(logits[: len(chosen)][order], best, chosen[order])
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
-        options = self._options
         tokens: NDArray[np.intp] | None = None  # the candidates' ids; None: all of them, in order
         best = largest_logit(logits)
-        if 0 < options.top_k < logits.shape[0]:
-            tokens = _most_likely(logits, options.top_k)
+        if 0 < self._top_k < logits.shape[0]:
+            tokens = _most_likely(logits, self._top_k)
             logits = logits[tokens]
         return self._drawn(logits, best, tokens)
 
     def _drawn(self, logits: NDArray[np.float32], best: float, tokens: NDArray[np.intp] | None) -> int:
         """A token of these, or of the whole row. best: the largest of the logits."""
-        options = self._options
-        weights = _weights(logits, best, options.temperature)  # [candidates] float32
-        threshold = options.min_p
-        if options.top_p < 1:
-            threshold = max(threshold, _nucleus_threshold(weights, options.top_p))
+        weights = _weights(logits, best, self._temperature)  # [candidates] float32
+        threshold = self._min_p
+        if self._top_p < 1:
+            threshold = max(threshold, _nucleus_threshold(weights, self._top_p))
         if threshold > 0:
             kept = _at_least(weights, threshold)
             weights = weights[kept]

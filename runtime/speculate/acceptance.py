@@ -70,7 +70,7 @@ def measure(
         name: _Counter(each.speculation.planner) for name, each in models.items() if each.speculation is not None
     }
     sums = {name: [0.0] * 5 for name in models}  # tokens, seconds, accepted, steps, seconds of drafting
-    options, began, done = GenerateOptions(max_tokens=TOKENS), time.monotonic(), 0
+    options, began, done = GenerateOptions(max_tokens=TOKENS, temperature=0), time.monotonic(), 0
     for number, prompt in enumerate(PROMPTS):
         if number and (time.monotonic() - began) * (number + 1) / number > seconds:
             break

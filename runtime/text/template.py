@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
 from edge.errors import BundleError, InputError, on_one_line
 
@@ -22,10 +22,14 @@ LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of
 
 
 class Message(TypedDict):
-    """One turn of a conversation; roles are those that the model's template knows: system, user, assistant."""
+    """One turn of a conversation; roles are those that the model's template knows: system, user, assistant.
+
+    reasoning_content: what the assistant thought before, of which the template writes what the model shall read again.
+    """
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -52,15 +56,15 @@ class ChatTemplate:
         self._special = dict(special)
         self._template, self._begin = _compile(source, now)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the assistant's next turn; InputError where the template refuses the conversation."""
-        from edge.runtime.text.meter import Exhausted
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """The prompt for the assistant's next turn; InputError where the template refuses the conversation. variables:
+        further ones that the template knows, such as `enable_thinking`."""
+        from edge.runtime.text.sandbox import Exhausted
 
         self._begin(sum(len(message["content"]) for message in messages), len(messages))
         try:
-            return self._template.render(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._special
-            )
+            given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+            return self._template.render(**{**(variables or {}), **given, **self._special})
         except Exhausted as e:
             raise BundleError(f"The bundle's chat template is no honest one, because {e}; use --raw.") from None
         except Exception as e:  # a template is a program of the model's: it may raise anything

@@ -241,7 +241,7 @@ class StopStrings:
         if found:
             self._held = ""
             return text[: min(found)], True
-        held = max(_overlap(text, stop) for stop in self._stops)
+        held = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
 
@@ -251,7 +251,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of `text` that starts `stop` without completing it."""
     sizes = range(min(len(text), len(stop) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(stop[:size])), 0)

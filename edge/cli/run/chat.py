@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
+from edge.cli.run.sampling import described
 from edge.cli.run.terminal import CtrlC, ask, figures, note, show
 from edge.errors import InputError
 from edge.runtime.chat import Chat
@@ -21,6 +22,8 @@ def chat(model: Model, options: GenerateOptions, system: str | None, interrupted
     session = model.chat(system=system)
     last: Timings | None = None
     note(f"{model.bundle.manifest.name} · {session.capacity:,} tokens of context\n{COMMANDS}")
+    if how := described(model.settled(options)):
+        note(how)
     while (line := ask()) is not None:
         match line.strip():
             case "":
@@ -46,7 +49,7 @@ def _turn(session: Chat, line: str, options: GenerateOptions, interrupted: CtrlC
         note(f"{e} /reset starts over.")
         return None
     if last.finish_reason == "length":
-        note(f"Cut off after {options.max_tokens} tokens; --max-tokens allows more.")
+        note(f"Cut off after {last.timings.generated_tokens} tokens; --max-tokens allows more.")
     elif last.finish_reason == "interrupted":
         note("Stopped.")
     elif last.finish_reason == "context":

@@ -34,10 +34,11 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
         speculate = given.speculate or (AUTO if lines is None else OFF)
         asked = taken(given, LoadOptions) | {"beams": given.batch, "speculate": speculate}
         loading = start(bundle, LoadOptions(**asked))
-        from edge.runtime.decode.answer import GenerateOptions
+        from edge.runtime.decode.answer import GenerateOptions, settled
         from edge.runtime.model import Model
 
         options = GenerateOptions(**taken(given, GenerateOptions), interrupted=interrupted)
+        settled(options, bundle.manifest, raw=bool(given.raw))  # what does not go together, before anything is read
         model = loading.model()
         assert isinstance(model, Model)
         if not given.raw and model.template is None:

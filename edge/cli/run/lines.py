@@ -97,7 +97,7 @@ def run_prompts(model: Model, lines: Sequence[str], options: GenerateOptions, ar
     model.check_width(args.batch)
 
     def length(line: str) -> int:
-        tokens = model.prompt_ids(line, system=args.system, raw=args.raw)
+        tokens = model.prompt_ids(line, system=args.system, raw=args.raw, think=options.think)
         check_prompt(tokens, model.engine, "shorten it")
         return len(tokens)
 

@@ -22,7 +22,7 @@ OF_TEXT = (
     *("source_language", "target_language", "n_best", "length_penalty", "early_stopping", "beam_groups"),
     *("diversity", "no_repeat_ngram", "min_tokens"),
 )
-OF_DECODERS = ("system", "raw", "prefill_chunk", "kv", "batch")
+OF_DECODERS = ("system", "raw", "prefill_chunk", "kv", "batch", "think", "think_tokens")
 NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "context")
 IGNORED = {
     DECODER: (*OF_SPEECH, *OF_TEXT, "beams"),
@@ -83,6 +83,11 @@ def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str,
     return {name: value for name in names if (value := getattr(given, name, None)) is not None}
 
 
+def _seed(text: str) -> int | str:
+    """A whole number, or else what the options take or refuse."""
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
 def add_arguments(parser: Parser) -> None:
     """All arguments of `edge run`. What is not given is None, except where a default stands here."""
     from edge.runtime.skip import OFF, POLICIES
@@ -109,16 +114,20 @@ def add_arguments(parser: Parser) -> None:
     add("--raw", "give the prompt as it is, without the chat template", default=None)
 
     add = parser.options("answer")
-    add("--max-tokens N", "maximum tokens to generate (default: 512, or the bundle's)", int)
+    most = "maximum tokens to generate (default: 512, or the bundle's; and up to 2048 more of thoughts)"
+    add("--max-tokens N", most, int)
+    think = "think before the answer, or do not, where the model can (default: as its chat template has it)"
+    add("--think", think, action=argparse.BooleanOptionalAction, default=None)
+    add("--think-tokens N", "maximum tokens of thoughts, after which the answer follows", int)
     add("--stop TEXT", "end the answer before this text; repeatable", action="append")
-    drawn = "0, the default, takes the most likely token, the same every time; above 0 tokens are drawn"
+    drawn = "0: the most likely token; above 0 tokens are drawn (default: as the model's makers set it for chats, or 0)"
     add("--temperature T", drawn, float)
-    add("--top-k K", "draw from the K most likely tokens; with --temperature", int)
-    add("--top-p P", "draw from the fewest likely tokens whose probabilities sum to P; with --temperature", float)
-    unlikely = "draw no token below P times the probability of the most likely one; with --temperature"
+    add("--top-k K", "draw from the K most likely tokens; where tokens are drawn", int)
+    add("--top-p P", "draw from the fewest likely tokens whose probabilities sum to P", float)
+    unlikely = "draw no token below P times the probability of the most likely one"
     add("--min-p P", unlikely, float)
     add("--repetition-penalty R", "above 1, tokens that occurred before become less likely", float)
-    add("--seed N", "make draws repeatable", int)
+    add("--seed N", "what draws begin with (default: 0); random: other draws every time", _seed)
     add("--json", "print the whole answer and its figures as one JSON object", default=None)
 
     add = parser.options("speech")

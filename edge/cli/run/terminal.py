@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from edge.cli.ending import INTERRUPTED, interrupt
+from edge.cli.run.thoughts import UNANSWERED, Thoughts
 from edge.cli.screen import below, visible
 
 if TYPE_CHECKING:
@@ -66,13 +67,18 @@ def note(text: str) -> None:
 
 def show(pieces: Iterable[Piece]) -> Piece:
     """Write an answer to standard output as it comes, with a line end after it; returns the last piece."""
-    out = sys.stdout
+    out, thoughts = sys.stdout, Thoughts()
     for piece in pieces:
+        if piece.thoughts is not None:
+            thoughts.show(piece.thoughts)
         if piece.text:
+            thoughts.end()
             out.write(piece.text)
             out.flush()
     out.write("\n")
     out.flush()
+    if thoughts.unanswered:
+        note(UNANSWERED)
     return piece
 
 

@@ -1,0 +1,115 @@
+"""An answer's thoughts: told from what it says as its tokens come, and closed after as many as are wanted."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.runtime.decode.sampling import Sampler
+from edge.runtime.text.thinking import Block
+from edge.runtime.text.tokenizer import Text, overlap
+
+THINK_TOKENS = 2048  # of thoughts, where nobody says how many, nor how long an answer may be
+CLOSING = 16  # tokens at most of the closing mark, and of what stands around it
+
+
+class Thoughts:
+    """Tells an answer's thoughts from what it says. They come first, between the model's marks, which are part of
+    neither; whitespace around them is left out. Answers without thoughts keep every character.
+
+    tokens: how many were pushed that belong to the block, marks included.
+    """
+
+    def __init__(self, block: Block, text: Text) -> None:
+        marks = block.marks
+        self._open, self._close = marks.open, marks.close
+        self._marks = {  # that have no text of their own
+            ids[0]: mark
+            for mark in (marks.open, marks.close)
+            if len(ids := text.encode(mark)) == 1 and ids[0] in text.special
+        }
+        self.inside = block.begun
+        self.over = False  # the answer's own words have begun, or can begin
+        self.tokens = 0
+        self._shown = False  # something of the part that comes was given out
+        self._held = ""
+
+    def push(self, token: int | None, text: str) -> tuple[str | None, str]:
+        """A token's text, or text that belongs to none, in two parts: of thoughts, None where the token is not one of
+        theirs, and of the answer."""
+        text = self._marks.get(token, text) if token is not None else text
+        if self.over and self._shown:
+            return None, text
+        self._held += text
+        thought = None
+        if not self.inside and not self.over:
+            begun = self._held.lstrip()
+            if begun.startswith(self._open):
+                self.inside, self._held = True, begun[len(self._open) :]
+            elif self._open.startswith(begun):
+                return None, ""
+            else:
+                self.over = self._shown = True
+                return None, self._taken(len(self._held))
+        if self.inside:
+            self.tokens += 1
+            thought = self._thought()
+        return thought, "" if self.inside else self._said()
+
+    def flush(self) -> tuple[str | None, str]:
+        """What was held back, when nothing follows."""
+        if self.inside:
+            return self._taken(len(self._held.rstrip())) or None, ""
+        return None, "" if self.over else self._taken(len(self._held))
+
+    def _thought(self) -> str:
+        """The thoughts that are certain to be some, up to the closing mark."""
+        if not self._shown:
+            self._held = self._held.lstrip()
+        at = self._held.find(self._close)
+        if at < 0:
+            certain = len(self._held) - overlap(self._held, self._close)
+            thought = self._taken(len(self._held[:certain].rstrip()))
+            self._shown = self._shown or bool(thought)
+            return thought
+        thought = self._taken(at).rstrip()
+        self._held = self._held[len(self._close) :]
+        self.inside, self.over, self._shown = False, True, False
+        return thought
+
+    def _said(self) -> str:
+        """The first words after the thoughts, as soon as there are some."""
+        self._held = self._held.lstrip()
+        self._shown = bool(self._held)
+        return self._taken(len(self._held))
+
+    def _taken(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+
+class Closing:
+    """A sampler of answers whose thoughts have at most `limit` tokens: then it says the closing mark, whatever the
+    model would, and the model answers."""
+
+    def __init__(self, sampler: Sampler, block: Block, text: Text, limit: int) -> None:
+        self._sampler, self._limit, self._text = sampler, limit, text
+        self._thoughts, self._detokenizer = Thoughts(block, text), text.detokenizer()
+        self._before = 0 if block.begun else 1  # tokens of the block that are no thoughts: the mark that opened it
+        self._marks = block.marks
+        self._last = ""
+        self._forced = deque[int]()
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        thoughts = self._thoughts
+        if thoughts.over:
+            return self._forced.popleft() if self._forced else self._sampler(logits)
+        if thoughts.inside and not self._forced and thoughts.tokens - self._before >= self._limit:
+            line = "" if self._last.endswith("\n") else "\n"
+            self._forced.extend(self._text.encode(f"{line}{self._marks.close}{self._marks.after}"))
+        token = self._forced.popleft() if self._forced else self._sampler(logits)
+        self._last = self._detokenizer.push(token)
+        thoughts.push(token, self._last)
+        return token

@@ -1,0 +1,70 @@
+"""Whether a model thinks before it answers: its chat template rendered with its switch, or with one of ours.
+
+Where a template has no switch, an empty block of thoughts behind the prompt leaves nothing to think about: so Qwen3's
+own template does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from edge.errors import InputError
+from edge.manifest import Thinking
+from edge.runtime.text.template import ChatTemplate, Message
+
+
+def render(
+    template: ChatTemplate, marks: Thinking | None, messages: Sequence[Message], think: bool | None = None
+) -> str:
+    """The prompt for the assistant's next turn. think: whether it thinks first; None: as the template has it.
+
+    Raises:
+        InputError: the template refuses the conversation, or the model is to think and has no marks for that.
+    """
+    if marks is None and think:
+        raise InputError(
+            "The model is to think first, and its chat template and vocabulary have no marks for thoughts; leave that "
+            "option out."
+        )
+    if marks is None or think is None:
+        return template.render(messages)
+    if marks.variable is not None:
+        return template.render(messages, {marks.variable: think})
+    if marks.words:
+        return template.render(_with_word(messages, marks.words[0 if think else 1]))
+    prompt = template.render(messages)
+    return _forced(prompt, marks, think) if think or marks.default else prompt
+
+
+def _with_word(messages: Sequence[Message], word: str) -> list[Message]:
+    """The conversation with a word at the end of its system message."""
+    first = messages[0]
+    if first["role"] != "system":
+        return [Message(role="system", content=word), *messages]
+    return [{**first, "content": f"{first['content']} {word}"}, *messages[1:]]
+
+
+def _forced(prompt: str, marks: Thinking, think: bool) -> str:
+    """The prompt with a block of thoughts that is begun, or begun and closed."""
+    block = Block.at_end(prompt, marks)
+    if block.begun:
+        return prompt if think else f"{prompt.rstrip()}\n\n{marks.close}{marks.after}"
+    if think:
+        before = prompt.rpartition(marks.open)[0] if block.closed else prompt
+        return f"{before}{marks.open}\n"
+    return prompt if block.closed else f"{prompt}{marks.open}\n\n{marks.close}{marks.after}"
+
+
+class Block(NamedTuple):
+    """The block of thoughts where an answer begins. begun: the prompt opens it. closed: the prompt closes it, too."""
+
+    marks: Thinking
+    begun: bool
+    closed: bool
+
+    @classmethod
+    def at_end(cls, prompt: str, marks: Thinking) -> Block:
+        """The block at the end of a prompt."""
+        end = prompt.rstrip()
+        return cls(marks, end.endswith(marks.open), end.endswith(marks.close))
