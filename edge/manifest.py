@@ -304,6 +304,7 @@ class Manifest:
     thinking: Thinking | None = None  # of a decoder whose chats may think before they answer
     quality: dict[str, float] = field(default_factory=dict)  # figures of the check against the model in float32
     prefill: PrefillGraph | None = None
+    short_rope: int | None = None  # LongRoPE: texts of so many tokens at most have position context + p in place of p
     segments: list[Segment] = field(default_factory=list)
     routers: str | None = None  # the file with a router's weights for each segment that can be left out
     files: list[File] = field(default_factory=list)

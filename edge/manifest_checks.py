@@ -81,6 +81,8 @@ def _size_faults(manifest: Manifest) -> Iterator[str]:
     for name, value in dataclasses.asdict(manifest.dims).items():
         yield from _outside(f"dims.{name}", value, 1, limits.get(name, MOST_WIDTH))
     yield from _outside("context", manifest.context, 1, MOST_TOKENS)
+    if manifest.short_rope is not None:
+        yield from _outside("short_rope", manifest.short_rope, 1, manifest.context - 1)
     for name in ("producer", "name", "family", "weights"):
         if len(text := getattr(manifest, name)) > LONGEST_TEXT:
             yield f"{name} has {len(text)} letters"

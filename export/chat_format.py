@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.errors import EdgeError, InputError
 from edge.manifest import ChatFormat, ChatSlot, Thinking
-from edge.runtime.text.template import ChatTemplate, Message
+from edge.runtime.text.template import DAYS, ChatTemplate, Message
 from edge.runtime.text.thinking import render as render_thinking
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ SLOTS = {  # by the roles of the message before and of the message itself
     ("assistant", "user"): "user",
 }
 QUESTIONS = [*range(1, 7)] * 30 + [64]  # in the conversations of the proof
-# Texts are found on one day and proved on another, in which every part of a date differs.
-FOUND_ON = datetime(1987, 3, 4, 5, 6, 7)
-PROVED_ON = datetime(2046, 11, 25, 20, 30, 45)
+FOUND_ON, PROVED_ON = DAYS  # texts are found on one day and proved on another
 
 EDGES = [" x ", "\n\n\tx\r\n", "\N{NO-BREAK SPACE}x\N{EM SPACE}", "\x85x\x1c", "\n x"]
 BLANKS = ["", " ", "\n\n", "\t\N{NO-BREAK SPACE} \n"]

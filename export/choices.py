@@ -101,7 +101,8 @@ def _rotary(checkpoint: Checkpoint, context: int) -> int:
     config = checkpoint.config
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     types = 2 if config.get("sliding_window") else 1
-    return int(4 * types * context * head)
+    short = config.get("original_max_position_embeddings") or 0  # of LongRoPE, whose short texts have a table too
+    return int(4 * types * (context + short) * head)
 
 
 def _context(checkpoint: Checkpoint, asked: int | None) -> int:

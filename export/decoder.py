@@ -25,10 +25,14 @@ from edge.export.quantize.prefill import prefill_weights
 from edge.export.survey import Survey
 from edge.export.thinking import described as described_thinking
 from edge.export.thinking import matched_whole, thinking
-from edge.export.tokenizer import compact
+from edge.export.tokenizer import compact, fitted
 from edge.export.written import Watched, manifest_of, say_what_changed
+from edge.manifest import Manifest
 from edge.runtime.check.golden import GoldenInput
 from edge.runtime.memory.process import release_freed
+from edge.runtime.text.template import FIXED_DAY, Message, chat_template, fixed_day, learn_end, written
+from edge.runtime.text.thinking import render
+from edge.runtime.text.tokenizer import Text
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -57,6 +61,7 @@ def stage_decoder(
 ) -> Staged:
     """Write tensors, graphs and tokenizer of `checkpoint`, and record what they are checked against where `compare` is
     true. With little effort that is the reference in numpy, which also measures what else is needed."""
+    tokenizer = fitted(checkpoint, say)
     windows = calibration_windows(checkpoint, options.calibration)
     # Before the weights, so that Torch's model of the check and that of a calibrated method are never there together.
     if survey := _survey(checkpoint, writer, weights, context, options, windows, compare=compare):
@@ -73,7 +78,7 @@ def stage_decoder(
     kv8 = None if survey is None else write_kv8(writer, survey.largest)
     say_what_changed(checkpoint, watched, say)
     del quantized, watched, eights, survey, given
-    writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
+    writer.write_file(TOKENIZER, compact(tokenizer))
     writer.flush()
     release_freed()
     template = checkpoint.tokenizer.chat_template
@@ -87,7 +92,22 @@ def stage_decoder(
     chat = {"chat_template": template, "chat_format": plain, "generation": settings, "thinking": marks}
     manifest = manifest_of(checkpoint, graph, name, "decoder", weights, context, **chat)
     prompts = QUICK_PROMPTS if options.effort == "quick" else GOLDEN_PROMPTS
-    return Staged(manifest, recorded, windows, golden_inputs(Bundle(writer.staging, manifest), prompts, say), kv8)
+    bundle = Bundle(writer.staging, manifest)
+    text = Text(bundle)
+    return Staged(_with_end(manifest, text, say), recorded, windows, golden_inputs(bundle, text, prompts, say), kv8)
+
+
+def _with_end(manifest: Manifest, text: Text, say: Callable[[str], None]) -> Manifest:
+    """The manifest, in which what follows an answer in the chat template is an end."""
+    named = text.eos
+    learn_end(manifest, text, lambda: chat_template(manifest, text, fixed_day(manifest)))
+    if not (new := sorted(text.eos - named)):
+        return manifest
+    say(
+        f"The chat template ends an answer with {text.token(new[0])!r}, which the model's configuration does not name "
+        "as an end; the bundle does."
+    )
+    return dataclasses.replace(manifest, tokens=dataclasses.replace(manifest.tokens, eos=[*manifest.tokens.eos, *new]))
 
 
 def _survey(
@@ -108,18 +128,18 @@ def _survey(
     return Survey(checkpoint, context, method, text if compare else None, writer.staging / RECORDED, options.progress)
 
 
-def golden_inputs(bundle: Bundle, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:
-    """The prompts `texts`, in the model's chat format where it has one that can be rendered."""
-    from edge.runtime.text.template import chat_template
-    from edge.runtime.text.thinking import render
-    from edge.runtime.text.tokenizer import Text
-
-    text = Text(bundle)
-    prompts = list(texts)
+def golden_inputs(bundle: Bundle, text: Text, texts: Sequence[str], tell: Callable[[str], None]) -> list[GoldenInput]:
+    """The prompts `texts`, in the model's chat format where it has one that can be rendered, on a fixed day."""
+    prompts, dates = list(texts), list[str | None]([None] * len(texts))
     try:
-        if (template := chat_template(bundle.manifest, text)) is not None:
-            marks = bundle.manifest.thinking
-            prompts = [render(template, marks, [{"role": "user", "content": each}], think=False) for each in texts]
+        if (template := chat_template(bundle.manifest, text, fixed_day(bundle.manifest))) is not None:
+
+            def unthinking(talk: Sequence[Message]) -> str:
+                return render(template, bundle.manifest.thinking, talk, think=False)
+
+            talks = [[Message(role="user", content=each)] for each in texts]
+            prompts = [written(template, talk, text, unthinking) for talk in talks]
+            dates = [FIXED_DAY if template.tells_date(talk) else None for talk in talks]
     except EdgeError as e:
         tell(f"{e} The golden answers are recorded without it.")
-    return [GoldenInput(text.encode_prompt(prompt)) for prompt in prompts]
+    return [GoldenInput(text.encode_prompt(p), date=date) for p, date in zip(prompts, dates, strict=True)]

@@ -21,7 +21,7 @@ from edge.export.quantize.base import Options, Progress
 from edge.export.quantize.encoder_decoder import check_weights, quantize_encoder_decoder
 from edge.export.speech_format import check_window, speech
 from edge.export.text_format import generation, left_out, text_format
-from edge.export.tokenizer import compact
+from edge.export.tokenizer import compact, fitted
 from edge.export.written import GOLDEN_TOKENS, Watched, manifest_of, record, say_what_changed
 from edge.extras import needing
 from edge.manifest import Manifest, Speech, TextFormat
@@ -90,6 +90,7 @@ def write_encoder_decoder(
         ExportError: weights that a half cannot have, or a calibration that cannot be used.
     """
     check_weights(*weights, block_size)
+    tokenizer = fitted(checkpoint, say)
     if calibration is not None and weights[1] != "int4":
         raise ExportError(
             f"{name}'s decoder in {weights[1]} is not calibrated; leave out --calibration, or choose --decoder-weights "
@@ -117,7 +118,7 @@ def write_encoder_decoder(
         from edge.export.graph.frontend import build_frontend
 
         built.graphs.append(build_frontend(checkpoint.config, writer))
-    writer.write_file(TOKENIZER, compact(checkpoint.tokenizer.json))
+    writer.write_file(TOKENIZER, compact(tokenizer))
     kinds = weights[0] if len(set(weights)) == 1 else "+".join(weights)
     read = {"text": inputs.text, "speech": inputs.speech, "generation": generation(checkpoint), "chat_template": None}
     manifest = manifest_of(checkpoint, built, name, "encoder-decoder", kinds, context, **read)

@@ -19,7 +19,7 @@ from edge.errors import ExportError
 from edge.export.checkpoint.base import Checkpoint
 from edge.export.graph.families import find_family
 from edge.export.graph.families.base import heads_of, window_of
-from edge.export.graph.rope import cos_sin
+from edge.export.graph.rope import cos_sin, short_rope
 from edge.export.quantize.base import EMBEDDING, HEAD, Progress
 from edge.runtime.check.perplexity import pieces
 
@@ -107,6 +107,11 @@ class Reference:
         stated = config.rope_parameters
         tables = {"rope": stated} if "rope_type" in stated else stated
         self._rope = {name: cos_sin(config, parameters, max_context) for name, parameters in tables.items()}
+        self._short = short_rope(config, max_context)
+        if self._short is not None:  # another table for short texts, after the one for long ones
+            more, (cos, sin) = cos_sin(config, stated, self._short), self._rope["rope"]
+            self._rope["rope"] = np.concatenate([cos, more[0]]), np.concatenate([sin, more[1]])
+        self._max_context = max_context
         self.vocab_size = int(config.vocab_size)
 
     def logits(self, tokens: Tokens) -> Iterator[Floats]:
@@ -162,7 +167,7 @@ class Reference:
             part.reshape(len(x), n, heads.dim).swapaxes(0, 1) for part, n in zip(parts, rows, strict=True)
         )  # [heads, T, D]
         if (table := self._like.rope(layer)) is not None:
-            at = np.concatenate([np.arange(text.stop - text.start) for text in texts])
+            at = np.concatenate([self._positions(text.stop - text.start) for text in texts])
             cos, sin = (each[at] for each in self._rope[table])
             query, key = (_turned(part, cos, sin) for part in (query, key))
         if watch is not None:
@@ -171,6 +176,11 @@ class Reference:
         query = query * np.float32(heads.dim**-0.5 if self._like.scale is None else self._like.scale)
         y = [_attended(query, key, value, text, window, watch) for text in texts]
         return self._product(f"{name}.{output}", np.concatenate(y, 1).swapaxes(0, 1).reshape(len(x), -1), texts, watch)
+
+    def _positions(self, size: int) -> NDArray[np.int64]:
+        """The rows of a rotary table for a text of this many tokens."""
+        rows = np.arange(size)
+        return rows + self._max_context if self._short is not None and size <= self._short else rows
 
     def _feed_forward(self, layer: int, x: Floats, texts: Sequence[slice], watch: Watch | None) -> Floats:
         name = f"model.layers.{layer}.mlp"

@@ -28,6 +28,7 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.model import Model
 from edge.runtime.speculate.base import OFF
 from edge.runtime.speculate.successors import FILE, Context, level_of, write_table
+from edge.runtime.text.template import fixed_day
 from edge.runtime.text.tokenizer import Text
 
 # By default as many tokens as take about a minute on two cores: WORK multiplications by weights, at most MAXIMUM
@@ -67,7 +68,8 @@ def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, token
     engine.prefill = None  # which form is faster on this device must not decide what a bundle holds
     answers, done = list[list[int]](), 0
     report(0, tokens, "writing text to draft from")  # the first answers come after a quarter of a minute
-    for answer in own_answers(Model(bundle, engine, Text(bundle), speculate=OFF)):
+    model = Model(bundle, engine, Text(bundle), speculate=OFF, day=fixed_day(bundle.manifest))
+    for answer in own_answers(model):
         answers.append(answer)
         done += len(answer) - BEFORE
         report(min(done, tokens), tokens, "writing text to draft from")

@@ -192,7 +192,7 @@ class Chat:
         self._cached = tokens[: self._cache.length]
         if thoughts:
             return  # the text is encoded anew: the template leaves thoughts out of what the model reads again
-        self._said_text = turn.text + said
+        self._said_text = turn.text + self._model.text.controls.hide(said, answer=True)
         # After a stop string the tokens say more than the text that was shown: the text is encoded anew.
         if finish != "stop":
             self._said = tokens

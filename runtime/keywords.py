@@ -47,6 +47,7 @@ class Text2TextKeywords(_Sampling, total=False):
     no_repeat_ngram: int | None
     source_language: str | None
     target_language: str | None
+    whole: bool
 
 
 class TranscribeKeywords(TypedDict, total=False):

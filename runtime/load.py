@@ -63,8 +63,8 @@ class Loading:
             return Text2Text(self.bundle, self.engine, text, speculate=speculate)
         from edge.runtime.model import Model
 
-        chunk = self.options.prefill_chunk
-        return Model(self.bundle, self.engine, text, prefill_chunk=chunk, speculate=speculate)
+        chunk, day = self.options.prefill_chunk, self.options.date
+        return Model(self.bundle, self.engine, text, prefill_chunk=chunk, speculate=speculate, day=day)
 
 
 @overload

@@ -29,7 +29,7 @@ from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.loaded import Loaded
 from edge.runtime.options import flag, integer, shown, text, unless_none
 from edge.runtime.speculate.base import AUTO, OFF
-from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages
+from edge.runtime.text.template import ChatTemplate, Message, chat_template, check_messages, learn_end, written
 from edge.runtime.text.thinking import Block, render
 from edge.runtime.text.tokenizer import Text
 
@@ -49,6 +49,7 @@ class Model(Loaded):
         prefill_chunk: most prompt tokens to run in one step; default: the engine's.
         speculate: what drafts tokens that are verified several in a step: ``auto``, ``off`` or a name of
             `edge.runtime.speculate.base.DRAFTERS`.
+        day: the date, YYYY-MM-DD, of a chat template that tells the model one; default: today.
 
     Raises:
         InputError: `prefill_chunk` below 1, or no such drafter.
@@ -62,12 +63,14 @@ class Model(Loaded):
         *,
         prefill_chunk: int | None = None,
         speculate: str = AUTO,
+        day: str | None = None,
     ) -> None:
         if prefill_chunk is not None and prefill_chunk < 1:
             raise InputError(f"The prefill chunk must be 1 token or more, not {prefill_chunk}.")
         super().__init__(bundle, engine, speculate)
         self.text = text
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk, self._day = prefill_chunk, day
+        self._knows_end = False
 
     @property
     def prefill_chunk(self) -> int:
@@ -80,7 +83,13 @@ class Model(Loaded):
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The bundle's chat template; None where it has none."""
-        return chat_template(self.bundle.manifest, self.text)
+        return chat_template(self.bundle.manifest, self.text, self._day)
+
+    def _learn_end(self) -> None:
+        """Know what ends answers, those to raw prompts too: bundles made earlier name what the configuration names."""
+        if not self._knows_end:
+            learn_end(self.bundle.manifest, self.text, lambda: self.template)
+            self._knows_end = True
 
     def prompt_ids(
         self, prompt: Prompt, *, system: str | None = None, raw: bool = False, think: bool | None = None
@@ -101,14 +110,17 @@ class Model(Loaded):
         return self.text.encode_prompt(text), None if raw else self.block(text)
 
     def render(self, messages: Sequence[Message], think: bool | None = None) -> str:
-        """The prompt for the assistant's next turn of a conversation; think: as in `GenerateOptions`.
+        """The prompt for the assistant's next turn of a conversation, with typed control tokens hidden; think: as in
+        `GenerateOptions`.
 
         Raises:
             InputError: the template refuses the conversation, or the model cannot think.
         """
-        if self.template is None:
+        if (template := self.template) is None:
             return "".join(m["content"] + "\n" for m in messages)
-        return render(self.template, self.bundle.manifest.thinking, messages, think)
+        self._learn_end()
+        marks = self.bundle.manifest.thinking
+        return written(template, messages, self.text, lambda said: render(template, marks, said, think))
 
     def block(self, prompt: str) -> Block | None:
         """The block of thoughts that the answer to a rendered prompt may begin with; None where the model has none."""
@@ -120,6 +132,7 @@ class Model(Loaded):
             raise InputError(f"A prompt is a text, or a list of messages, and not {shown(prompt)}.")
         messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         check_messages(messages)
+        self._learn_end()
         if isinstance(prompt, str) and (raw or self.template is None):
             if system is not None:
                 why = "the bundle has no chat template" if self.template is None else "a raw prompt takes none"

@@ -9,10 +9,13 @@ Numbers may be of any type that is one: numpy's, a Fraction, a Decimal. True and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import math
 import numbers
 import operator
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -110,6 +113,15 @@ def text(name: str) -> Check:
         raise refused(name, "a text", value)
 
     return check
+
+
+def day(value: Any) -> str:
+    """A day, ``YYYY-MM-DD`` or a date of Python's."""
+    found = str(value)
+    if isinstance(value, str | datetime.date) and re.fullmatch(r"\d{4}-\d\d-\d\d", found, re.ASCII):
+        with contextlib.suppress(ValueError):  # no such day
+            return datetime.date.fromisoformat(found).isoformat()
+    raise refused("date", "a day such as 2025-01-31", value)
 
 
 def texts(name: str) -> Check:

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -17,10 +17,11 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import Ends, FinishReason, GenerateOptions, Piece, Result, Timings, never
-from edge.runtime.decode.beam import BeamOptions, EarlyStopping, Hypothesis
+from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings, never
+from edge.runtime.decode.beam import BeamOptions, Candidate, EarlyStopping, Hypothesis
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
+from edge.runtime.decode.passages import stream as passages_stream
 from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
 from edge.runtime.decode.stream import Stream
 from edge.runtime.engine.cache import KVCache
@@ -28,9 +29,10 @@ from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import integer, option, shown, text, texts, unless_none
+from edge.runtime.options import flag, integer, option, shown, text, texts, unless_none
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
+from edge.runtime.text.passages import Passages
 from edge.runtime.text.tokenizer import Text
 
 DEFAULT_TOKENS = 512  # most tokens of an answer where neither the caller nor the bundle sets a limit
@@ -48,6 +50,8 @@ class Text2TextOptions(SamplingOptions):
         groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
         no_repeat_ngram: no run of N tokens occurs twice; 0: no such rule.
         source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
+        whole: give the model a text as a whole where it would get sentence by sentence or line by line; see
+            `edge.runtime.text.passages`. So it does with `min_tokens`, and for `candidates`.
         interrupted: asked before every step; the output ends once it says True.
 
     Raises:
@@ -66,6 +70,7 @@ class Text2TextOptions(SamplingOptions):
     no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
     source_language: str | None = option(None, unless_none(text("source language")))
     target_language: str | None = option(None, unless_none(text("target language")))
+    whole: bool = option(False, flag("option whole"))
     interrupted: Callable[[], bool] = option(never, answer.INTERRUPTED)
 
     def __post_init__(self) -> None:
@@ -116,20 +121,6 @@ UNSET = Text2TextOptions()
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One of the n best outputs.
-
-    score ranks them: the log probability over the length to the power of the length penalty.
-    """
-
-    text: str
-    score: float
-    log_probability: float
-    token_ids: list[int] = field(repr=False)
-    finish_reason: FinishReason
-
-
-@dataclass(frozen=True)
 class _Task:
     """Everything that options and bundle decide about an output, whatever the input."""
 
@@ -164,7 +155,7 @@ class Text2Text(Loaded):
         self._defaults = bundle.manifest.generation or Generation()
         if self._speculate != OFF:
             self._defaults = dataclasses.replace(self._defaults, num_beams=1)
-        self._framing = Framing(bundle.manifest.text, text, self._defaults.forced_bos)
+        self._framing = Framing(bundle.manifest, text, self._defaults.forced_bos)
         self._spare: list[KVCache] = []  # of inputs that are done
         self._last: _Task | None = None
 
@@ -180,15 +171,19 @@ class Text2Text(Loaded):
         self._framing.check(options.source_language, options.target_language)
 
     def prompt_ids(self, text: str, options: Text2TextOptions | GenerateOptions | None = None) -> list[int]:
-        """The token ids that the encoder would get for this text, as soon as the engine has loaded.
+        """The token ids that the encoder would get for this text, or its passages, as soon as the engine has loaded.
 
         Raises:
             InputError: the text is empty, or longer than the encoder takes in the memory that it may take, or a
                 language that the model does not have.
         """
-        source, _ = self._source(text, _own(options))
-        self._check_length(source, self.engine)
-        return source
+        own, found = _own(options), list[int]()
+        passages = self._passages(text, own)
+        for passage in [text] if passages is None else passages.texts:
+            source, _ = self._source(passage, own)
+            self._check_length(source, self.engine)
+            found += source
+        return found
 
     def stream(
         self,
@@ -201,8 +196,19 @@ class Text2Text(Loaded):
         Raises:
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
-        tokens, timings, ends, started = self._begin(text, with_keywords(_own(options), keywords), [])
-        return Stream(answer.pieces(tokens, self.text, timings, ends, started_ns=started))
+        own = with_keywords(_own(options), keywords)
+        if (passages := self._passages(text, own)) is None:
+            return Stream(self._pieces(text, own))
+        self.prompt_ids(text, own)  # refuses one that is too long before the first is begun
+        return Stream(passages_stream(passages, own, self._pieces, self.text.eos))
+
+    def _pieces(self, text: str, options: Text2TextOptions) -> Generator[Piece, None, None]:
+        tokens, timings, ends, started = self._begin(text, options, [])
+        return answer.pieces(tokens, self.text, timings, ends, started_ns=started)
+
+    def _passages(self, text: str, options: Text2TextOptions) -> Passages | None:
+        """The passages that outputs are made of one after the other; None where the text is taken as a whole."""
+        return None if options.whole or options.min_tokens else self._framing.passages(text)
 
     def generate(
         self,
@@ -211,7 +217,10 @@ class Text2Text(Loaded):
         **keywords: Unpack[Text2TextKeywords],
     ) -> Result:
         """Turn a text into another; see `stream`."""
-        return self._whole(text, with_keywords(_own(options), keywords), [])
+        own = with_keywords(_own(options), keywords)
+        if self._passages(text, own) is not None:
+            return answer.collect(self.stream(text, own))
+        return self._whole(text, own, [])
 
     def candidates(
         self,
@@ -219,7 +228,7 @@ class Text2Text(Loaded):
         options: Text2TextOptions | GenerateOptions | None = None,
         **keywords: Unpack[Text2TextKeywords],
     ) -> list[Candidate]:
-        """The `options.n_best` best outputs, the best first. Where there is one beam, one text and no score.
+        """The `options.n_best` best outputs for all of the text, the best first. One beam has one text and no score.
 
         Raises:
             InputError: see `stream`.

@@ -10,6 +10,7 @@ from edge.export.graph.blocks import Attention
 from edge.export.graph.families import find_family
 from edge.export.graph.families.base import heads_of
 from edge.export.graph.prefill import build_prefill
+from edge.export.graph.rope import short_rope
 from edge.export.graph.stacks import Decoder
 from edge.export.graph.step import DECODER, Built, configuration, step_graph, write_graph
 from edge.export.graph.weights import Weights
@@ -53,7 +54,7 @@ def build_decoder(
     if prefill is not None:
         graph, form = build_prefill(checkpoint, family, config, prefill, store, writer, kv, max_context)
         graphs.append(graph)
-    return Built(name, dims, kv, store.groups(), graphs, form)
+    return Built(name, dims, kv, store.groups(), graphs, form, short_rope(config, max_context))
 
 
 def decoder_kv(decoder: Decoder) -> KVLayout:

@@ -16,7 +16,8 @@ from edge.export.lower.base import Lowering, Value
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of all positions: two tables [max_context, rotated dimensions / 2]."""
+    """Cosines and sines of all positions: two tables [max_context, rotated dimensions / 2]; after them, of LongRoPE,
+    those of the positions of short texts (`short_rope`)."""
 
     def __init__(self, weights: Weights, name: str, cos: NDArray[np.float32], sin: NDArray[np.float32]):
         super().__init__()
@@ -32,11 +33,24 @@ def rotary_tables(weights: Weights, config: Any, max_context: int) -> dict[str, 
     by its name, where `rope_parameters` has some for each."""
     stated = config.rope_parameters
     if "rope_type" in stated:
-        return {"rope": RotaryTable(weights, "rope", *cos_sin(config, stated, max_context))}
+        tables = cos_sin(config, stated, max_context)
+        if (short := short_rope(config, max_context)) is not None:
+            more = cos_sin(config, stated, short)
+            tables = np.concatenate([tables[0], more[0]]), np.concatenate([tables[1], more[1]])
+        return {"rope": RotaryTable(weights, "rope", *tables)}
     return {
         kind: RotaryTable(weights, f"{kind}.rope", *cos_sin(config, stated[kind], max_context))
         for kind in dict.fromkeys(config.layer_types)
     }
+
+
+def short_rope(config: Any, max_context: int) -> int | None:
+    """Tokens of the longest text that LongRoPE rotates by its short factors, where there is room for longer ones; None
+    where all texts are rotated alike."""
+    stated = config.rope_parameters
+    if stated.get("rope_type") != "longrope" or max_context <= stated["original_max_position_embeddings"]:
+        return None
+    return int(stated["original_max_position_embeddings"])
 
 
 def cos_sin(
@@ -60,8 +74,8 @@ def _frequencies(
 ) -> tuple[NDArray[np.float32], float]:
     """Angles per position [rotated dimensions / 2], and what cosines and sines are multiplied by.
 
-    Those that depend on the sequence's length are taken at `max_context`: one table serves all steps, so that cached
-    keys stay valid.
+    Those that depend on the sequence's length are taken at `max_context`: one table serves all steps on a text, so that
+    cached keys stay valid.
     """
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = int(width * parameters.get("partial_rotary_factor", 1.0))

@@ -33,8 +33,8 @@ Shape = list[int | str | None]
 
 @dataclass(frozen=True)
 class Built:
-    """What was built: fields of the manifest. prefill: of a decoder with an int8 prefill graph; encoder, cross: of an
-    encoder-decoder."""
+    """What was built: fields of the manifest. prefill: of a decoder with an int8 prefill graph; short_rope: of one with
+    other rotary tables for short texts; encoder, cross: of an encoder-decoder."""
 
     family: str
     dims: Dims
@@ -42,6 +42,7 @@ class Built:
     groups: list[TensorGroup]
     graphs: list[Graph]
     prefill: PrefillGraph | None = None
+    short_rope: int | None = None
     encoder: EncoderDims | None = None
     cross: KVLayout | None = None
 

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,11 +199,13 @@ def _examples(checkpoint: Checkpoint, data: Path, settings: Settings) -> list[Ex
 
     from edge.export.chat_format import special_tokens
     from edge.export.tune.data import read_examples
-    from edge.runtime.text.template import ChatTemplate
+    from edge.runtime.text.template import FIXED_DAY, ChatTemplate
 
     own = checkpoint.tokenizer
     tokenizer, tokens = Tokenizer.from_str(own.json), own.tokens
-    template = None if own.chat_template is None else ChatTemplate(own.chat_template, special_tokens(own))
+    template = None
+    if own.chat_template is not None:
+        template = ChatTemplate(own.chat_template, special_tokens(own), lambda: datetime.fromisoformat(FIXED_DAY))
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

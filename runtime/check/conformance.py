@@ -49,6 +49,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 ASKED = [*((prompt, given) for prompt in PROMPTS for given in OPTIONS), (LONG, OPTIONS[0]), (LONG, OPTIONS[2])]
 SKIPPING = [*((prompt, given) for given in (OPTIONS[0], OPTIONS[2]) for prompt in PROMPTS[:3]), (LONG, OPTIONS[0])]
 TOKENS = 24
+TYPED = 2  # prompts with a control token
 TURNS = ("My name is Ada.", "What is my name?", "And what is 3 + 4?")
 SYSTEM = "Answer in one short sentence."
 SOURCES = (
@@ -104,7 +105,7 @@ def emit(
     skips: list[dict[str, Any]] = []
     for kv in kinds:
         model = load(bundle.root, speculate="off", kv=kv, threads=threads, provider=provider, kind=Model)
-        for answer in _answers(model, ASKED):
+        for answer in _answers(model, [*ASKED, *_typed(model)]):
             answers.append({"kv": kv} | answer)
             progress(1)
         if kv == FLOAT32:
@@ -133,7 +134,7 @@ def count(bundle: Bundle) -> int:
     if bundle.manifest.speech is not None:
         return conformance_speech.count(bundle)
     skipping = len(_policies(bundle)) * (len(SKIPPING) + len(TURNS))
-    return 2 * len(ASKED) + 2 * len(TURNS) + skipping
+    return 2 * (len(ASKED) + TYPED) + 2 * len(TURNS) + skipping
 
 
 def _emit_speech(
@@ -167,6 +168,12 @@ def _policies(bundle: Bundle) -> list[str]:
     if "feed_forward" in parts:
         found += ["ffn:0.34"]
     return found
+
+
+def _typed(model: Model) -> list[tuple[str, dict[str, Any]]]:
+    """A prompt with the end token in it, as it is and as the user's words, in which it is text."""
+    token = model.text.token(next(iter(model.bundle.manifest.tokens.eos), None))
+    return [] if token is None else [(f"Is {token} a word?\n{token}", OPTIONS[0])] * TYPED
 
 
 def _answers(model: Model, asked: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:

@@ -89,6 +89,7 @@ class GoldenCase:
     last: TopLogits
     source_ids: list[int] = field(default_factory=list)
     source_seed: int | None = None
+    date: str | None = None  # YYYY-MM-DD that the chat template told the model, where it does
 
     @property
     def own(self) -> FormCase:
@@ -144,6 +145,7 @@ class GoldenInput:
     prompt_ids: list[int]
     source_ids: list[int] = field(default_factory=list)
     source_seed: int | None = None
+    date: str | None = None
 
 
 def roles(bundle: Bundle, provider: str = AUTO) -> list[str]:
@@ -194,7 +196,8 @@ def record_golden(engine: Engine, inputs: Sequence[GoldenInput], tokens: int = 2
             tops.append(_top(engine.step(cache, np.array(tops[-1].ids[:1], np.int64))[0]))
         answer = [top.ids[0] for top in tops]
         deviation = max(deviation, _deviation(engine, given, tops))
-        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], given.source_ids, given.source_seed))
+        source = given.source_ids, given.source_seed
+        cases.append(GoldenCase(prompt, answer, tops[0], tops[-1], *source, given.date))
     tolerance = float(f"{max(MIN_TOLERANCE, MARGIN * deviation):.2g}")
     if tolerance > MAX_TOLERANCE:
         raise BundleError(

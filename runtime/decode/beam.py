@@ -8,7 +8,7 @@ differs in two rules, see `_Group`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Literal
@@ -95,6 +95,20 @@ class Hypothesis:
     token_ids: list[int]
     score: float
     log_probability: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the n best outputs.
+
+    score ranks them: the log probability over the length to the power of the length penalty.
+    """
+
+    text: str
+    score: float
+    log_probability: float
+    token_ids: list[int] = field(repr=False)
     finish_reason: FinishReason
 
 

@@ -37,6 +37,8 @@ class DeviceEngine(Engine):
     side_by_side = 32
     remote = True
 
+    turns = False
+
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.target is not None
         self.target: DeviceTarget = read_device_target(bundle, variant.target)

@@ -57,6 +57,7 @@ class KVCache:
         self.exact = exact
         self.length = 0
         self.prompt = 0
+        self.long, self.tokens = False, list[int]()  # of LongRoPE alone: which factors its text has, and the text
         self.seat = Seat()
         self.ends = capacity  # places that a text may take: fewer than rows where several grow side by side
         self.contiguous = True  # whether row i has position i, for all i

@@ -22,7 +22,9 @@ from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.encoder import Cross, Encoder
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
+from edge.runtime.engine.long_rope import long_rope
 from edge.runtime.engine.measured import costs
+from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
@@ -77,6 +79,7 @@ class Engine:
     chunk = PREFILL_CHUNK  # prompt tokens of one step, where nobody says how many
     # Prompts that are answered at a time: 16 were as fast in 8 bits and 10% faster in 4, with twice the memory.
     side_by_side = 8
+    turns = True  # whether steps of one graph may turn positions by other factors: `edge.runtime.engine.long_rope`
     remote = False  # whether logits are in another memory than the host's, from which few are read sooner: `candidates`
 
     def __init__(self, bundle: Bundle, variant: Variant = PLAIN, provider: Provider | None = None) -> None:
@@ -89,11 +92,13 @@ class Engine:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.provider = provider or open_provider(AUTO, manifest=bundle.manifest)
         self.threads = self.provider.threads
+        self.long_rope = long_rope(bundle.manifest) if self.turns else None
         source = None if variant.plan is None else variant.plan.demand.source
         encoded = bundle.manifest.encoder is not None
         self.encoder = self._open_encoder(source) if encoded else None
         self.session = self._open()
-        self.prefill = PrefillEngine(bundle, self.provider) if variant.prefill else None  # reads long prompts
+        # Reads long prompts.
+        self.prefill = PrefillEngine(bundle, self.provider, self.long_rope, self._again) if variant.prefill else None
         self._look_at(self.session)
         self._check_fits()
         self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Wanted], StepBuffers]] = WeakKeyDictionary()
@@ -118,7 +123,7 @@ class Engine:
         """See what its graph can do."""
         self.chooses = "tokens" in session.outputs
         self.ranks = LIKELIEST_TOKENS in session.outputs
-        self.takes_trees = any(name.startswith("attention_bias") for name in session.inputs)
+        self.takes_trees = self.long_rope is None and any(n.startswith("attention_bias") for n in session.inputs)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.
@@ -165,11 +170,14 @@ class Engine:
         """How many tokens from the next one on one step may run, each of which comes out as in a step of its own, as
         far as steps of any size do."""
         last = self.bundle.manifest.context - 1  # where there is no row to run beside the token's: see `pad_to_even`
-        return max(1, min(cache.room, last - cache.length)) if cache.exact else cache.room
+        room = cache.room if self.long_rope is None else min(cache.room, self.long_rope.room(cache))
+        return max(1, min(room, last - cache.length)) if cache.exact else room
 
     @property
     def supports_batching(self) -> bool:
         """Whether a step can take a token of each of several sequences: `edge.runtime.batch`."""
+        if self.long_rope is not None:  # each may have other factors
+            return False
         kv8 = self.variant.role == KV8 and self.session.supports_batching
         return kv8 or self.bundle.manifest.graph(self.variant.role).batch
 
@@ -197,6 +205,8 @@ class Engine:
         """As `step`, with the `count` likeliest tokens of each row [R] instead of its logits. Engines whose graph
         cannot say them have none (`ranks`)."""
         cache.check_room(tokens.shape[0])
+        if self.long_rope is not None:
+            self.long_rope.place(cache, tokens, self._again)
         made = self._ran(cache, tokens, LAST_ROW if rows is None else rows, tree, count).outputs
         return Likeliest(made[LIKELIEST_LOGARITHMS].array, made[LIKELIEST_TOKENS].array)
 
@@ -241,8 +251,25 @@ class Engine:
         tree: Tree | None,
         asked: Wanted,
     ) -> NDArray[Any]:
-        size, wanted = tokens.shape[0], LAST_ROW if rows is None else rows
-        cache.check_room(size)
+        cache.check_room(tokens.shape[0])
+        if self.long_rope is not None:
+            self.long_rope.place(cache, tokens, self._again)
+        return self._placed(cache, tokens, LAST_ROW if rows is None else rows, tree, asked)
+
+    def _again(self, cache: KVCache, tokens: NDArray[np.int64]) -> NDArray[Any]:
+        """Run tokens whose text has its factors."""
+        return self._placed(cache, tokens, LAST_ROW, None, LOGITS)
+
+    def _placed(
+        self,
+        cache: KVCache,
+        tokens: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        tree: Tree | None,
+        asked: Wanted,
+    ) -> NDArray[Any]:
+        """A step of a text that has its factors (`long_rope`)."""
+        size = tokens.shape[0]
         if not cache.exact:
             return self._run(cache, tokens, wanted, tree, asked)
         assert tree is None, "steps over trees are not exact"
@@ -316,6 +343,8 @@ class Engine:
     def _compute(self, cache: KVCache, step: StepBuffers, tree: Tree | None) -> None:
         """Run a step that was filled, and take its tokens into the cache."""
         assert isinstance(step, Step)
+        if self.long_rope is not None:
+            self.long_rope.turn(cache, step.positions)
         step.run(cache, tree)
 
     def _outputs_for(self, cache: KVCache, rows: int, asked: Wanted) -> dict[str, Buffer]:
@@ -354,44 +383,3 @@ def _check_tokens(tokens: NDArray[np.int64], logits: NDArray[np.float32] | None,
             logits is not None and not math.isfinite(logits[row].max() if whole else logits.item(row, token))
         ):
             tokens[row] = -1
-
-
-class PrefillEngine:
-    """The int8 prefill graph of a bundle next to an engine over its decode graph: steps over the same caches."""
-
-    def __init__(self, bundle: Bundle, provider: Provider) -> None:
-        self._bundle, self._provider = bundle, provider
-
-    @cached_property
-    def session(self) -> Session:
-        """The session over the graph, opened by the first prompt that is long enough (`edge.runtime.decode.loop`)."""
-        session = self._provider.open(self._bundle, "prefill")
-        check_fits(self._bundle, session, "prefill")
-        return session
-
-    @property
-    def opened(self) -> dict[str, Session]:
-        """The session by its role, once it is open."""
-        return {"prefill": self.session} if "session" in self.__dict__ else {}
-
-    def step(
-        self, cache: KVCache, tokens: NDArray[np.int64], rows: NDArray[np.int64] | None = None
-    ) -> NDArray[np.float32]:
-        """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
-        a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
-        bundle's context ends; see `pad_to_even`."""
-        rows = LAST_ROW if rows is None else rows
-        size, wanted, vocab = tokens.shape[0], rows.shape[0], self._bundle.manifest.dims.vocab_size
-        cache.check_room(size)
-        tokens, rows = pad_to_even(tokens, rows, self._bundle.manifest.context - cache.length)
-        ran = tokens.shape[0]
-        try:
-            made = self._provider.allocate((1, rows.shape[0], vocab), np.float32)
-            step = Step(WholeBinding(self.session, cache, ran), cache, ran, rows.shape[0], {"logits": made})
-            step.fill(tokens, cache.length, rows, None)
-            step.run(cache, None)
-        except FAILURES as e:
-            raise failed(self._bundle, e) from e
-        cache.length -= ran - size
-        found: NDArray[np.float32] = step.made[0, :wanted]
-        return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.options import LARGEST, Options, flag, integer, number, option, refused, text, unless_none
+from edge.runtime.options import LARGEST, Options, day, flag, integer, number, option, refused, text, unless_none
 from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class LoadOptions(Options):
             elsewhere float32, or int8 where `memory` has room for no other; see docs/guide/kv-cache.md.
         provider: the execution provider that runs the graphs, by its name or as an object; ``auto``: the fastest of
             those that were measured here with this bundle, else ``cpu``; see docs/guide/providers.md.
+        date: the day, ``YYYY-MM-DD``, that a chat template which tells the model the date tells it;
+            default: today, which is said once.
         strict: whether a graph is refused of which a provider that is named cannot run every node, instead of running
             these on the CPU. Default: yes on an NPU.
     """
@@ -84,6 +86,7 @@ class LoadOptions(Options):
     kv: str = option(AUTO, text("option kv"))
     provider: str | Provider = option(AUTO, named_or_made)
     strict: bool | None = option(None, unless_none(flag("option strict")))
+    date: str | None = option(None, unless_none(day))
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -100,6 +103,7 @@ class LoadKeywords(TypedDict, total=False):
     kv: str
     provider: str | Provider
     strict: bool | None
+    date: str | None
 
 
 @dataclass(frozen=True)

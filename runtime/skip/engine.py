@@ -106,6 +106,8 @@ class SegmentedEngine(Engine):
         route = cache.forced or policy.route(cache, size)
         alike = free and (policy.uniform or cache.length < cache.prompt)
         cache.append(step.positions, route, alike=alike)
+        if self.long_rope is not None:
+            self.long_rope.turn(cache, step.positions)
         if not observing:
             step.run(cache, route, tree)
             return

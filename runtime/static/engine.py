@@ -45,6 +45,8 @@ class StaticEngine(Engine):
         BundleError: the target cannot be read, or a graph not be loaded.
     """
 
+    turns = False
+
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider) -> None:
         assert variant.target is not None
         self.target: Target = read_target(bundle, variant.target)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from edge.errors import InputError
-from edge.manifest import TextFormat
+from edge.manifest import Manifest
 from edge.runtime.text.languages import find_language
+from edge.runtime.text.passages import Passages, Split, splitter
 from edge.runtime.text.tokenizer import Text
 
 
 class Framing:
     """A model's format at work. forced: the token that every output begins with, where there is one."""
 
-    def __init__(self, format: TextFormat, text: Text, forced: int | None) -> None:
-        self._format, self._text, self._forced = format, text, forced
+    def __init__(self, manifest: Manifest, text: Text, forced: int | None) -> None:
+        assert manifest.text is not None
+        self._manifest, self._format, self._text, self._forced = manifest, manifest.text, text, forced
+
+    @cached_property
+    def _split(self) -> Split | None:
+        return splitter(self._manifest, self._text)
+
+    def passages(self, text: str) -> Passages | None:
+        """The passages of a text that the model takes one after the other; None where it takes all of it."""
+        return None if self._split is None or not isinstance(text, str) else self._split(text)
 
     def check(self, source: str | None, target: str | None) -> None:
         """Raise InputError where the model does not have these languages: before there is a text."""
@@ -36,7 +48,7 @@ class Framing:
         if not text.strip():
             raise InputError("The text is empty; give the model something to work on.")
         format = self._format
-        bare = self._text.encode_some(text)
+        bare = self._text.encode_content(text)
         framed = [*format.prefix, *bare, *format.suffix]
         if format.target_in_source:
             framed = self._to_target(bare, framed, target)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
-from edge.errors import BundleError, InputError, on_one_line
+from edge.errors import BundleError, EdgeError, InputError, on_one_line
 
 if TYPE_CHECKING:
     import jinja2
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
 
 
 LAYOUT = 256  # characters of a date's layout: the system makes as many times as many
+_log = logging.getLogger(__name__)
+
 LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of that
+MARK, WORDS = "Zq7vX7j", "Kw3pL3h"  # of conversations that show what a template does with messages
+TURNS = "user", "assistant", "user"
+FIXED_DAY = "2025-01-31"  # of all that an export has the model answer
+CLOCK = "strftime_now"  # what templates ask for the date
+DAYS = datetime(1987, 3, 4, 5, 6, 7), datetime(2046, 11, 25, 20, 30, 45)  # in which every part of a date differs
 
 
 class Message(TypedDict):
@@ -49,38 +58,186 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 class ChatTemplate:
     """A compiled template; BundleError where it is invalid. special: special tokens by the names that templates use
-    (`bos_token`, `eos_token`, `pad_token`). now: the clock of templates that tell the model the date."""
+    (`bos_token`, `eos_token`, `pad_token`). now: the clock of templates that tell the model the date. undated: the name
+    of the model, of which it is to be said once that its prompts have today's date."""
 
-    def __init__(self, source: str, special: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self,
+        source: str,
+        special: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+        *,
+        undated: str | None = None,
+    ) -> None:
         self._source = source
         self._special = dict(special)
+        self._undated = undated
         self._template, self._begin = _compile(source, now)
+        self._takes_parts: dict[str, bool | None] = {}  # by role; None: it leaves out what that role says
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """The prompt for the assistant's next turn; InputError where the template refuses the conversation. variables:
-        further ones that the template knows, such as `enable_thinking`."""
+        """The prompt for the assistant's next turn; InputError where the template refuses the conversation, BundleError
+        where it does what no honest one does. variables: further ones that the template knows, such as
+        `enable_thinking`."""
+        given = [self._given(message) for message in messages]
+        if self._undated is not None and self.tells_date(messages):
+            name, self._undated = self._undated, None
+            _log.warning(
+                "The chat template of %s puts today's date into prompts, so that answers change with the day; "
+                "--date YYYY-MM-DD fixes it (in Python date= of edge.load).",
+                name,
+            )
+        return self._run(given, variables or {})
+
+    def tells_date(self, messages: Sequence[Message]) -> bool:
+        """Whether what it renders depends on the day."""
+        if CLOCK not in self._source:
+            return False
+        given = [self._given(message) for message in messages]
+
+        def on(day: datetime) -> str:
+            return self._run(given, {CLOCK: lambda layout: _date(day, layout)})
+
+        return on(DAYS[0]) != on(DAYS[1])
+
+    def _run(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         from edge.runtime.text.sandbox import Exhausted
 
-        self._begin(sum(len(message["content"]) for message in messages), len(messages))
+        self._begin(sum(map(_length, messages)), len(messages))
+        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-            return self._template.render(**{**(variables or {}), **given, **self._special})
+            return self._template.render({**variables, **given, **self._special})
         except Exhausted as e:
             raise BundleError(f"The bundle's chat template is no honest one, because {e}; use --raw.") from None
         except Exception as e:  # a template is a program of the model's: it may raise anything
             raise InputError(f"The model's chat template refuses this conversation: {on_one_line(e)}.") from None
+
+    def check(self, messages: Sequence[Message]) -> None:
+        """Refuse what would be rendered without somebody's words: BundleError where these are the user's, else
+        InputError."""
+        for role in dict.fromkeys(message["role"] for message in messages):
+            if self._parts(role) is not None:
+                continue
+            if role == "user":
+                raise BundleError(
+                    "The bundle's chat template leaves out what the user says, as a text and in parts; use --raw."
+                )
+            raise InputError(f"The model's chat template has no place for a message of {role}; leave it out.")
+
+    def _parts(self, role: str) -> bool | None:
+        """Whether the template takes what this role says in parts; None: it leaves it out."""
+        if role not in self._takes_parts:
+            self._takes_parts[role] = self._form(role)
+        return self._takes_parts[role]
+
+    def _given(self, message: Message) -> Mapping[str, Any]:
+        """A message with its content as the template takes it: a text, or a list of parts, here of one."""
+        return _in_parts(message) if self._parts(message["role"]) else message
+
+    def _form(self, role: str) -> bool | None:
+        """Whether the template takes what this role says in parts; None: it leaves it out, in parts and as a text. What
+        it leaves out of earlier answers is its own business."""
+        refused = True
+        for before, after in self._around(role):
+            for parts in (False, True):
+                message = Message(role=role, content=MARK)
+                try:
+                    rendered = self._run([*before, _in_parts(message) if parts else message, *after], {})
+                except BundleError:  # it was stopped
+                    return False
+                except InputError:
+                    continue
+                if MARK in rendered:
+                    return parts
+                refused = False
+        return False if refused or role == "assistant" else None
+
+    def _around(self, role: str) -> list[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
+        """The messages before and after one of this role, in conversations that templates take."""
+        if role == "user":
+            return [([], []), ([Message(role="system", content=WORDS)], [])]
+        user = self._given(Message(role="user", content=WORDS))
+        return [([user], [user])] if role == "assistant" else [([], [user])]
 
     def tree(self) -> jinja2.nodes.Template:
         """The template as jinja2 parses it."""
         return self._template.environment.parse(self._source)
 
 
-def chat_template(manifest: Manifest, text: Text) -> ChatTemplate | None:
-    """The chat template of a bundle; None where it has none."""
-    if manifest.chat_template is None:
+def chat_template(manifest: Manifest, text: Text, day: str | None = None) -> ChatTemplate | None:
+    """The chat template of a bundle; None where it has none. day: the date, YYYY-MM-DD, of templates that tell the
+    model one; default: today, which is said once. InputError where it would tell none."""
+    source = manifest.chat_template
+    if day is not None and CLOCK not in (source or ""):
+        raise InputError(f"The chat template of {manifest.name} tells the model no date; leave out --date.")
+    if source is None:
         return None
     special = {name: token for name, i in manifest.tokens.named.items() if (token := text.token(i)) is not None}
-    return ChatTemplate(manifest.chat_template, special)
+    if day is None:
+        return ChatTemplate(source, special, undated=manifest.name)
+    return ChatTemplate(source, special, lambda: datetime.fromisoformat(day))
+
+
+def fixed_day(manifest: Manifest) -> str | None:
+    """The date of prompts that are to be the same every day; None of a template that tells none."""
+    return FIXED_DAY if CLOCK in (manifest.chat_template or "") else None
+
+
+def after_answer(template: ChatTemplate) -> str:
+    """What a template writes after an answer that is not the last message; empty where it cannot be said."""
+    talk = [Message(role=role, content=said) for role, said in zip(TURNS, (WORDS, MARK, WORDS), strict=True)]
+    try:
+        _, found, after = template.render(talk).partition(MARK)
+    except (InputError, BundleError):
+        return ""
+    return after if found else ""
+
+
+def learn_end(manifest: Manifest, text: Text, template: Callable[[], ChatTemplate | None]) -> None:
+    """Take the token that follows an answer in the chat template for an end, whatever the manifest says."""
+    form = manifest.chat_format
+    with contextlib.suppress(EdgeError):  # what is wrong with a template, a prompt that needs it says
+        made = template() if form is None else None
+        text.end_with(form.user.before if form is not None else after_answer(made) if made is not None else "")
+
+
+def written(
+    template: ChatTemplate, messages: Sequence[Message], text: Text, render: Callable[[Sequence[Message]], str]
+) -> str:
+    """The prompt for the assistant's next turn, in which control tokens that people typed are hidden (`Text.controls`).
+    render: makes it of messages with the template.
+
+    Raises:
+        EdgeError: as `ChatTemplate.render` and `check`; or it does something about a control token in a message.
+    """
+    rendered, controls = render(messages), text.controls
+    if rendered:  # else the tokenizer says so
+        template.check(messages)
+
+    def hidden(message: Message) -> str:
+        return controls.hide(message["content"], answer=message["role"] == "assistant")
+
+    typed = [m["content"] for m in messages if controls.typed(m["content"], answer=m["role"] == "assistant")]
+    if not typed:
+        return rendered
+    for left in ((), ("assistant",)):  # a template may look for tokens in answers: the ends of thoughts
+        with contextlib.suppress(InputError):
+            shown = render([m if m["role"] in left else {**m, "content": hidden(m)} for m in messages])
+            if controls.show(shown) == rendered:
+                return shown
+    raise InputError(
+        f"The model's chat template takes a part of {typed[0][:40]!r} for a sign of its own; write it in another way."
+    )
+
+
+def _in_parts(message: Message) -> Mapping[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _length(message: Mapping[str, Any]) -> int:
+    """Characters of a message's content."""
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, Callable[[int, int], None]]:
@@ -104,11 +261,6 @@ def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template,
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def date(layout: str) -> str:
-        if len(layout) > LAYOUT:
-            raise TemplateError(f"a date's layout has more than {LAYOUT} characters")
-        return now().strftime(layout)
-
     if len(source) > LONGEST:
         raise BundleError(
             f"The bundle's chat template has {len(source):,} characters, and none may have more than {LONGEST:,}; "
@@ -116,11 +268,17 @@ def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template,
         )
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation])
     environment.add_filter("tojson", _to_json)
-    environment.globals.update(raise_exception=refuse, strftime_now=date)
+    environment.globals.update(raise_exception=refuse, **{CLOCK: lambda layout: _date(now(), layout)})
     try:
         return environment.from_string(source), environment.begin
     except Exception as e:  # not TemplateError alone: Python's compiler refuses what is nested too deeply
         raise BundleError(f"The bundle's chat template is not valid jinja2 ({on_one_line(e)}); use --raw.") from None
+
+
+def _date(day: datetime, layout: str) -> str:
+    if len(layout) > LAYOUT:
+        raise ValueError(f"a date's layout has more than {LAYOUT} characters")
+    return day.strftime(layout)
 
 
 def _to_json(

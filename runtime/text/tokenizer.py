@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import copy
+import logging
 import mmap
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +28,22 @@ from edge.runtime.text.bounds import (
     is_known_model,
     parts_of,
 )
+from edge.runtime.text.controls import Controls, rename
 from edge.runtime.text.tokenizer_file import check_added_tokens, check_character_maps
 
 if TYPE_CHECKING:
+    from edge.manifest import TextFormat
     from edge.runtime.text.unigram import Tokenizer
 
+_log = logging.getLogger(__name__)
+
 REPLACEMENT = "\ufffd"
+SPACE = "\u2581"  # what stands for a space in pieces
+NOWHERE = "\U0010fffd"  # a character that is in no vocabulary
 INCOMPLETE = 3  # maximum replacement characters of a tail that may still become one character
 LONG_WINDOW = 16  # tokens after which a detokenizer that found no clean end keeps only the last few
 SHORT_WINDOW = 8
+_BLANK = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")  # for an encoder-decoder to fill in: people type it
 
 
 class Text:
@@ -45,18 +55,59 @@ class Text:
         # For text-to-text models only: most of their vocabularies are Unigram.
         self._tokenizer = _unigram(path) if bundle.manifest.text is not None else _Library(path)
         tokens = bundle.manifest.tokens
+        self._name, self._template = bundle.manifest.name, bundle.manifest.chat_template or ""
         self._led = tokens.led
         self.eos = frozenset(tokens.eos)
         self.special = self._tokenizer.special
+        self._on_purpose = _on_purpose(bundle.manifest.text)
+        self._missed = set[str]()  # characters that were said to be missing
+        # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
+        self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, in which special tokens are recognised and none is added; InputError where it is not
-        valid Unicode."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InputError("The text is not valid Unicode; give it in UTF-8.") from None
-        return self._tokenizer.encode(text)
+        """Token ids of `text`, in which special tokens are recognised, but for hidden ones (`controls`), and none is
+        added; InputError where it is not valid Unicode."""
+        _check_unicode(text)
+        if self.controls.has_hidden(text):
+            ids = self._renamed.encode(self.controls.renamed(text))
+        else:
+            ids = self._tokenizer.encode(text)
+        return self._noticed(text, ids)
+
+    def encode_content(self, text: str) -> list[int]:
+        """As `encode_some`, of what somebody typed: control tokens in it are text."""
+        controls = self.controls
+        if not controls.typed(text):
+            return self.encode_some(text)
+        found = self._tokenizer.encode_plain(text, controls.texts)
+        return self.encode_some(controls.hide(text)) if found is None else self._noticed(text, found)
+
+    @cached_property
+    def controls(self) -> Controls:
+        """The control tokens, which are text where people typed them: special ones, and others that the chat template
+        writes between messages."""
+        tokenizer, template = self._tokenizer, self._template
+        special = {text: whole for text, whole in tokenizer.controls.items() if not self._on_purpose(text)}
+        others = {text: whole for text, whole in tokenizer.others.items() if text in template and text.strip()}
+        return Controls(special | others, others, tokenizer.normalize)
+
+    @cached_property
+    def _renamed(self) -> Tokenizer:
+        """The tokenizer in which control tokens have other names."""
+        return self._tokenizer.renamed(self.controls.names)
+
+    def _noticed(self, text: str, ids: list[int]) -> list[int]:
+        """The tokens of a text. Of each character that the vocabulary lacks it is said once."""
+        unknown = self._tokenizer.unknown
+        if unknown is None or unknown not in ids:
+            return ids
+        shown = self.controls.show(text.replace(self._tokenizer.token(unknown) or "", ""))
+        new = {c for c in set(shown) - self._missed if unknown in self._tokenizer.encode(c)}
+        if new:
+            self._missed |= new
+            listed = " ".join(sorted(c if c.isprintable() and not c.isspace() else repr(c)[1:-1] for c in new))
+            _log.warning("The vocabulary of %s lacks %s: the model cannot read that.", self._name, listed)
+        return ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt: `encode`, with `bos` in front where the model wants it and `text` lacks it;
@@ -70,9 +121,20 @@ class Text:
             raise InputError("The text has no tokens: the tokenizer leaves nothing of it; write something else.")
         return ids
 
+    def end_with(self, after: str) -> None:
+        """Take the token at the start of what follows an answer for an end, if it is one that texts are split at."""
+        ids = self._tokenizer.encode(after.lstrip())
+        if ids and ids[0] in self._tokenizer.added:
+            self.eos |= {ids[0]}
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(ids)
+
+    @property
+    def reads_lines(self) -> bool:
+        """Whether tokens tell where a line ends."""
+        return "\n" in self.decode(self._tokenizer.encode("a\nb"))
 
     def token(self, token_id: int | None) -> str | None:
         """A token as the vocabulary writes it."""
@@ -81,6 +143,21 @@ class Text:
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one answer."""
         return Detokenizer(self.decode, self.special, self._tokenizer.size)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError("The text is not valid Unicode; give it in UTF-8.") from None
+
+
+def _on_purpose(form: TextFormat | None) -> Callable[[str], bool]:
+    """Whether people type a control token on purpose: to say the target language, or a blank for a model to fill in."""
+    if form is None:
+        return lambda token: False
+    languages = {f">>{code}<<" for code in form.languages} if form.target_in_source else set()
+    return lambda token: token in languages or _BLANK.fullmatch(token) is not None
 
 
 class _Library:
@@ -115,8 +192,49 @@ class _Library:
             )
         except BaseException as e:
             raise self._refused(e) from None
+        self.added = frozenset(added)
         self.special = frozenset(i for i, token in added.items() if token.special)
+        self.controls = {token.content: token.single_word for token in added.values() if token.special}
+        self.others = {token.content: token.single_word for token in added.values() if not token.special}
         self.size: int = self._tokenizer.get_vocab_size()
+
+    @cached_property
+    def unknown(self) -> int | None:
+        """The token that stands for a character which the vocabulary lacks; None where each has bytes, or nothing."""
+        ids = self.encode(NOWHERE)
+        if not ids or len(ids) > 2 or self.token(ids[-1]) == SPACE:  # of 4 bytes, or left out
+            return None
+        return ids[-1]
+
+    @property
+    def normalize(self) -> Callable[[str], str] | None:
+        """What is done to a text at first; None where it is nothing, or unknown what it takes."""
+        normalizer = self._tokenizer.normalizer if self._known else None
+        if normalizer is None:
+            return None
+
+        def normalize(text: str) -> str:
+            _check_unicode(text)
+            check_made(len(text) * self._growth, f"{len(text):,}")
+            try:
+                return str(normalizer.normalize_str(text))
+            except BaseException as e:
+                raise self._refused(e) from None
+
+        return normalize
+
+    def renamed(self, names: Mapping[str, str]) -> _Library:
+        """The same with other names of tokens."""
+        other = copy.copy(self)
+        try:
+            other._tokenizer = type(self._tokenizer).from_str(rename(self._tokenizer.to_str(), names))
+        except BaseException as e:
+            raise self._refused(e) from None
+        return other
+
+    def encode_plain(self, text: str, barred: Collection[str]) -> list[int] | None:
+        """The tokens of a text without those barred, as far as that is known without a tokenizer of its own."""
+        return None
 
     def encode(self, text: str) -> list[int]:
         check_made(len(text) * self._growth, f"{len(text):,}")

@@ -16,7 +16,7 @@ import re
 import struct
 import unicodedata
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,12 +41,31 @@ _OTHER = re.compile(
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. special: ids without a text; size: of the vocabulary with added tokens."""
+    """Text to token ids and back. added: ids of tokens that texts are split at; special: those of them without a text;
+    controls: the texts of these, each with whether only a whole word counts, and others of the rest; size: of the
+    vocabulary with added tokens."""
 
+    added: frozenset[int]
     special: frozenset[int]
+    controls: dict[str, bool]
+    others: dict[str, bool]
     size: int
 
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for a character which the vocabulary lacks; None where each has bytes, or nothing."""
+
+    @property
+    def normalize(self) -> Callable[[str], str] | None:
+        """What is done to a text at first; None where it is nothing, or unknown what it takes."""
+
     def encode(self, text: str) -> list[int]: ...
+
+    def encode_plain(self, text: str, barred: Collection[str]) -> list[int] | None:
+        """Token ids of `text` without the tokens `barred`; None where that takes a tokenizer without them."""
+
+    def renamed(self, names: Mapping[str, str]) -> Tokenizer:
+        """The same with other names of tokens."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -84,8 +103,8 @@ class Unigram:
         self._ids.pop("", None)
         self._longest = max(map(len, self._pieces))
         _know(self._longest <= PIECE and math.isfinite(sum(self._scores)))
-        self._unknown: int = model["unk_id"]
-        _know(type(self._unknown) is int and 0 <= self._unknown < len(self._pieces))
+        self.unknown: int = model["unk_id"]
+        _know(type(self.unknown) is int and 0 <= self.unknown < len(self._pieces))
         self._unknown_score = min(self._scores) - UNKNOWN_PENALTY
         added = content.get("added_tokens", [])
         _know(len(added) <= ADDED)
@@ -94,30 +113,56 @@ class Unigram:
         _know(all(i >= len(self._pieces) or self._pieces[i] == text for i, text in self._added.items()))
         marks = "|".join(re.escape(text) for text in self._added.values() if text)
         self._mark = re.compile(marks) if marks else None
+        self.added = frozenset(self._added)
         self.special = frozenset(token["id"] for token in added if token["special"])
+        self.controls = {token["content"]: token.get("single_word", False) for token in added if token["special"]}
+        self.others = {token["content"]: token.get("single_word", False) for token in added if not token["special"]}
         self.size = len(self._ids.keys() | self._added.values())
         self._known: dict[str, list[int]] = {}  # words
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, no special tokens around them."""
-        try:
-            normalized = self._normalize(text) if self._sure(text) else ""
-        except (IndexError, ValueError):  # a damaged character map
-            normalized = ""
+        normalized = self.normalize(text) if self._sure(text) else ""
         if not normalized or not self._sure(normalized):
             return self._full().encode(text)
         ids: list[int] = []
-        known = self._known
+        known, get = self._known, self._ids.get
         for word in self._words(normalized):
             found = known.get(word)
             if found is None:
-                found = self._best(word)
+                found = self._best(word, get)
                 if len(word) <= WORD:
                     if len(known) == WORDS:
                         known.clear()
                     known[word] = found
             ids += found
         return ids
+
+    def encode_plain(self, text: str, barred: Collection[str]) -> list[int] | None:
+        """Token ids of `text` without the tokens `barred`; None where that takes the library."""
+        if _OTHER.search(text) is not None:
+            return None
+        normalized = self.normalize(text)
+        others = [token for token in self._added.values() if token and token not in barred]
+        if not normalized or _OTHER.search(normalized) is not None or any(t in text or t in normalized for t in others):
+            return None
+        ids = self._ids
+
+        def get(piece: str) -> int | None:
+            return None if piece in barred else ids.get(piece)
+
+        return [token for word in self._words(normalized) for token in self._best(word, get)]
+
+    def normalize(self, text: str) -> str:
+        """What is done to a text at first."""
+        try:
+            return self._normalize(text)
+        except (IndexError, ValueError):  # a damaged character map
+            return ""
+
+    def renamed(self, names: Mapping[str, str]) -> Tokenizer:
+        """The same with other names of tokens."""
+        return self._full().renamed(names)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special ones left out."""
@@ -151,26 +196,27 @@ class Unigram:
             words += [SPACE + word for word in marked[1:].split(SPACE)] if self._split else [marked]
         return words
 
-    def _best(self, word: str) -> list[int]:
-        """The ids of the pieces whose scores have the largest sum (Viterbi); adjacent unknown ones are one."""
-        ids, scores, size = self._ids, self._scores, len(word)
+    def _best(self, word: str, get: Callable[[str], int | None]) -> list[int]:
+        """The ids of the pieces whose scores have the largest sum (Viterbi); adjacent unknown ones are one. get: the
+        id of a piece."""
+        scores, size = self._scores, len(word)
         best = [0.0] * (size + 1)
         starts = [-1] * (size + 1)  # where the piece begins that ends here
         tokens = [0] * (size + 1)
         for start in range(size):
             till_here = best[start]
             for end in range(start + 1, min(size, start + self._longest) + 1):
-                token = ids.get(word[start:end])
+                token = get(word[start:end])
                 if token is None:
                     if end > start + 1:
                         continue
-                    token, score = self._unknown, self._unknown_score + till_here
+                    token, score = self.unknown, self._unknown_score + till_here
                 else:
                     score = scores[token] + till_here
                 if starts[end] < 0 or score > best[end]:
                     best[end], starts[end], tokens[end] = score, start, token
         found: list[int] = []
-        unknown, end = self._unknown, size
+        unknown, end = self.unknown, size
         while end > 0:
             token = tokens[end]
             if token != unknown or not found or found[-1] != unknown:

@@ -62,6 +62,8 @@ def _check(given: argparse.Namespace) -> None:
     check_lines(given)
     if given.batch is not None and given.lines is None:
         raise InputError("--batch says how many lines of a file are answered side by side; name it with --lines FILE.")
+    if given.raw and given.date is not None:
+        raise InputError("--date is for the chat template, which --raw leaves out; write the date into the prompt.")
     if given.batch is not None and given.batch < 1:
         raise InputError(f"--batch must be 1 or more, not {given.batch}.")
 

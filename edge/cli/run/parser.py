@@ -20,9 +20,9 @@ DECODER, TEXT, SPEECH = "decoder", "text", "speech"  # kinds of bundles
 OF_SPEECH = ("audio", "stdin_pcm", "language", "task", "timestamps", "srt", "vtt")
 OF_TEXT = (
     *("source_language", "target_language", "n_best", "length_penalty", "early_stopping", "beam_groups"),
-    *("diversity", "no_repeat_ngram", "min_tokens"),
+    *("diversity", "no_repeat_ngram", "min_tokens", "whole"),
 )
-OF_DECODERS = ("system", "raw", "prefill_chunk", "kv", "batch", "think", "think_tokens")
+OF_DECODERS = ("system", "raw", "date", "prefill_chunk", "kv", "batch", "think", "think_tokens")
 NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "context")
 IGNORED = {
     DECODER: (*OF_SPEECH, *OF_TEXT, "beams"),
@@ -86,6 +86,13 @@ def taken(given: argparse.Namespace, options: Sequence[str] | type) -> dict[str,
 def _seed(text: str) -> int | str:
     """A whole number, or else what the options take or refuse."""
     return int(text) if text.lstrip("-").isdecimal() else text
+def _day(given: str) -> str:
+    from edge.runtime.options import day
+
+    try:
+        return day(given)
+    except InputError:
+        raise argparse.ArgumentTypeError(f"a day is written as 2025-01-31, not {given!r}") from None
 
 
 def add_arguments(parser: Parser) -> None:
@@ -111,6 +118,7 @@ def add_arguments(parser: Parser) -> None:
     add("-f/--file FILE", "put a file's text before the prompt, or ask it alone; repeatable", Path, action="append")
     add("--lines FILE", "answer each line of a file as a prompt of its own; see below", Path)
     add("--system TEXT", "a system message")
+    add("--date YYYY-MM-DD", "the date that a chat template tells the model, where it does (default: today)", _day)
     add("--raw", "give the prompt as it is, without the chat template", default=None)
 
     add = parser.options("answer")
@@ -155,6 +163,8 @@ def add_arguments(parser: Parser) -> None:
     add("--diversity D", "how different the groups are, for example 0.5", float)
     add("--no-repeat-ngram N", "no run of N tokens occurs twice; 0: any may (default: the bundle's)", int)
     add("--min-tokens N", "minimum tokens to generate", int)
+    apart = "give the model a text as a whole, where it would get sentence by sentence or line by line"
+    add("--whole", apart, default=None)
 
     add = parser.options("speed")
     drafts = "what drafts tokens, several of which the model verifies in a step: auto (default for chat models), off, "

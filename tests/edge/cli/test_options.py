@@ -76,7 +76,7 @@ DRAWING = {"top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"
 ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
-    | {"file", "system", "raw", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
+    | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
     | {"think", "think_tokens"},
     "text": ALWAYS | SAMPLING | DRAWING | {*parser.OF_TEXT, "file", "context", "exact", "beams", "speculate"},
     "speech": ALWAYS | SAMPLING | {*parser.OF_SPEECH, "beams", "exact", "speculate"},

@@ -118,3 +118,91 @@ def test_an_empty_prompt_is_refused(messages: list[Message]) -> None:
 def test_a_malformed_message_is_named(message: dict[str, object]) -> None:
     with pytest.raises(InputError, match="Message 1 .* needs a text under"):
         check_messages([{"role": "user", "content": "a"}, message])  # type: ignore[list-item]
+
+
+IN_PARTS = {
+    "typed": "{% for p in m.content %}{% if p['type'] == 'text' %}{{ p['text'] }}{% endif %}{% endfor %}",
+    "any": "{% for p in m['content'] %}{{ p.text }}{% endfor %}",
+    "first": "{{ m.content[0].text | trim }}",
+    "selected": "{{ m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('') }}",
+    "strict": "{% if m.content is string %}{{ raise_exception('a list of parts') }}{% endif %}{{ m.content[0].text }}",
+}
+AS_TEXT = {
+    "text": "{{ m.content }}",
+    "both": "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}",
+}
+
+
+def loop(said: dict[str, str]) -> str:
+    """A template that writes what each role says in a way of its own."""
+    roles = "".join(f"{{% if m.role == '{role}' %}}[{role}]{how}{{% endif %}}" for role, how in said.items())
+    return f"{{% for m in messages %}}{roles}{{% endfor %}}"
+
+
+@pytest.mark.parametrize("user", [*IN_PARTS, *AS_TEXT])
+@pytest.mark.parametrize("system", ["any", "text"])
+def test_content_goes_in_as_the_template_takes_it(user: str, system: str) -> None:
+    ways = IN_PARTS | AS_TEXT
+    source = loop({"system": ways[system], "user": ways[user], "assistant": ways[user]})
+    assert ChatTemplate(source, {}).render(TALK) == (
+        "[system]Be brief.[user]Grüße & <b>[assistant]Yes." + ("" if user == "first" else "\n") + "[user]Why?"
+    )
+
+
+def test_a_template_that_wants_a_system_message_first_is_asked_with_one() -> None:
+    source = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for m in messages[1:] %}" + IN_PARTS["any"] + "{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render(TALK[:2]) == "Grüße & <b>"
+    with pytest.raises(InputError, match="no system message"):
+        ChatTemplate(source, {}).render(TALK[1:2])
+
+
+@pytest.mark.parametrize(
+    "lost",
+    ["{{ m.content.words }}", "{{ m.content[0].words }}", "{% for p in m.content %}{{ p.words }}{% endfor %}", "?"],
+)
+def test_a_template_that_leaves_out_what_the_user_says_is_refused(lost: str) -> None:
+    with pytest.raises(BundleError, match="leaves out what the user says"):
+        ChatTemplate(loop({"system": "{{ m.content }}", "user": lost}), {}).check(TALK[1:2])
+
+
+def test_a_system_message_that_a_template_would_leave_out_is_refused() -> None:
+    template = ChatTemplate(loop({"user": "{{ m.content }}"}), {})
+    template.check(TALK[1:2])
+    with pytest.raises(InputError, match="no place for a message of system"):
+        template.check(TALK[:2])
+
+
+DATED = "{{ strftime_now('%d %b %Y') }} {% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_that_the_date_is_in_is_said_once_and_a_fixed_one_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = byte_bundle(tmp_path, DATED)
+    text = Text(bundle)
+    today, fixed = chat_template(bundle.manifest, text), chat_template(bundle.manifest, text, "2025-03-04")
+    assert today is not None and fixed is not None
+    for _ in range(2):
+        assert fixed.render(TALK[1:2]) == "04 Mar 2025 Grüße & <b>"
+    assert not caplog.messages
+    for _ in range(2):
+        assert today.render(TALK[1:2]) == datetime.now().strftime("%d %b %Y Grüße & <b>")
+    (said,) = caplog.messages
+    assert "bytes puts today's date into prompts" in said and "--date YYYY-MM-DD" in said
+
+
+def test_a_clock_that_changes_nothing_is_not_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = "{% set today = strftime_now('%Y') %}{% if tools %}{{ today }}{% endif %}{{ messages[0].content }}"
+    bundle = byte_bundle(tmp_path, source)
+    template = chat_template(bundle.manifest, Text(bundle))
+    assert template is not None and template.render(TALK[1:2]) == "Grüße & <b>"
+    assert not caplog.messages
+
+
+def test_a_date_for_a_template_that_tells_none_is_refused(tmp_path: Path) -> None:
+    bundle = byte_bundle(tmp_path, CHATML)
+    with pytest.raises(InputError, match="tells the model no date"):
+        chat_template(bundle.manifest, Text(bundle), "2025-03-04")

@@ -480,3 +480,37 @@ def test_running_a_bundle_imports_nothing_that_it_does_not_need(tiny_bundle: Bun
     command = [sys.executable, "-c", script, "run", str(tiny_bundle.root), "hi", "--max-tokens", "2"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+DATED = (
+    "<start>system\n{{ strftime_now('%d %b %Y') }}<end>\n"
+    "{% for m in messages %}<start>{{ m.role }}\n{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+)
+
+
+def test_a_date_is_what_the_template_tells_the_model(run: Run, fake: Callable) -> None:
+    engine = fake("Hello.", template=DATED)
+    assert run("x.edge", "hi", "--date", "2025-03-04")[:2] == (0, "Hello.\n")
+    assert b"04 Mar 2025" in bytes(token for token in tokens_in(engine.steps) if token < 256)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--date", "4.3.2025"], "--date: a day is written as 2025-01-31, not '4.3.2025'"),
+        (["--date", "2025-02-30"], "--date: a day is written as 2025-01-31, not '2025-02-30'"),
+        (["--date", "2025-03-04"], "tells the model no date"),
+        (["--date", "2025-03-04", "--raw"], "--date is for the chat template"),
+    ],
+)
+def test_a_date_that_cannot_be_told_is_refused(run: Run, fake: Callable, given: list[str], why: str) -> None:
+    fake("Hello.")
+    status, out, err = run("x.edge", "hi", *given)
+    assert (status, out, err.count("\n")) == (2, "", 1) and why in err
+
+
+def test_a_template_that_leaves_out_the_users_words_is_refused(run: Run, fake: Callable) -> None:
+    fake("Hello.", template="<start>user\n{{ messages[-1].words }}<end>\n<start>assistant\n")
+    status, out, err = run("x.edge", "hi")
+    assert (status, out, err.count("\n")) == (2, "", 1) and "leaves out what the user says" in err

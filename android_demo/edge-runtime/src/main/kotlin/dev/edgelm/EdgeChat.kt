@@ -72,11 +72,11 @@ class EdgeChat internal constructor(
                 cached = all.copyOf(minOf(cache.length, all.size))
                 if (ended && sampled.last() in model.bundle.manifest.tokens.eos) {
                     said = all.copyOf(all.size - 1)
-                    saidText = text + shown
+                    saidText = text + model.controls.hide(shown.toString(), answer = true)
                 } else {
                     // After a stop string the tokens say more than the text that was shown.
                     said = if (ended) IntArray(0) else all
-                    saidText = text + shown
+                    saidText = text + model.controls.hide(shown.toString(), answer = true)
                 }
             }
         } }

@@ -11,6 +11,7 @@ import dev.edgelm.profile.ProfileOptions
 import dev.edgelm.profile.Profiling
 import dev.edgelm.skip.SkipPolicy
 import dev.edgelm.speculate.Speculation
+import dev.edgelm.text.Controls
 import dev.edgelm.text.Message
 import dev.edgelm.text.Tokenizer
 import java.io.File
@@ -75,6 +76,9 @@ class EdgeModel internal constructor(
     internal val engine: Engine get() = loaded.engine
     internal val tokenizer: Tokenizer get() = loaded.tokenizer
 
+    /** What is text where people typed it. */
+    internal val controls by lazy { Controls.of(tokenizer, bundle.manifest.chatTemplate.orEmpty()) }
+
     val bundle: Bundle get() = loaded.bundle
 
     /** What it takes, as it was planned before it was loaded. */
@@ -134,7 +138,7 @@ class EdgeModel internal constructor(
             throw InputException("The prompt is empty; give the model something to answer.")
         }
         val format = bundle.manifest.chatFormat
-        if (!raw && format != null) return format.render(messages)
+        if (!raw && format != null) return format.render(messages, controls::hide)
         if (messages.size == 1 && messages[0].role == "user") return messages[0].content
         throw InputException("${bundle.manifest.name} has no chat format: it takes one text at a time.")
     }

@@ -33,8 +33,8 @@ internal class Loaded private constructor(
             planned: (Manifest, EdgeOptions) -> Plan = Plan::make,
             refused: (Manifest) -> String?,
         ): Loaded {
-            val bundle = Bundle.open(path)
-            val manifest = bundle.manifest
+            val opened = Bundle.open(path)
+            val manifest = opened.manifest
             refused(manifest)?.let { throw BundleException("${manifest.name} $it") }
             options.context?.let {
                 if (it !in 1..manifest.context) {
@@ -45,11 +45,12 @@ internal class Loaded private constructor(
             if (manifest.encoder != null && options.skip != SkipPolicy.OFF) {
                 throw InputException("${manifest.name} has an encoder, and only models without one skip layers here; leave skip out.")
             }
-            bundle.checkSizes()
-            val policies = SkipPolicy.maker(options.skip, bundle)
+            opened.checkSizes()
+            val policies = SkipPolicy.maker(options.skip, opened)
             val plan = planned(manifest, options)
-            bundle.checkFiles(options.cacheDir)
-            val tokenizer = Tokenizer.read(bundle.file(TOKENIZER))
+            opened.checkFiles(options.cacheDir)
+            val tokenizer = Tokenizer.read(opened.file(TOKENIZER))
+            val bundle = opened.endingAfterAnswers(tokenizer)
             val role = if (policies != null) Engine.SKIP else if (plan.int8) Engine.KV8 else Engine.DECODER
             val engine = Engine(bundle, role, plan.context, options.threads, plan.prefill, policies)
             return Loaded(bundle, plan, engine, tokenizer)

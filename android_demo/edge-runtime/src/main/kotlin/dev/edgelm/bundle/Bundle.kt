@@ -1,6 +1,7 @@
 package dev.edgelm.bundle
 
 import dev.edgelm.BundleException
+import dev.edgelm.text.Tokenizer
 import java.io.File
 import java.io.IOException
 import java.security.MessageDigest
@@ -19,6 +20,15 @@ class Bundle private constructor(val root: File, val manifest: Manifest) {
             throw BundleException("$root/$MANIFEST does not list '${name.take(100)}' among its files, so it is not read.")
         }
         return File(root, name)
+    }
+
+    /** The same with the token that follows an answer in its chat format among the ends, which older bundles lack. */
+    internal fun endingAfterAnswers(tokenizer: Tokenizer): Bundle {
+        val after = manifest.chatFormat?.user?.before?.trimStart() ?: return this
+        val end = tokenizer.encode(after).firstOrNull()?.takeIf(tokenizer::isAdded)
+        val tokens = manifest.tokens
+        if (end == null || end in tokens.eos) return this
+        return Bundle(root, manifest.copy(tokens = tokens.copy(eos = tokens.eos + end)))
     }
 
     private val listed = manifest.files.mapTo(HashSet()) { it.path }

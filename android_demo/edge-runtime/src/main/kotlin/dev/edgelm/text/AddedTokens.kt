@@ -52,6 +52,9 @@ internal class AddedTokens(tokens: List<AddedToken>, private val model: Model, p
     /** The token of an id as decoders read it; null where no added token has it. */
     fun text(id: Int): String? = normalizedTexts[id] ?: tokens[id]?.content
 
+    /** All of them. */
+    val texts: List<String> get() = tokens.values.map { it.content }
+
     fun isSpecial(text: String): Boolean = text in specialTexts
 
     /** The parts of a text: tokens that are looked for as they are, and normalized texts with the others. */

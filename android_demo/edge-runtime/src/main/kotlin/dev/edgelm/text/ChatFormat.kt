@@ -29,11 +29,11 @@ data class ChatFormat(
     val refused: List<String> = emptyList(),
 ) {
     /**
-     * The prompt for the assistant's next turn.
+     * The prompt for the assistant's next turn. [hide]: what becomes of a message, and whether it is an answer.
      *
      * @throws InputException the format does not say how the model reads this conversation.
      */
-    fun render(messages: List<Message>): String {
+    fun render(messages: List<Message>, hide: (String, Boolean) -> String = { text, _ -> text }): String {
         val text = StringBuilder()
         var before: String? = null
         for ((role, content) in messages) {
@@ -45,14 +45,13 @@ data class ChatFormat(
             refused.firstOrNull { it in content }?.let {
                 throw InputException("A message has \"$it\" in it, which this model would not read as text.")
             }
-            text.append(slot.before).append(
-                when {
-                    slot.trimStart && slot.trimEnd -> trimmed
-                    slot.trimStart -> content.trimStart(*SPACE)
-                    slot.trimEnd -> content.trimEnd(*SPACE)
-                    else -> content
-                },
-            )
+            val shown = when {
+                slot.trimStart && slot.trimEnd -> trimmed
+                slot.trimStart -> content.trimStart(*SPACE)
+                slot.trimEnd -> content.trimEnd(*SPACE)
+                else -> content
+            }
+            text.append(slot.before).append(hide(shown, role == "assistant"))
             before = role
         }
         if (before != "user") throw InputException("The last message of a conversation must be the user's.")

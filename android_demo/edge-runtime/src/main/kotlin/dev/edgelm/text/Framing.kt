@@ -8,6 +8,8 @@ import dev.edgelm.bundle.TextFormat
  * begins with. [forced]: the token that every output begins with, where there is one.
  */
 internal class Framing(private val format: TextFormat, private val tokenizer: Tokenizer, private val forced: Int?) {
+    private val controls by lazy { Controls.of(tokenizer, format) }
+
     /** What the decoder begins with, for an output in this language. */
     fun start(target: String?): IntArray {
         val prompt = format.decoderStart.toMutableList()
@@ -19,7 +21,7 @@ internal class Framing(private val format: TextFormat, private val tokenizer: To
     /** The tokens of a text as the encoder takes them; InputException for an empty text or an unknown language. */
     fun tokens(text: String, source: String?, target: String?): IntArray {
         if (text.isBlank()) throw InputException("The text is empty; give the model something to work on.")
-        val bare = tokenizer.encode(text)
+        val bare = tokenizer.encode(controls.hide(text))
         var framed = format.prefix.toIntArray() + bare + format.suffix.toIntArray()
         if (format.targetInSource) framed = toTarget(bare, framed, target)
         if (format.sourceAt.isEmpty() && source == null) return framed

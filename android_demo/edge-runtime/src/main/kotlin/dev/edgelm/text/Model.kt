@@ -8,6 +8,9 @@ internal interface Model {
     val size: Int
 
     fun encode(word: String): IntArray
+
+    /** As [encode], of what people typed: the tokens [barred] are no pieces of it. */
+    fun encodePlain(word: String, barred: Set<Int>): IntArray = encode(word)
 }
 
 /** Ids of the pieces for bytes, `<0x00>` to `<0xFF>`; -1 where the vocabulary has none. */

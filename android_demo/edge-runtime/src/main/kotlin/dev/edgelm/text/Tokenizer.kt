@@ -24,23 +24,39 @@ class Tokenizer internal constructor(
     /** Ids of special tokens, which have no text. */
     val special: Set<Int> get() = added.special
 
-    /** Token ids of a text, in which special tokens are recognised; InputException where it is not valid Unicode. */
+    /** The added tokens as people may write them, and which of them are special. */
+    internal val addedTexts: List<String> get() = added.texts
+
+    internal fun isSpecial(text: String): Boolean = added.isSpecial(text)
+
+    /** Whether texts are split at a token. */
+    internal fun isAdded(id: Int): Boolean = added.text(id) != null
+
+    /**
+     * Token ids of a text, in which special tokens are recognised, but for those that [Controls] has hidden;
+     * InputException where it is not valid Unicode.
+     */
     fun encode(text: String): IntArray = bounded {
         if (!Utf8.isValid(text)) throw InputException("The text is not valid Unicode.")
         val ids = Ids()
-        for (span in added.split(text)) {
+        val isHiding = Controls.MARK in text
+        for (each in added.split(text)) {
+            val span = if (isHiding && each.token < 0) each.without(Controls.MARK) else each
             if (span.token >= 0) {
                 ids.add(span.token)
             } else if (preTokenizer == null) {
-                ids.addAll(model.encode(span.text))
+                ids.addAll(ids(span.text, isHiding))
             } else {
                 val words = Words()
                 preTokenizer.split(span, words)
-                for (word in words.spans) ids.addAll(model.encode(word.text))
+                for (word in words.spans) ids.addAll(ids(word.text, isHiding))
             }
         }
         ids.toArray()
     }
+
+    private fun ids(word: String, isHiding: Boolean) =
+        if (isHiding) model.encodePlain(word, added.special) else model.encode(word)
 
     /** The text of token ids; special tokens have none, invalid UTF-8 becomes U+FFFD. */
     fun decode(ids: IntArray): String = bounded {

@@ -15,11 +15,13 @@ internal class Unigram(
     override val size: Int get() = scores.size
     private val bytes = if (byteFallback) bytePieces(pieces) else null
     private val unknownScore = (scores.minOrNull() ?: 0.0) - PENALTY
-    private val cache = WordCache(::best)
+    private val cache = WordCache { best(it) }
 
     override fun encode(word: String): IntArray = cache.ids(word)
 
-    private fun best(word: String): IntArray {
+    override fun encodePlain(word: String, barred: Set<Int>): IntArray = best(word, barred)
+
+    private fun best(word: String, barred: Set<Int> = emptySet()): IntArray {
         val best = DoubleArray(word.length + 1)
         val starts = IntArray(word.length + 1) { -1 } // where the piece begins that ends here
         val tokens = IntArray(word.length + 1)
@@ -32,7 +34,7 @@ internal class Unigram(
             for (end in start + 1..last) {
                 hash = Pieces.step(hash, word[end - 1])
                 val token = pieces.find(hash, word, start, end)
-                if (token < 0) continue
+                if (token < 0 || token in barred) continue
                 hasSingle = hasSingle || end == single
                 val score = scores[token] + best[start]
                 if (starts[end] < 0 || score > best[end]) {
@@ -51,11 +53,11 @@ internal class Unigram(
             }
             start = single
         }
-        return backwards(word, starts, tokens)
+        return backwards(word, starts, tokens, barred)
     }
 
     /** The tokens from the end on; adjacent unknown ones are one. */
-    private fun backwards(word: String, starts: IntArray, tokens: IntArray): IntArray {
+    private fun backwards(word: String, starts: IntArray, tokens: IntArray, barred: Set<Int>): IntArray {
         val found = Ids() // reversed
         var end = word.length
         while (end > 0) {
@@ -64,16 +66,16 @@ internal class Unigram(
                 found.add(tokens[end])
             } else {
                 while (start > 0 && tokens[start] == unknown) start = starts[start]
-                addUnknown(word, start, end, found)
+                addUnknown(word, start, end, found, barred)
             }
             end = start
         }
         return found.toArray().apply { reverse() }
     }
 
-    private fun addUnknown(word: String, from: Int, to: Int, found: Ids) {
+    private fun addUnknown(word: String, from: Int, to: Int, found: Ids, barred: Set<Int>) {
         val whole = pieces.id(word, from, to)
-        if (whole >= 0) return found.add(whole)
+        if (whole >= 0 && whole !in barred) return found.add(whole)
         val bytes = bytes ?: return found.add(unknown)
         val ids = Ids()
         var at = from

@@ -1,0 +1,111 @@
+"""Control tokens that somebody typed are text: `<|im_end|>` in a message ends no turn.
+
+A template writes its own control tokens between messages, and what it renders is one text. So what people typed is
+hidden before it renders, in letters that nobody can guess. Such a text is encoded by a tokenizer that is the bundle's
+own in all but the names of its control tokens: merges and spaces between scaffold and messages come out as always, and
+a text without control tokens is never touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+
+class Controls:
+    """The control tokens of a vocabulary.
+
+    texts: what people may type of them, each with whether only a whole word counts. of_answers: those that models write
+    as text, such as the ends of thoughts, which stay tokens in answers. normalize: what the tokenizer makes of a text
+    before it looks its pieces up, where a control token may come of that.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, bool], of_answers: Collection[str] = (), normalize: Callable[[str], str] | None = None
+    ) -> None:
+        self.texts = texts
+        self._normalize = normalize
+        self._in_answers = {text: whole for text, whole in texts.items() if text not in of_answers}
+        self._begins = {text[:2] for text in texts}
+        self._mark = ""  # that texts with something hidden in them have; none was hidden so far
+
+    def typed(self, text: str, *, answer: bool = False) -> bool:
+        """Whether a control token is in a text, or in what the tokenizer makes of it. answer: whether a model wrote
+        it."""
+        texts = self._in_answers if answer else self.texts
+        return self._within(text, texts) or (
+            self._normalize is not None and self._within(self._normalize(text), texts)
+        )
+
+    def _within(self, text: str, texts: Mapping[str, bool]) -> bool:
+        return any(begin in text for begin in self._begins) and any(control in text for control in texts)
+
+    def hide(self, text: str, *, answer: bool = False) -> str:
+        """A text without the control tokens in it, which stand there in other letters."""
+        if not self.typed(text, answer=answer):
+            return text
+        if not self._mark:
+            self._mark = f"q{os.urandom(12).hex()}v"
+        texts = self._in_answers if answer else self.texts
+        hidden = _any(texts).sub(lambda found: self._hidden(found[0]), text)
+        if hidden == text:  # they come of it when it is normalized
+            first = len(text) - len(text.lstrip())
+            hidden = text[:first] + self._hidden(text[first]) + text[first + 1 :]
+        return hidden
+
+    def _hidden(self, text: str) -> str:
+        return f"{self._mark}{text.encode().hex()}z"
+
+    def has_hidden(self, text: str) -> bool:
+        """Whether something is hidden in a text."""
+        return bool(self._mark) and self._mark in text
+
+    def show(self, text: str) -> str:
+        """A text as people read it."""
+        if not self._mark:
+            return text
+        return re.sub(f"{self._mark}((?:[0-9a-f]{{2}})+)z", lambda found: bytes.fromhex(found[1]).decode(), text)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of the control tokens where their texts are text."""
+        assert self._mark, "something was hidden before"
+        return {text: f"{self._mark}w{i}z" for i, text in enumerate(self.texts)}
+
+    def renamed(self, text: str) -> str:
+        """A text in which what was hidden stands as it was typed, and control tokens have their other names."""
+        names = self.names
+        return self.show(_any(self.texts).sub(lambda found: names[found[0]], text))
+
+
+def _any(texts: Mapping[str, bool]) -> re.Pattern[str]:
+    """The leftmost of some texts, of these the longest, as tokenizers find them."""
+    longest = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(rf"(?<!\w){re.escape(t)}(?!\w)" if texts[t] else re.escape(t) for t in longest))
+
+
+def rename(tokenizer: str, names: Mapping[str, str]) -> str:
+    """The text of a `tokenizer.json` in which tokens have other names, and are the same in all else."""
+    content: dict[str, Any] = json.loads(tokenizer)
+    model = content["model"]
+    for token in content["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(piece, piece): i for piece, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if not _touches(pair, names)]
+    content["post_processor"] = None  # which puts tokens around texts that nobody asks for here
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _touches(pair: str | Iterable[str], names: Mapping[str, str]) -> bool:
+    """Whether a merge takes or makes a renamed token."""
+    left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
+    return left in names or right in names or left + right in names
