@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import mmap
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -61,8 +62,6 @@ class Text:
         self.special = self._tokenizer.special
         self._on_purpose = _on_purpose(bundle.manifest.text)
         self._missed = set[str]()  # characters that were said to be missing
-        # Logits may have more entries than the vocabulary: models round the size of their embeddings up.
-        self._silent = self.special.union(range(self._tokenizer.size, bundle.manifest.dims.vocab_size))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`, in which special tokens are recognised, but for hidden ones (`controls`), and none is
@@ -209,8 +208,8 @@ class _Library:
     @property
     def normalize(self) -> Callable[[str], str] | None:
         """What is done to a text at first; None where it is nothing, or unknown what it takes."""
-        normalizer = self._tokenizer.normalizer if self._known else None
-        if normalizer is None:
+        normalizer = self._tokenizer.normalizer
+        if normalizer is None or not is_known([normalizer]):
             return None
 
         def normalize(text: str) -> str:

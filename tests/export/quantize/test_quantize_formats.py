@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import ExportError, InputError
 from edge.export.quantize import quantize, read_calibration
-from edge.export.quantize.base import FloatTensor, Options, QTensor
+from edge.export.quantize.base import FloatTensor, Format, Options, QTensor
 from edge.export.quantize.rtn import round_to_nearest
 
 Q, K, V = (f"model.layers.0.self_attn.{p}_proj.weight" for p in "qkv")
@@ -39,6 +39,9 @@ class Stored:
 
     def read(self, name: str) -> np.ndarray:
         return self._blocks[name].dequantize() if name in self._blocks else self._floats[name]
+
+    def form(self, name: str) -> Format | None:
+        return {"Q4_0": Format(4, 32), "Q8_0": Format(8, 32)}.get(self._types[name])
 
     def blocks(self, name: str) -> QTensor | None:
         return self._blocks.get(name)
