@@ -266,3 +266,22 @@ def test_a_bundle_runs_without_a_cache(
         place.symlink_to(place if harm == "a link to itself" else tmp_path / "none" / "none")
     monkeypatch.setenv("EDGE_HOME", str(place))
     assert main(["run", str(tiny_bundle.root), "a b", "--max-tokens", "2", "--raw"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "left"),
+    [
+        *(([5, 5, 5], None, 3), ([5, 5, 5], 15, 3), ([5, 5, 5], 14, 2), ([5, 5, 5], 1, 1)),
+        *(([50, 5, 5], 14, 2), ([5, 5, 50], 60, 3)),
+    ],
+)
+def test_files_have_so_much_room_and_the_last_one_stays(
+    own_cache: Path, sizes: list[int], room: int | None, left: int
+) -> None:
+    folder = own_cache / "packed"
+    folder.mkdir()
+    for age, size in enumerate(reversed(sizes)):
+        (folder / f"{age}").write_bytes(bytes(size))
+        os.utime(folder / f"{age}", (1000 - age, 1000 - age))
+    drop_oldest(folder, 8, made=folder / "0", room=room)
+    assert len(list(folder.iterdir())) == left and (folder / "0").exists()

@@ -70,7 +70,9 @@ def _read(file: Path) -> Record | None:
     if not isinstance(found, dict):
         return None
     name, path, bundle = (found.get(field) for field in ("name", "path", "bundle"))
-    plain = isinstance(name, str) and isinstance(path, str) and (bundle is None or isinstance(bundle, str))
-    if not plain or (bundle is not None and (Path(bundle).name != bundle or not bundle.endswith(".edge"))):
+    if not isinstance(name, str) or not isinstance(path, str):
         return None
-    return Record(name, path, bundle)
+    if bundle is None:
+        return Record(name, path)
+    plain = isinstance(bundle, str) and Path(bundle).name == bundle and bundle.endswith(".edge")
+    return Record(name, path, bundle) if plain else None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,3 +308,13 @@ def test_measuring_a_bundle_imports_no_torch(tiny_bundle: Bundle, text: Path) ->
     command = [sys.executable, "-c", script, "eval", str(tiny_bundle.root), "--text", str(text), "--window", "32"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("family", ["t5", "whisper"])
+def test_a_checkpoint_that_is_no_decoder_is_refused_in_a_sentence(
+    run: Run, text: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    checkpoint = SimpleNamespace(config={"model_type": family, "is_encoder_decoder": True})
+    monkeypatch.setattr("edge.export.checkpoint.open_checkpoint", lambda source, **_: checkpoint)
+    status, out, err = run("--torch", family, "--text", text)
+    assert (status, out) == (2, "") and f"edge: {family} is an encoder-decoder, and the perplexity" in err

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -464,3 +465,19 @@ def test_drafts_change_neither_cache_nor_context_nor_chunk_of_exact_answers(
         assert found[0] == found[1]
     assert kinds == ({INT8} if kv == "int8" else {FLOAT32, INT8})
     assert widths == {1} if drafter == "off" else max(widths) > 1
+
+
+def test_a_translator_is_planned_for_a_usual_text_and_the_longest_is_said(
+    paper_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    translator = encoder_decoder(paper_bundle, "text")
+    manifest = dataclasses.replace(translator.manifest, context=8192)
+    long = Bundle(translator.root, manifest)
+    monkeypatch.setattr("edge.cli.plan.open_bundle", lambda path: long)
+    monkeypatch.setattr(Bundle, "check_sizes", lambda self: None)
+    assert main(["plan", str(long.root)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"Input +512 tokens", said) and re.search(r"Longer texts .* for one of [\d,]+ tokens", said)
+    assert main(["plan", str(long.root), "--context", "1000"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"Input +1,000 tokens", said) and "Longer texts" not in said

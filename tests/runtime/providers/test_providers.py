@@ -217,3 +217,23 @@ def test_the_command_takes_one(tiny_bundle: Bundle, capsys: pytest.CaptureFixtur
     assert main(["run", str(tiny_bundle.root), "hi", "--raw", "--max-tokens", "2", "--provider", "cpu"]) == 0
     assert main(["run", str(tiny_bundle.root), "hi", "--provider", "tpu"]) == 2
     assert "There is no provider 'tpu'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("execution_provider", "simulated"), [("CPUExecutionProvider", True), ("QNNExecutionProvider", False)]
+)
+def test_a_device_is_simulated_where_the_simulator_runs_a_node(
+    tiny_bundle: Bundle, execution_provider: str, simulated: bool
+) -> None:
+    """Not where all nodes are left to the processor, whose times are real."""
+    from edge.runtime.providers.accelerator import Accelerator
+    from edge.runtime.providers.base import NPU, SIMULATES, Device
+
+    def append(options: object) -> None:
+        """onnxruntime adds the processor by itself."""
+
+    device = Device("toy", NPU, "a simulator", SIMULATES)
+    provider = Accelerator("toy", execution_provider, device, append, threads=1, arena=-1, strict=False)
+    assert not provider.simulated
+    provider.open(tiny_bundle, "decoder")
+    assert provider.simulated is simulated
