@@ -21,6 +21,7 @@ class _Sampling(TypedDict, total=False):
     min_p: float | None
     repetition_penalty: float | None
     seed: int | str | None
+    circles: str
     stop: Sequence[str]
     interrupted: Callable[[], bool]
 
@@ -59,6 +60,7 @@ class TranscribeKeywords(TypedDict, total=False):
     logprob_threshold: float | None
     no_speech_threshold: float | None
     seed: int
+    circles: str
     interrupted: Callable[[], bool]
     language: str | None
     task: str

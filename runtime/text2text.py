@@ -113,6 +113,7 @@ class Text2TextOptions(SamplingOptions):
             early_stopping=cast(EarlyStopping, settings.early_stopping),  # the manifest was checked
             n_best=self.n_best,
             max_tokens=max_tokens,
+            circles=self.circles,
             interrupted=self.interrupted,
         )
 
@@ -275,7 +276,7 @@ class Text2Text(Loaded):
         cross = engine.encoder.encode_text(np.array(source, np.int64))
         cache = self._cache(engine, task, cross)
         try:
-            yield from self._run(engine, cache, task, drafts, found)
+            yield from self._run(engine, cache, task, source, drafts, found)
         except GeneratorExit:  # nobody wants the rest
             self._keep(cache)
             raise
@@ -287,16 +288,22 @@ class Text2Text(Loaded):
             self._spare.append(cache)
 
     def _run(
-        self, engine: Engine, cache: KVCache, task: _Task, drafts: Drafts, found: list[Hypothesis]
+        self,
+        engine: Engine,
+        cache: KVCache,
+        task: _Task,
+        source: list[int],
+        drafts: Drafts,
+        found: list[Hypothesis],
     ) -> Iterator[int]:
         if task.beam.beams > 1:
             forced = len(task.prompt) - 1  # transformers generates all but the first by force, and counts them
             return beam.search(
                 engine, cache, task.prompt, task.beam, found,
-                eos=self.text.eos, processors=task.processors, forced=forced,
+                eos=self.text.eos, processors=task.processors, forced=forced, source=source,
             )  # fmt: skip
         prompt, interrupted = np.array(task.prompt, np.int64), task.options.interrupted
-        sampler, chunk = self._sampler(task), len(prompt)
+        sampler, chunk = self._sampler(task, source), len(prompt)
         return generate(engine, cache, prompt, sampler, chunk=chunk, interrupted=interrupted, drafts=drafts)
 
     def close(self) -> None:
@@ -318,11 +325,11 @@ class Text2Text(Loaded):
         found.ends = min(found.capacity, prompt + most)  # which some policies that skip layers go by
         return found
 
-    def _sampler(self, task: _Task) -> Sampler:
+    def _sampler(self, task: _Task, source: list[int]) -> Sampler:
         plain = task.options
         if plain.repetition_penalty is not None:
             plain = dataclasses.replace(plain, repetition_penalty=None)  # that is a processor here
-        sampler = make_sampler(plain)
+        sampler = make_sampler(plain, source)  # a text may repeat what repeats there
         return ProcessedSampler(task.processors, sampler, task.prompt) if task.processors else sampler
 
     def _task(self, options: Text2TextOptions, engine: Engine) -> _Task:

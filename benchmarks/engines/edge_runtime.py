@@ -45,7 +45,7 @@ class _Edge:
         if not prefill:
             self.model.engine.prefill = None
         self._cache = self.model.engine.new_cache()
-        self._greedy = make_sampler(edge.GenerateOptions())
+        self._greedy = make_sampler(edge.GenerateOptions(circles="allow"))
 
     def generate(self, ids: list[int], n: int) -> Timed:
         import numpy as np

@@ -17,6 +17,7 @@ from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
 from edge.manifest import FLOAT32
 from edge.runtime.decode.answer import GenerateOptions, Result
+from edge.runtime.decode.circles import ALLOW
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
 from edge.runtime.load import load
@@ -151,12 +152,12 @@ def _answerer(
     if isinstance(model, Text2Text):
         if instruction is not None:
             raise InputError(f"{bundle.manifest.name} takes texts alone; --instruction is for decoders.")
-        greedy = Text2TextOptions(max_tokens=maximum, beams=1)  # whatever the bundle sets
+        greedy = Text2TextOptions(max_tokens=maximum, beams=1, circles=ALLOW)  # whatever the bundle sets
         return lambda asked: model.generate(asked, greedy)
     if not isinstance(model, Model):
         raise InputError(f"{bundle.manifest.name} reads audio, so it cannot answer texts.")
     before = task.instruction if instruction is None else instruction
-    options = GenerateOptions(max_tokens=maximum, temperature=0, think=False)  # whatever the bundle sets
+    options = GenerateOptions(max_tokens=maximum, temperature=0, think=False, circles=ALLOW)  # whatever the bundle sets
     return lambda asked: model.generate(before + asked, options)
 
 

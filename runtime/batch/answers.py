@@ -18,7 +18,7 @@ from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.decode.answer import FinishReason, GenerateOptions, Result, Timings, chooser, ends_of, rest, result
 from edge.runtime.decode.loop import prefill
-from edge.runtime.decode.sampling import Categorical, greedy
+from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.decode.thoughts import Thoughts
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
@@ -65,8 +65,13 @@ class Growing:
         if asked == CANDIDATES:
             assert isinstance(self.sampler, Categorical)
             token = self.sampler.among(row)
+        elif asked == TOKENS:
+            token = int(row)
+            if isinstance(self.sampler, Uncircling):
+                accepted = self.sampler.accepts(token)
+                assert accepted, "logits are asked for where tokens are not enough"
         else:
-            token = int(row) if asked == TOKENS else self.sampler(row)
+            token = self.sampler(row)
         self.tokens.append(token)
         now = time.perf_counter()
         if len(self.tokens) == 1:
@@ -186,7 +191,7 @@ class Batch:
     def _asked(self, growing: Sequence[Growing]) -> Wanted:
         """What a step is asked for: of logits in another memory no more than samplers need."""
         engine, samplers = self._engine, [each.sampler for each in growing]
-        if engine.remote and engine.chooses and all(sampler is greedy for sampler in samplers):
+        if engine.remote and engine.chooses and all(map(_likeliest, samplers)):
             return TOKENS
         if engine.remote and all(isinstance(sampler, Categorical) for sampler in samplers):
             return CANDIDATES
@@ -224,3 +229,8 @@ class Batch:
                 growing[slot] = last
                 self._slots.move(last.cache, slot)
             yield each.place, each.whole(finish)
+
+
+def _likeliest(sampler: Sampler) -> bool:
+    """Whether a sampler is sure to take the likeliest token next."""
+    return not sampler.unsure if isinstance(sampler, Uncircling) else sampler is greedy

@@ -46,7 +46,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.2, "top_k": 40, "seed": 12345678901},
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 7},
 )
+LASTING = ({"max_tokens": 96}, {"max_tokens": 96, "circles": "allow"})  # of a tiny model, such answers go in circles
 ASKED = [*((prompt, given) for prompt in PROMPTS for given in OPTIONS), (LONG, OPTIONS[0]), (LONG, OPTIONS[2])]
+ASKED += [(prompt, given) for prompt in PROMPTS[:3] for given in LASTING]
 SKIPPING = [*((prompt, given) for given in (OPTIONS[0], OPTIONS[2]) for prompt in PROMPTS[:3]), (LONG, OPTIONS[0])]
 TOKENS = 24
 TYPED = 2  # prompts with a control token
@@ -72,6 +74,8 @@ OUTPUTS: tuple[dict[str, Any], ...] = (
     {"beams": 4, "groups": 2, "diversity": 0.7, "n_best": 4},
     {"beams": 6, "groups": 3, "diversity": 1.5, "n_best": 2, "early_stopping": "never", "no_repeat_ngram": 2},
     {"beams": 3, "groups": 3, "diversity": 0.4, "n_best": 3, "early_stopping": True, "length_penalty": 0.3},
+    {"beams": 1, "max_tokens": 96},
+    {"beams": 3, "n_best": 2, "max_tokens": 96},
 )
 
 
@@ -183,8 +187,8 @@ def _answers(model: Model, asked: Sequence[tuple[str, dict[str, Any]]]) -> Itera
         ids = model.prompt_ids(prompt, raw=raw, think=False)
         if len(ids) >= model.engine.context:
             continue
-        result = model.generate(prompt, GenerateOptions(max_tokens=TOKENS, think=False, **UNSHAPED | given), raw=raw)
         options = {"max_tokens": TOKENS, **given}
+        result = model.generate(prompt, GenerateOptions(think=False, **UNSHAPED | options), raw=raw)
         yield {"prompt": prompt, "raw": raw, "options": options, "prompt_ids": ids} | _said(result)
 
 
@@ -198,7 +202,7 @@ def _outputs(model: Text2Text) -> Iterator[dict[str, Any]]:
     """Of a multilingual model into one language and into another by turns."""
     pairs = _pairs(model)
     for number, (source, given) in enumerate((source, given) for source in SOURCES for given in OUTPUTS):
-        options = given | pairs[number % len(pairs)] | {"max_tokens": TOKENS}
+        options = {"max_tokens": TOKENS} | given | pairs[number % len(pairs)]
         try:
             ids = model.prompt_ids(source, Text2TextOptions(**options))
         except InputError:  # longer than the encoder takes

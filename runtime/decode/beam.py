@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.answer import INTERRUPTED, FinishReason, never
 from edge.runtime.decode.branches import Branches, Made
+from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES, Circles
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
@@ -56,6 +57,8 @@ class BeamOptions(Options):
             at its present length, is ahead of the worst of them; "never" when none can get ahead.
         n_best: whole texts to return, up to `beams`.
         max_tokens: maximum tokens of a text.
+        circles: "avoid": texts that repeat themselves without end lose probability
+            (`edge.runtime.decode.circles`); "allow": they do not.
         interrupted: asked before every step; the search ends once it says True.
 
     Raises:
@@ -69,6 +72,7 @@ class BeamOptions(Options):
     early_stopping: EarlyStopping = option(False, EARLY_STOPPING)
     n_best: int = option(1, N_BEST)
     max_tokens: int = option(512, integer("maximum of tokens to generate", "1 or more", least=1))
+    circles: str = option(ALLOW, CIRCLES)
     interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
@@ -150,6 +154,7 @@ def search(
     eos: Collection[int],
     processors: Sequence[Processor] = (),
     forced: int = 0,
+    source: Sequence[int] = (),
 ) -> Iterator[int]:
     """Search step by step: yields the tokens of the best text, each as soon as it is certain because all possible texts
     go on with it, and the others in the end.
@@ -162,13 +167,14 @@ def search(
         processors: change the log probabilities, in this order.
         forced: how many of the last prompt tokens count towards a text's length: those that transformers generates by
             force (`forced_bos_token_id`).
+        source: what the encoder read: a text may repeat what repeats there.
     """
     if not engine.takes_trees:
         raise InputError("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
     prompt = np.asarray(prompt, np.int64)
     cache.prompt = cache.length + len(prompt)
     cache.ends = min(cache.capacity, cache.prompt + options.max_tokens)
-    groups = [_Group(prompt.tolist(), options, frozenset(eos), forced) for _ in range(options.groups)]
+    groups = [_Group(prompt.tolist(), options, frozenset(eos), forced, source) for _ in range(options.groups)]
     run: Callable[..., Made] = engine.step
     if engine.ranks and len(groups) == 1 and not processors:  # else others are needed than the likeliest
         vocab = engine.bundle.manifest.dims.vocab_size
@@ -238,7 +244,9 @@ class _Group:
     reached is judged by the best beam that goes on, or by the best candidate, whether it goes on or not.
     """
 
-    def __init__(self, prompt: list[int], options: BeamOptions, eos: frozenset[int], forced: int) -> None:
+    def __init__(
+        self, prompt: list[int], options: BeamOptions, eos: frozenset[int], forced: int, source: Sequence[int]
+    ) -> None:
         self._options = options
         self._grouped = options.groups > 1
         self._width = options.beams // options.groups
@@ -248,6 +256,7 @@ class _Group:
         self._uncounted = len(prompt) - forced
         self._limit = len(prompt) + options.max_tokens
         self.texts = [prompt]
+        self._circles = [Circles(source)] if options.circles == AVOID else []  # of the texts
         self.scores = [0.0]  # log probabilities of the texts
         self.leaves = [0]
         self.parents: list[int] = []
@@ -257,6 +266,9 @@ class _Group:
 
     def best(self, scores: NDArray[np.float32]) -> list[Found]:
         """The best of what may follow the texts, by the scores of all tokens [n, V], which are overwritten."""
+        for beam, circles in enumerate(self._circles):
+            for token, loss in circles.losses.items():
+                scores[beam, token] -= np.float32(loss)
         scores += np.array(self.scores, np.float32)[:, None]
         return _best(scores, self.candidates)
 
@@ -268,6 +280,8 @@ class _Group:
             for beam, score in enumerate(self.scores)
             for value, token in zip(logarithms[beam], tokens[beam], strict=True)
         ]
+        if any(circles.losses for circles in self._circles):
+            found = [(value - self._circles[beam].losses.get(token, 0), beam, token) for value, beam, token in found]
         found.sort(key=itemgetter(0), reverse=True)  # of equals the first one stays first
         return found[: self.candidates]
 
@@ -286,6 +300,10 @@ class _Group:
             elif rank < self._width:
                 self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
         self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
+        if self._circles:
+            self._circles = [self._circles[beam].copy() for _, beam, _ in chosen]
+            for circles, (_, _, token) in zip(self._circles, chosen, strict=True):
+                circles.push(token)
         self.tokens = [token for _, _, token in chosen]
         self.parents = [self.leaves[beam] for _, beam, _ in chosen]
         self.scores = [value for value, _, _ in chosen]

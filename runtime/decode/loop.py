@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge.manifest import LONGER
 from edge.runtime.decode.draft import NOTHING, Draft, keep, tree_step
-from edge.runtime.decode.sampling import Categorical, Sampler, greedy
+from edge.runtime.decode.sampling import Categorical, Sampler, Uncircling, greedy
 from edge.runtime.engine.binding import all_rows
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
@@ -24,8 +24,8 @@ PREFILL_GRAPH_FROM = 256
 
 Step = Callable[..., Any]
 """`Engine.step`, `Engine.choose` or `Engine.candidates`."""
-Choose = Callable[[Any], int]
-"""Makes a token of a row that a step gives."""
+Choose = Callable[[Any], int | None]
+"""Makes a token of a row that a step gives; None where the row says too little: it must be logits."""
 
 
 class Drafts:
@@ -55,11 +55,29 @@ def reader(engine: Engine, sampler: Sampler, *, logits: bool = False) -> tuple[S
     Where nobody but a greedy sampler reads logits, they stay inside the graph, if it can be asked for tokens. logits:
     whether somebody else wants them.
     """
-    if sampler is greedy and engine.chooses and not logits:
-        return engine.choose, chosen
+    if engine.chooses and not logits:
+        if sampler is greedy:
+            return engine.choose, chosen
+        if isinstance(sampler, Uncircling):
+            return _uncircling(engine, sampler)
     if engine.remote and isinstance(sampler, Categorical) and not logits:
         return engine.candidates, sampler.among
     return engine.step, sampler
+
+
+def _uncircling(engine: Engine, sampler: Uncircling) -> tuple[Step, Choose]:
+    """Logits leave the graph only where the text may be in a circle."""
+
+    def step(*given: Any, **more: Any) -> Any:
+        return (engine.step if sampler.unsure else engine.choose)(*given, **more)
+
+    def choose(row: Any) -> int | None:
+        if isinstance(row, np.ndarray) and row.ndim:
+            return sampler(row)
+        token = chosen(row)
+        return token if sampler.accepts(token) else None
+
+    return step, choose
 
 
 def chosen(token: int) -> int:
@@ -132,6 +150,7 @@ def decode(
                 if interrupted():
                     return
                 token = choose(p[-1])
+                assert token is not None, "a step of one token gives what its choice needs"
                 drafts.accept(t, p, [token])
                 t[0] = token
                 yield token
@@ -151,7 +170,7 @@ def decode(
 
 
 def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[int]]:
-    """Draw tokens until one was not drafted.
+    """Draw tokens until one was not drafted, or one cannot be drawn from its row.
 
     Each is drawn from the model's own logits, in the order of the text, exactly as if there were no draft: whatever
     the sampler keeps (random numbers, tokens that were said) goes the same way, and so does the answer.
@@ -163,12 +182,17 @@ def accept(p: NDArray[Any], x: Draft, choose: Choose) -> tuple[list[int], list[i
     Returns:
         The tokens drawn, of which all but the last were drafted, and the indices in the draft of those.
     """
-    rows = p.tolist() if choose is chosen else p
-    sampled, path, at = [choose(rows[0])], list[int](), -1
+    rows = p.tolist() if isinstance(p, np.ndarray) and p.ndim == 1 else p
+    first = choose(rows[0])
+    assert first is not None, "a step gives what its first choice needs"
+    sampled, path, at = [first], list[int](), -1
     parents = range(-1, len(x.tokens) - 1) if x.parents is None else x.parents
     for node, (parent, drafted) in enumerate(zip(parents, x.tokens, strict=True)):  # children stand behind their parent
         if parent == at and drafted == sampled[-1]:
             at = node
+            token = choose(rows[node + 1])
+            if token is None:  # the step that begins with this token will say
+                break
             path.append(node)
-            sampled.append(choose(rows[node + 1]))
+            sampled.append(token)
     return sampled, path

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import Generation
+from edge.runtime.decode.circles import AVOID, CIRCLES, Circles
 from edge.runtime.decode.logits_processors import ProcessedSampler, RepetitionPenalty
 from edge.runtime.engine.candidates import Candidates
 from edge.runtime.engine.failures import no_token
@@ -59,6 +60,8 @@ class SamplingOptions(Options):
         repetition_penalty: divides positive and multiplies negative logits of tokens that occurred in the prompt
             or the answer (Keskar et al. 2019, section 4.1); 1 for none.
         seed: what draws begin with: a number, or ``random`` (or None) for other draws every time.
+        circles: "avoid": at temperature 0, a text that repeats itself without end is led out of it
+            (`edge.runtime.decode.circles`); "allow": it goes on.
 
     Raises:
         InputError: a value out of its range.
@@ -74,6 +77,7 @@ class SamplingOptions(Options):
         None, unless_none(number("repetition penalty", "a number above 0 (1: no penalty)", above=0))
     )
     seed: int | str = option(0, _seed)
+    circles: str = option(AVOID, CIRCLES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,10 +117,15 @@ class SamplingOptions(Options):
 
 def make_sampler(options: SamplingOptions, prompt: Sequence[int] = ()) -> Sampler:
     """The sampler for one answer to `prompt` (token ids, which the repetition penalty takes for said)."""
-    sampler: Sampler = Categorical(options) if options.temperature else greedy
+    sampler: Sampler = Categorical(options) if options.temperature else greedily(options, prompt)
     if options.repetition_penalty in (None, 1):
         return sampler
     return ProcessedSampler([RepetitionPenalty(options.repetition_penalty)], sampler, prompt)
+
+
+def greedily(options: SamplingOptions, prompt: Sequence[int]) -> Sampler:
+    """Takes the most likely token of one answer to `prompt`."""
+    return Uncircling(prompt) if options.circles == AVOID else greedy
 
 
 def greedy(logits: NDArray[np.float32]) -> int:
@@ -126,6 +135,35 @@ def greedy(logits: NDArray[np.float32]) -> int:
     if not math.isfinite(logits.item(token)):
         raise no_token(logits.item(token))
     return token
+
+
+class Uncircling:
+    """Takes the most likely token of one answer to `prompt`, or the next best way out of a circle: see `Circles`."""
+
+    def __init__(self, prompt: Sequence[int] = ()) -> None:
+        self._circles = Circles(prompt)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the next choice may need logits: else the likeliest token is it."""
+        return bool(self._circles.losses)
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        token, losses = greedy(logits), self._circles.losses
+        if token in losses:
+            logits = logits.copy()
+            for lost, loss in losses.items():
+                logits[lost] -= np.float32(loss)
+            token = greedy(logits)
+        self._circles.push(token)
+        return token
+
+    def accepts(self, likeliest: int) -> bool:
+        """Whether the next token is the likeliest, of whose logit nothing is lost: it follows the text then."""
+        if likeliest in self._circles.losses:
+            return False
+        self._circles.push(likeliest)
+        return True
 
 
 def largest_logit(logits: NDArray[np.float32]) -> float:

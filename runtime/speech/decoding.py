@@ -18,9 +18,19 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.answer import INTERRUPTED, never
 from edge.runtime.decode.beam import BEAMS, BeamOptions, beam_search, new_cache
+from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES
 from edge.runtime.decode.logits_processors import ProcessedSampler
 from edge.runtime.decode.loop import PLAIN, Drafts, decode
-from edge.runtime.decode.sampling import SEED, TEMPERATURE, Categorical, Sampler, SamplingOptions, greedy, largest_logit
+from edge.runtime.decode.sampling import (
+    SEED,
+    TEMPERATURE,
+    Categorical,
+    Sampler,
+    SamplingOptions,
+    Uncircling,
+    greedy,
+    largest_logit,
+)
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
@@ -48,6 +58,8 @@ class DecodingOptions(Options):
         logprob_threshold: a text whose mean log probability is lower is unsure: try again. None: any.
         no_speech_threshold: an unsure window whose chance of no speech is higher is skipped. None: no window is.
         seed: of the draws; the same sound gives the same text.
+        circles: "avoid": where no other temperature would be tried for it, a text that repeats itself without end is
+            led out of it; "allow": it goes on.
         interrupted: asked before every step; the window is given up once it says True.
 
     Raises:
@@ -72,6 +84,7 @@ class DecodingOptions(Options):
         0.6, unless_none(number("no-speech threshold", "a number, or None for no window"))
     )
     seed: int = option(0, SEED)
+    circles: str = option(AVOID, CIRCLES)
     interrupted: Callable[[], bool] = option(never, INTERRUPTED)
 
     def __post_init__(self) -> None:
@@ -126,6 +139,13 @@ class Decoder:
         self._speculation = speculation
         self._said = list[int]()  # tokens of all decodings so far, the latest ones
         self.speculated: Figures | None = None  # what drafts did, in all windows
+
+    @property
+    def _circles(self) -> str:
+        """What becomes of circles at temperature 0: a text that would be tried again is not led elsewhere."""
+        options = self._options
+        tries = len(options.temperatures) > 1 and options.compression_ratio_threshold is not None
+        return ALLOW if tries or self._last is not None else options.circles
 
     def hear(self, samples: NDArray[np.float32]) -> None:
         """Encode a window of up to `window_samples` samples [N], which stay as they are until it is decoded; what
@@ -237,7 +257,8 @@ class Decoder:
         """Tokens after the prompt that was run, without the end token, and the sum of their log probabilities with the
         end token's; None where it was interrupted."""
         cache, maximum = self._heard(), self._maximum(prompt)
-        chosen = Scored(self._choosers[temperature], self._work)
+        chooser = Uncircling() if temperature == 0 and self._circles == AVOID else self._choosers[temperature]
+        chosen = Scored(chooser, self._work)
         rules = speech_rules(self._speech, self._end, len(prompt), self._last)
         sampler = ProcessedSampler(rules, chosen, prompt)
         cache.truncate(len(prompt))
@@ -263,7 +284,9 @@ class Decoder:
         """What `_sample` gives, by beam search."""
         cache, options = self._heard(), self._options
         cache.truncate(len(prompt) - 1)  # the search runs the last token itself, and is shown none before it
-        wanted = BeamOptions(options.beams, max_tokens=self._maximum(prompt), interrupted=options.interrupted)
+        wanted = BeamOptions(
+            options.beams, max_tokens=self._maximum(prompt), circles=self._circles, interrupted=options.interrupted
+        )
         rules = speech_rules(self._speech, self._end, 1, self._last)
         found = beam_search(self._engine, cache, prompt[-1:], wanted, eos=[self._end], processors=rules)[0]
         if found.finish_reason == "interrupted":

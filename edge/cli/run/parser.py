@@ -23,7 +23,7 @@ OF_TEXT = (
     *("diversity", "no_repeat_ngram", "min_tokens", "whole"),
 )
 OF_DECODERS = ("system", "raw", "date", "prefill_chunk", "kv", "batch", "think", "think_tokens")
-NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "context")
+NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "circles", "context")
 IGNORED = {
     DECODER: (*OF_SPEECH, *OF_TEXT, "beams"),
     TEXT: (*OF_SPEECH, *OF_DECODERS),
@@ -136,6 +136,7 @@ def add_arguments(parser: Parser) -> None:
     add("--min-p P", unlikely, float)
     add("--repetition-penalty R", "above 1, tokens that occurred before become less likely", float)
     add("--seed N", "what draws begin with (default: 0); random: other draws every time", _seed)
+    add("--circles WHAT", "avoid (default): lead an answer out of what it repeats without end; allow: do not")
     add("--json", "print the whole answer and its figures as one JSON object", default=None)
 
     add = parser.options("speech")

@@ -60,7 +60,7 @@ class EdgeText2Text private constructor(
             val task = task(options)
             slots.use(task.rows) { slot ->
                 slot.read(engine, source)
-                val tokens = if (task.beams.beams > 1) search(slot.cache, task, goOn).tokens() else loop(slot.cache, task, goOn)
+                val tokens = if (task.beams.beams > 1) search(slot.cache, task, source, goOn).tokens() else loop(slot.cache, task, source, goOn)
                 for (piece in Answering(tokens, loaded.tokenizer, task.ends, source.size, asked = asked)) emit(piece)
             }
         }
@@ -78,9 +78,9 @@ class EdgeText2Text private constructor(
             slots.use(task.rows) { slot ->
                 slot.read(engine, source)
                 if (task.beams.beams == 1) {
-                    return@withContext listOf(alone(loop(slot.cache, task) { job.ensureActive() }, task.ends))
+                    return@withContext listOf(alone(loop(slot.cache, task, source) { job.ensureActive() }, task.ends))
                 }
-                val search = search(slot.cache, task) { job.ensureActive() }
+                val search = search(slot.cache, task, source) { job.ensureActive() }
                 search.tokens().forEach { _ -> }
                 search.found.map {
                     Candidate(shown(it.tokens, options.stop), it.tokens.asList(), it.score, it.logProbability, it.finish)
@@ -140,13 +140,13 @@ class EdgeText2Text private constructor(
         return Task(prompt, options, beams, Ends(options.stop, eos, wanted, room), processors)
     }
 
-    private fun search(cache: KvCache, task: Task, goOn: () -> Unit): BeamSearch {
+    private fun search(cache: KvCache, task: Task, source: IntArray, goOn: () -> Unit): BeamSearch {
         val forced = task.prompt.size - 1 // transformers generates all but the first by force, and counts them
-        return BeamSearch(engine, cache, task.prompt, task.beams, eos, task.processors, forced, goOn)
+        return BeamSearch(engine, cache, task.prompt, task.beams, eos, task.processors, forced, goOn, source)
     }
 
-    private fun loop(cache: KvCache, task: Task, goOn: () -> Unit): DecodeLoop {
-        val sampler = Sampler(task.options.sampling, task.prompt, manifest.dims.vocabSize, task.processors)
+    private fun loop(cache: KvCache, task: Task, source: IntArray, goOn: () -> Unit): DecodeLoop {
+        val sampler = Sampler(task.options.sampling, task.prompt, manifest.dims.vocabSize, task.processors, source)
         return DecodeLoop(engine, cache, task.prompt, sampler, goOn)
     }
 

@@ -89,6 +89,7 @@ data class Text2TextOptions(
         val stopping = earlyStopping ?: EarlyStopping.valueOf(defaults.earlyStopping.content.uppercase())
         return BeamOptions(
             settings.numBeams, maxTokens, groups, diversity, settings.lengthPenalty, stopping, nBest,
+            sampling.circles,
         )
     }
 }

@@ -1,5 +1,6 @@
 package dev.edgelm
 
+import dev.edgelm.decode.Circling
 import dev.edgelm.decode.SamplingOptions
 import dev.edgelm.text.Message
 import java.io.File
@@ -24,9 +25,11 @@ class ConformanceTest {
         @SerialName("min_p") val minP: Double = 0.0,
         @SerialName("repetition_penalty") val repetitionPenalty: Double = 1.0,
         val seed: Long? = null,
+        val circles: String = "avoid",
     ) {
         fun generate() = GenerateOptions(
-            maxTokens, SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed),
+            maxTokens,
+            SamplingOptions(temperature, topK, topP, minP, repetitionPenalty, seed, Circling.valueOf(circles.uppercase())),
         )
     }
 

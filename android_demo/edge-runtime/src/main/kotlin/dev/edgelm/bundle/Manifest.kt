@@ -175,6 +175,7 @@ data class Manifest(
     val speech: Speech? = null,
     val generation: Generation? = null,
     val prefill: PrefillGraph? = null,
+    val shortRope: Int? = null,
     val segments: List<Segment> = emptyList(),
     val routers: String? = null,
     val files: List<BundleFile> = emptyList(),

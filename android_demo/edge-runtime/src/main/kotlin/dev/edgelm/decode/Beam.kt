@@ -19,6 +19,7 @@ internal class BeamOptions(
     val lengthPenalty: Double = 1.0,
     val earlyStopping: EarlyStopping = EarlyStopping.FALSE,
     val nBest: Int = 1,
+    val circles: Circling = Circling.ALLOW,
 ) {
     init {
         if (nBest > beams) throw InputException("$beams beams cannot give $nBest texts; ask for as many beams.")
@@ -41,7 +42,7 @@ internal class Hypothesis(val tokens: IntArray, val score: Double, val logProbab
  * (Vijayakumar et al. 2016) follow transformers 4, which differs in two rules: see [Group].
  *
  * [prompt]: what the decoder begins with, after what the cache holds, of which the last [forced] tokens count towards a text's length. [goOn] is
- * called before every step, and throws where the search is to end.
+ * called before every step, and throws where the search is to end. A text may repeat what repeats in [source].
  */
 internal class BeamSearch(
     private val engine: Engine,
@@ -52,6 +53,7 @@ internal class BeamSearch(
     private val processors: List<Processor>,
     private val forced: Int,
     private val goOn: () -> Unit,
+    private val source: IntArray = IntArray(0),
 ) {
     /** The best texts, the best first; there before the last tokens come. */
     var found: List<Hypothesis> = emptyList()
@@ -66,7 +68,7 @@ internal class BeamSearch(
             throw InputException("This bundle's decoder takes one text at a time, so that no beams can be searched with it.")
         }
         val scores = Array(options.beams / options.groups) { FloatArray(engine.bundle.manifest.dims.vocabSize) }
-        val groups = List(options.groups) { Group(prompt, options, eos, forced) }
+        val groups = List(options.groups) { Group(prompt, options, eos, forced, source) }
         var logits = engine.prefill(cache, prompt, 0, goOn)
         val branches = Branches(engine, cache, options.beams)
         var certain = 0
@@ -135,7 +137,7 @@ internal fun logSoftmax(logits: FloatArray) {
  * that end there, or come after them. And what may yet be reached is judged by the best beam that goes on, or by the best
  * candidate, whether it goes on or not.
  */
-private class Group(prompt: IntArray, private val options: BeamOptions, private val eos: Set<Int>, forced: Int) {
+private class Group(prompt: IntArray, private val options: BeamOptions, private val eos: Set<Int>, forced: Int, source: IntArray) {
     private val grouped = options.groups > 1
     private val width = options.beams / options.groups
     private val candidates = Candidates(maxOf(2, 1 + eos.size) * width) // so that enough of them do not end
@@ -151,6 +153,7 @@ private class Group(prompt: IntArray, private val options: BeamOptions, private 
         private set
     var tokens = IntArray(0)
         private set
+    private var circles = if (options.circles == Circling.AVOID) listOf(Circles(source)) else emptyList() // of the texts
     val ended = ArrayList<Hypothesis>() // the best first, at most as many as the group has beams
     var done = false
         private set
@@ -158,6 +161,7 @@ private class Group(prompt: IntArray, private val options: BeamOptions, private 
     /** Choose what follows each text by the scores of all tokens. */
     fun extend(scores: Array<FloatArray>) {
         candidates.clear()
+        for ((row, each) in circles.withIndex()) for ((token, loss) in each.losses) scores[row][token] -= loss
         for (row in texts.indices) candidates.offer(row, values[row], scores[row])
         if (candidates.size == 0) { // every token is forbidden
             cut(FinishReason.LENGTH)
@@ -176,6 +180,9 @@ private class Group(prompt: IntArray, private val options: BeamOptions, private 
             }
         }
         texts = chosen.map(::continued)
+        if (circles.isNotEmpty()) {
+            circles = chosen.map { circles[candidates.rows[it]].copy().apply { push(candidates.tokens[it]) } }
+        }
         tokens = IntArray(chosen.size) { candidates.tokens[chosen[it]] }
         parents = IntArray(chosen.size) { leaves[candidates.rows[chosen[it]]] }
         values = FloatArray(chosen.size) { candidates.values[chosen[it]] }

@@ -64,7 +64,7 @@ internal class DecodeLoop(
         drafts?.draft?.tokens?.copyInto(tokens, 1, 0, drafted)
         val size = drafted + 1
         val begun = System.nanoTime()
-        val within = chooses && this.begun // an answer's first logits are looked at: they may be no numbers
+        val within = chooses && this.begun && !sampler.unsure // an answer's first logits are looked at: they may be no numbers
         val chosen = if (within) engine.choose(cache, tokens, 0, size, size) else null
         val logits = if (within) null else engine.step(cache, tokens, 0, size, size)
         val seconds = (System.nanoTime() - begun) / 1e9
@@ -72,6 +72,7 @@ internal class DecodeLoop(
         var count = 0
         do {
             sampled[count] = if (chosen != null) chosen.get(count).toInt() else sampler.next(logits!!, count)
+            if (chosen != null && !sampler.accepts(sampled[count])) break // the next step will say, which has logits
             count++
         } while (count < size && sampled[count - 1] == tokens[count])
         if (this.begun) drafts?.accept(size, seconds, sampled, count)

@@ -15,6 +15,7 @@ import kotlin.math.exp
  * @property repetitionPenalty divides positive and multiplies negative logits of tokens that occurred; 1 for none. Null:
  *   the bundle's, where it has one.
  * @property seed makes draws repeatable, the same as Python's; null draws anew every time.
+ * @property circles at temperature 0: whether a text that repeats itself without end is led out of it.
  */
 data class SamplingOptions(
     val temperature: Double = 0.0,
@@ -23,6 +24,7 @@ data class SamplingOptions(
     val minP: Double = 0.0,
     val repetitionPenalty: Double? = null,
     val seed: Long? = null,
+    val circles: Circling = Circling.AVOID,
 ) {
     init {
         check("temperature", temperature, "0 or more", temperature >= 0 && temperature.isFinite())
@@ -45,15 +47,27 @@ data class SamplingOptions(
     }
 }
 
-/** Makes the next token of logits [V]. One for each answer: its [processors] go by what was said after [prompt]. */
+/** What becomes of a greedy text that repeats itself without end: see [Circles]. */
+enum class Circling { AVOID, ALLOW }
+
+/**
+ * Makes the next token of logits [V]. One for each answer: its [processors] go by what was said after [prompt]. A text may
+ * repeat what repeats in [source].
+ */
 internal class Sampler(
     private val options: SamplingOptions,
     prompt: IntArray,
     vocab: Int,
     private val processors: List<Processor> = penalty(options),
+    source: IntArray = prompt,
 ) {
     /** Whether logits are needed at all: else the likeliest token is chosen inside the graph, if it can be. */
     val needsLogits: Boolean = options.temperature > 0 || processors.isNotEmpty()
+
+    private val circles = if (options.temperature == 0.0 && options.circles == Circling.AVOID) Circles(source) else null
+
+    /** Whether the next choice may need logits where others do not. */
+    val unsure: Boolean get() = circles?.losses?.isNotEmpty() ?: false
 
     private val random by lazy(LazyThreadSafetyMode.NONE) {
         Pcg64(options.seed ?: java.security.SecureRandom().nextLong().ushr(1))
@@ -71,12 +85,29 @@ internal class Sampler(
         given.get(logits)
         given.position(0)
         for (processor in processors) processor.process(text, length, logits)
-        val token = if (options.temperature == 0.0) likeliest(logits) else draw()
+        val token = if (options.temperature == 0.0) taken() else draw()
         if (processors.isNotEmpty()) {
             if (length == text.size) text = text.copyOf(2 * length + 16)
             text[length++] = token
         }
         return token
+    }
+
+    /** Whether the next token is the [likeliest], of whose logit nothing is lost: it follows the text then. */
+    fun accepts(likeliest: Int): Boolean {
+        if (circles == null) return true
+        if (likeliest in circles.losses) return false
+        circles.push(likeliest)
+        return true
+    }
+
+    /** The likeliest token, or the next best way out of a circle. */
+    private fun taken(): Int {
+        val best = likeliest(logits)
+        if (circles == null) return best
+        if (best !in circles.losses) return best.also(circles::push)
+        for ((token, loss) in circles.losses) logits[token] -= loss
+        return likeliest(logits).also(circles::push)
     }
 
     private fun draw(): Int {

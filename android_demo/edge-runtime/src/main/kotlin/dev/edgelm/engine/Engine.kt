@@ -64,6 +64,12 @@ internal class Engine(
     val takesTrees: Boolean = biases.isNotEmpty()
     val asksPositions: Boolean = "key_positions" in inputs
 
+    /** Tokens of a text that LongRoPE reads by its short factors; null: all texts here are read by the same factors. */
+    private val shortRope: Int? = bundle.manifest.shortRope?.takeIf { context <= it }
+
+    /** Where the graphs' tables have a position of a text. */
+    fun place(position: Int): Int = if (shortRope == null) position else bundle.manifest.context + minOf(position, shortRope - 1)
+
     /** An empty cache for up to [capacity] tokens. */
     fun newCache(capacity: Int): KvCache {
         if (capacity !in 1..context) {

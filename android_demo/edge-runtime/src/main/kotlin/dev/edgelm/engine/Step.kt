@@ -79,7 +79,7 @@ internal class Step(environment: OrtEnvironment, private val cache: KvCache, sha
     fun fill(given: IntArray, start: Int, count: Int, tree: Tree?) {
         for (i in 0 until size) {
             ids.put(i, given[start + minOf(i, count - 1)].toLong())
-            positions.put(i, (tree?.positions?.get(i) ?: (cache.length + i)).toLong())
+            positions.put(i, (tree?.positions?.get(i) ?: cache.engine.place(cache.length + i)).toLong())
         }
     }
 

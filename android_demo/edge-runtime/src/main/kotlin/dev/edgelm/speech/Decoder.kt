@@ -2,6 +2,7 @@ package dev.edgelm.speech
 
 import dev.edgelm.decode.BeamOptions
 import dev.edgelm.decode.BeamSearch
+import dev.edgelm.decode.Circling
 import dev.edgelm.decode.Processor
 import dev.edgelm.decode.Sampler
 import dev.edgelm.decode.likeliest
@@ -167,13 +168,14 @@ internal class Decoder(
         val most = most(prompt)
         val rules = Rules(speech, end, last)
         val said = IntArray(most)
+        val sampler = sampler(temperature)
         var size = 0
         var logprob = 0.0
         cache.truncate(prompt.size)
         first.copyInto(scores)
         while (true) {
             rules.apply(scores, said, size)
-            token[0] = choose(temperature)
+            token[0] = sampler?.next(shown) ?: likeliest(scores)
             logprob += logProbability(scores, token[0])
             if (token[0] == end) break
             said[size++] = token[0]
@@ -189,7 +191,7 @@ internal class Decoder(
         val rules = Rules(speech, end, last)
         val processor = Processor { text, length, scores -> rules.apply(scores, text.copyOfRange(1, length), length - 1) }
         cache.truncate(prompt.size - 1) // the search runs the last token itself, and is shown none before it
-        val wanted = BeamOptions(options.beams, most(prompt))
+        val wanted = BeamOptions(options.beams, most(prompt), circles = circling)
         val begun = intArrayOf(prompt.last())
         val search = BeamSearch(engine, cache, begun, wanted, setOf(end), listOf(processor), forced = 0, goOn)
         search.tokens().forEach { _ -> }
@@ -197,10 +199,18 @@ internal class Decoder(
         return Pair(best.tokens.asList().let { if (it.last() == end) it.dropLast(1) else it }, best.logProbability)
     }
 
-    private fun choose(temperature: Double): Int {
-        if (temperature == 0.0) return likeliest(scores)
-        val sampler = samplers.getOrPut(temperature) { Sampler(options.sampling(temperature), IntArray(0), scores.size) }
-        return sampler.next(shown)
+    /** What becomes of circles at temperature 0: a text that would be tried again is not led elsewhere. */
+    private val circling: Circling
+        get() {
+            val tries = options.temperatures.size > 1 && options.compressionRatioThreshold != null
+            return if (tries || last != null) Circling.ALLOW else options.circles
+        }
+
+    /** What chooses the tokens of a text; null: the likeliest ones are. */
+    private fun sampler(temperature: Double): Sampler? {
+        val made = { Sampler(options.sampling(temperature), IntArray(0), scores.size) }
+        if (temperature > 0) return samplers.getOrPut(temperature, made)
+        return if (circling == Circling.AVOID) made() else null
     }
 
     /** In which beams have rows of their own for a text, which takes half of the context at most. */

@@ -2,6 +2,7 @@ package dev.edgelm.speech
 
 import dev.edgelm.InputException
 import dev.edgelm.bundle.Speech
+import dev.edgelm.decode.Circling
 import dev.edgelm.decode.SamplingOptions
 
 /** What becomes of the words: the same language, or English. */
@@ -20,6 +21,8 @@ enum class Task { TRANSCRIBE, TRANSLATE }
  * @property logprobThreshold a text whose mean log probability is lower is unsure: try again. Null: any.
  * @property noSpeechThreshold an unsure window whose chance of no speech is higher is skipped. Null: no window is.
  * @property seed of the draws at temperatures above 0; the same sound gives the same text.
+ * @property circles where no other temperature would be tried for it: whether a text that repeats itself without end is led
+ *   out of it.
  */
 data class TranscribeOptions(
     val language: String? = null,
@@ -32,6 +35,7 @@ data class TranscribeOptions(
     val logprobThreshold: Double? = UNSURE,
     val noSpeechThreshold: Double? = 0.6,
     val seed: Long = 0,
+    val circles: Circling = Circling.AVOID,
 ) {
     init {
         if (temperatures.isEmpty()) {
