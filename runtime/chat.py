@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Unpack
@@ -18,6 +19,7 @@ from edge.runtime.decode.answer import (
     check_length,
     check_prompt,
     collect,
+    ends_of,
     own,
 )
 from edge.runtime.decode.stream import Stream
@@ -27,6 +29,8 @@ from edge.runtime.text.template import Message, check_messages
 
 if TYPE_CHECKING:
     from edge.runtime.engine.cache import KVCache
+    from edge.runtime.engine.engine import Engine
+    from edge.runtime.memory.shares import Share
     from edge.runtime.model import Model
 
 
@@ -65,6 +69,8 @@ class Chat:
         self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._busy = threading.Lock()  # while an answer is under way
         self._cache = model.engine.new_cache()
+        self._capacity = self._cache.capacity
+        self._share: Share | None = None  # of a memory limit: what the cache takes of it
         self._forget()
 
     def reset(self) -> None:
@@ -96,7 +102,7 @@ class Chat:
     @property
     def capacity(self) -> int:
         """Most tokens that the conversation can have."""
-        return self._cache.capacity
+        return self._capacity
 
     def stream(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
@@ -145,6 +151,7 @@ class Chat:
             parts: list[str] = []
             thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []
+            self._take_share(engine, turn, options)
             try:
                 for piece in answer(
                     *(engine, text, self._begun(turn.tokens), turn.tokens, options),
@@ -160,6 +167,7 @@ class Chat:
                         sampled.append(piece.token_id)
                     last = piece
                     yield piece
+                self._keep(turn, parts, thoughts, sampled, last.finish_reason)
             except GeneratorExit:  # nobody wants the rest: all is as after the last piece
                 self._keep(turn, parts, thoughts, sampled, last.finish_reason)
                 raise
@@ -168,7 +176,28 @@ class Chat:
                     self.messages = [*turn.messages, _said(parts, thoughts)]
                 self._cache = engine.new_cache()
                 raise
-            self._keep(turn, parts, thoughts, sampled, last.finish_reason)
+            finally:
+                self._rest_share(engine)
+
+    def _take_share(self, engine: Engine, turn: _Turn, options: GenerateOptions) -> None:
+        """Have room for an answer in a memory limit, where there is one."""
+        if engine.plan is None:
+            return
+        assert engine.shares is not None
+        most = ends_of(options, self._capacity, self._model.block(turn.text)).most
+        size = engine.plan.answer_bytes(min(self._capacity, len(turn.tokens) + most))
+        taken = engine.shares.take(size, options.interrupted, instead=self._share, drop=weakref.WeakMethod(self._drop))
+        self._share = taken or self._share
+
+    def _rest_share(self, engine: Engine) -> None:
+        """Keep what the cache takes of a memory limit until somebody needs it."""
+        if self._share is not None:
+            assert engine.plan is not None
+            self._share.rest(engine.plan.cache_bytes(self._cache.length))
+
+    def _drop(self) -> None:
+        """Give up the cache: the next answer reads the whole conversation again."""
+        self._cache, self._cached = self._model.engine.new_cache(), []
 
     def _begun(self, prompt: list[int]) -> KVCache:
         """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""

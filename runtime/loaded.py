@@ -10,6 +10,7 @@ from edge.errors import InputError
 from edge.home import curves_dir, is_folder
 from edge.runtime.background import Background
 from edge.runtime.memory.process import release_freed
+from edge.runtime.memory.shares import closed
 from edge.runtime.speculate.base import OFF, chosen, find
 
 if TYPE_CHECKING:
@@ -50,8 +51,12 @@ class Loaded:
 
     def close(self) -> None:
         """Release the weights and whatever else the model holds, its chats' caches too once nobody has them. It answers
-        no more."""
-        self._engine = None
+        no more: answers under way, in other threads too, end at their next step with an InputError."""
+        from edge.runtime.engine.engine import Engine
+
+        engine, self._engine = self._engine, None
+        if isinstance(engine, Engine):
+            engine.close()
         self.__dict__.pop("speculation", None)
         gc.collect()
         release_freed()
@@ -65,7 +70,7 @@ class Loaded:
         """
         engine = self._engine
         if engine is None:
-            raise InputError(f"The model {self.bundle.manifest.name} was closed; load it again.")
+            raise InputError(closed(self.bundle.manifest.name))
         if isinstance(engine, Background):
             self._engine = engine = engine.result()
             release_freed()  # what reading the tokenizer took: 48 MiB of one with 128,000 tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Unpack
 
@@ -184,6 +185,7 @@ class Model(Loaded):
             started_ns=started,
             speculation=self.speculation,
             block=block,
+            shares=None if engine.plan is None else engine.shares,
         )
         return Stream(made)
 
@@ -290,8 +292,13 @@ class Model(Loaded):
         mosts = [ends_of(each, engine.context, block).most for each, (_, block) in zip(options, asked, strict=True)]
         capacity = min(engine.context, max(len(each) + most for each, most in zip(ids, mosts, strict=True)))
         width = min(width, len(prompts))
-        batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
-        yield from batch.answers(asked, options)
+        share = None
+        if engine.plan is not None:
+            assert engine.shares is not None
+            share = engine.shares.take(engine.plan.answer_bytes(width * capacity), options[0].interrupted)
+        with share or nullcontext():  # none where it was interrupted, before any memory is written
+            batch = Batch(engine, self.text, capacity=capacity, width=width, chunk=self.prefill_chunk)
+            yield from batch.answers(asked, options)
 
     def generate_all(
         self,

@@ -271,6 +271,17 @@ class Text2Text(Loaded):
     def _tokens(
         self, engine: Engine, task: _Task, source: list[int], drafts: Drafts, found: list[Hypothesis]
     ) -> Iterator[int]:
+        """The output's tokens as they come, with a share of a memory limit."""
+        tokens = self._encoded(engine, task, source, drafts, found)
+        if engine.plan is None:
+            return tokens
+        assert engine.shares is not None
+        rows = len(task.prompt) + task.beam.beams * min(task.ends.max_tokens, task.ends.room)
+        return engine.shares.over(engine.plan.answer_bytes(rows), task.options.interrupted, tokens)
+
+    def _encoded(
+        self, engine: Engine, task: _Task, source: list[int], drafts: Drafts, found: list[Hypothesis]
+    ) -> Generator[int, None, None]:
         """The output's tokens as they come; the cache is used again when they are done, and not where they failed."""
         assert engine.encoder is not None
         cross = engine.encoder.encode_text(np.array(source, np.int64))
@@ -283,8 +294,11 @@ class Text2Text(Loaded):
         self._keep(cache)
 
     def _keep(self, cache: KVCache) -> None:
-        """Use a cache again, as long as the model is there."""
-        if self._engine is not None:
+        """Use a cache again, as long as the model is there. With a memory limit only one is kept: the next answer's."""
+        if self._engine is None:
+            return
+        shares = None if self.engine.plan is None else self.engine.shares
+        if shares is None or shares.alone:
             self._spare.append(cache)
 
     def _run(

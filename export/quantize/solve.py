@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.export.quantize.base import Format, QTensor
-from edge.runtime.providers.threads import usable_cores
+from edge.runtime.providers.cores import usable_cores
 
 Floats = NDArray[np.float32]
 Search = Callable[[Floats, Floats, Format], tuple[Floats, Floats]]

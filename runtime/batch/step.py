@@ -88,6 +88,7 @@ class BatchStep:
         """Append a token to each of the caches, which are in the first slots, through the units of `route`; logits
         [B, V] or what else was asked for of each, overwritten by the next step. The results of other slots are not
         used."""
+        self._engine.check_open()
         count = len(caches)
         self._tokens[:count, 0] = tokens
         self._positions[:count, 0] = [cache.length for cache in caches]

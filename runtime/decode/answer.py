@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edge.manifest import Manifest
     from edge.runtime.engine.cache import KVCache
     from edge.runtime.engine.engine import Engine
+    from edge.runtime.memory.shares import Shares
     from edge.runtime.speculate.speculation import Figures, Speculation
 
 LONGEST_TOKEN = 256  # characters: of the vocabularies in use none has a token of more than 128
@@ -192,6 +193,7 @@ def answer(
     started_ns: int,
     speculation: Speculation | None = None,
     block: Block | None = None,
+    shares: Shares | None = None,
 ) -> Generator[Piece, None, None]:
     """Stream the answer to `prompt`, whose first `cache.length` tokens are in the cache already.
 
@@ -200,6 +202,7 @@ def answer(
         started_ns: `time.perf_counter_ns()` when the answer was asked for.
         speculation: what drafts, where anything does.
         block: of thoughts, where the answer may begin with some.
+        shares: of a memory limit, of which the answer takes one; a chat does that by itself.
     """
     timings = Timings(len(prompt), cache.length, simulated=engine.provider.simulated)
     # What is drawn anew every time has no text to keep to.
@@ -209,6 +212,9 @@ def answer(
     drafts = drafts_of(speculation, prompt, ends, text, options, timings)
     new = np.asarray(prompt[cache.length :], np.int64)
     tokens = generate(engine, cache, new, sampler, chunk=chunk, interrupted=options.interrupted, drafts=drafts)
+    if shares is not None:
+        assert engine.plan is not None
+        tokens = shares.over(engine.plan.answer_bytes(cache.capacity), options.interrupted, tokens)
     return pieces(tokens, text, timings, ends, started_ns=started_ns, block=block)
 
 

@@ -3,7 +3,7 @@ are right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -113,7 +113,7 @@ def generate(
     chunk: int,
     interrupted: Callable[[], bool],
     drafts: Drafts = PLAIN,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Append `prompt` [P], P >= 1, to the cache in steps of at most `chunk` tokens, then yield what `decode` does."""
     last = int(prompt[-1])
     if cache.length + prompt.shape[0] == 1:  # an encoder-decoder's start: its first step may have a draft

@@ -110,6 +110,7 @@ class DeviceEngine(Engine):
         tree: Tree | None = None,
     ) -> list[Candidates]:
         wanted = LAST_ROW if rows is None else rows
+        self.check_open()
         cache.check_room(len(tokens))
         return self.candidates_of(self._ran(cache, tokens, wanted, tree, CANDIDATES).result)
 

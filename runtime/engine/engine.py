@@ -26,6 +26,7 @@ from edge.runtime.engine.long_rope import long_rope
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.prefill_engine import PrefillEngine
 from edge.runtime.engine.variant import PLAIN, Variant
+from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Buffer, Provider, Session
 from edge.runtime.providers.kernel_nodes import LIKELIEST_COUNT, LIKELIEST_LOGARITHMS, LIKELIEST_TOKENS
@@ -80,6 +81,8 @@ class Engine:
     # Prompts that are answered at a time: 16 were as fast in 8 bits and 10% faster in 4, with twice the memory.
     side_by_side = 8
     turns = True  # whether steps of one graph may turn positions by other factors: `edge.runtime.engine.long_rope`
+    closed = False  # whether no more steps are to run
+    shares: Shares | None = None  # of a memory limit
     remote = False  # whether logits are in another memory than the host's, from which few are read sooner: `candidates`
 
     def __init__(self, bundle: Bundle, variant: Variant = PLAIN, provider: Provider | None = None) -> None:
@@ -88,6 +91,9 @@ class Engine:
         self.kv = dataclasses.replace(bundle.manifest.kv, dtype=variant.kv)
         context = variant.context if variant.plan is None else variant.plan.demand.context
         self.context = min(DEFAULT_CONTEXT, limit) if context is None else context
+        if variant.plan is not None:
+            total = variant.plan.answers_bytes
+            self.shares = Shares(total, refuse=variant.refuse, name=bundle.manifest.name)
         if not 1 <= self.context <= limit:
             raise InputError(f"The context must be between 1 and {limit} tokens for this bundle, not {self.context}.")
         self.provider = provider or open_provider(AUTO, manifest=bundle.manifest)
@@ -104,6 +110,19 @@ class Engine:
         self._steps: WeakKeyDictionary[Seat, dict[tuple[int, int, Wanted], StepBuffers]] = WeakKeyDictionary()
         self._bound: WeakKeyDictionary[Seat, dict[tuple[str, ...], Any]] = WeakKeyDictionary()  # by outputs
         self._logits: WeakKeyDictionary[Seat, Buffer] = WeakKeyDictionary()
+
+    def close(self) -> None:
+        """End what is under way at its next step."""
+        self.closed = True
+        if self.prefill is not None:
+            self.prefill.closed = True
+        if self.shares is not None:
+            self.shares.close()
+
+    def check_open(self) -> None:
+        """Raise InputError where no more steps are to run."""
+        if self.closed:
+            raise InputError(closed(self.bundle.manifest.name))
 
     def _open_encoder(self, source: int | None) -> Encoder:
         """The encoder of an encoder-decoder. source: most tokens of a text, where memory has room for fewer."""
@@ -204,6 +223,7 @@ class Engine:
     ) -> Likeliest:
         """As `step`, with the `count` likeliest tokens of each row [R] instead of its logits. Engines whose graph
         cannot say them have none (`ranks`)."""
+        self.check_open()
         cache.check_room(tokens.shape[0])
         if self.long_rope is not None:
             self.long_rope.place(cache, tokens, self._again)
@@ -251,6 +271,7 @@ class Engine:
         tree: Tree | None,
         asked: Wanted,
     ) -> NDArray[Any]:
+        self.check_open()
         cache.check_room(tokens.shape[0])
         if self.long_rope is not None:
             self.long_rope.place(cache, tokens, self._again)

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
+from edge.errors import InputError
 from edge.runtime.engine.binding import LAST_ROW, Step, WholeBinding, pad_to_even
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.long_rope import LongRope
+from edge.runtime.memory.shares import closed
 from edge.runtime.providers.base import Provider, Session
 
 
@@ -23,6 +25,8 @@ class PrefillEngine:
 
     again: the engine's way of running a text again for `long_rope`; it is not kept alive.
     """
+
+    closed = False  # whether no more steps are to run
 
     def __init__(
         self,
@@ -52,6 +56,8 @@ class PrefillEngine:
         """As `Engine.step`, without trees; the result is the caller's. Tokens and rows are run in even numbers, so that
         a row is the same, bit for bit, however a text is cut into steps, but for a last one that stands alone where the
         bundle's context ends; see `pad_to_even`."""
+        if self.closed:
+            raise InputError(closed(self._bundle.manifest.name))
         rows = LAST_ROW if rows is None else rows
         if self._long_rope is not None:
             assert self._again is not None

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8, KV_DTYPES, PREFILL_VERSION, SKIP
-from edge.runtime.options import LARGEST, Options, day, flag, integer, number, option, refused, text, unless_none
+from edge.runtime.memory.shares import WAIT, WHEN_FULL
+from edge.runtime.options import (
+    LARGEST,
+    Options,
+    day,
+    flag,
+    integer,
+    number,
+    one_of,
+    option,
+    refused,
+    text,
+    unless_none,
+)
 from edge.runtime.providers import BEST, check_provider, provider_name
 
 if TYPE_CHECKING:
@@ -55,6 +68,8 @@ class LoadOptions(Options):
             128.
         memory: maximum bytes that this process may hold, as a number or like ``300MB``: what fits is chosen before
             anything is loaded, the context too where none is given. What the program holds already counts.
+        when_full: what becomes of an answer that `memory` has no room for while others are under way: it waits for them
+            (``wait``), or is refused (``refuse``).
         beams: maximum beams of a search that there must be memory for, or of a decoder's prompts answered side by side;
             default: as many as the bundle sets.
         speculate: what drafts tokens of an answer that are verified several in a step: ``auto``, which drafts for
@@ -79,6 +94,7 @@ class LoadOptions(Options):
     threads: int | None = option(None, unless_none(integer("number of threads", "at least 1", least=1)))
     prefill_chunk: int | None = option(None, unless_none(integer("prefill chunk", "1 token or more", least=1)))
     memory: int | str | None = option(None, unless_none(amount))
+    when_full: str = option(WAIT, one_of("option when_full", " or ".join(WHEN_FULL), WHEN_FULL))
     beams: int | None = option(None, unless_none(integer("number of beams", "1 or more", least=1, most=MOST_BEAMS)))
     speculate: str = option(AUTO, text("option speculate"))
     exact: bool | None = option(None, unless_none(flag("option exact")))
@@ -96,6 +112,7 @@ class LoadKeywords(TypedDict, total=False):
     threads: int | None
     prefill_chunk: int | None
     memory: int | str | None
+    when_full: str
     beams: int | None
     speculate: str
     exact: bool | None
@@ -121,6 +138,7 @@ class Variant:
         context: the largest KV capacity that will be asked for, in tokens; default: the bundle's, up to 4,096.
         speculate: what drafts.
         plan: what a memory budget has room for, instead of `context`.
+        refuse: whether an answer that the budget has no room for at present is refused instead of waiting.
         target: the name of graphs for one kind of device, which run instead; see `edge.runtime.static` and
             `edge.runtime.device`.
         limit: maximum bytes of the device's memory.
@@ -136,6 +154,7 @@ class Variant:
     plan: Plan | None = None
     target: str | None = None
     limit: int | None = None
+    refuse: bool = False
 
 
 PLAIN = Variant()
@@ -157,6 +176,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     check_provider(options.provider)
     if options.prefill_chunk is not None and not decoder:
         raise InputError(f"{manifest.name} is an encoder-decoder and reads no prompt in chunks; omit the chunk.")
+    if options.when_full != WAIT and options.memory is None:
+        raise InputError(f"when_full={options.when_full!r} is for a memory limit; give memory too, or leave it out.")
     speculate = check_argument(options.speculate, bundle)
     if not decoder and speculate != OFF and (options.beams or 1) > 1:
         raise InputError(f"The drafter {speculate} drafts one text at a time; leave it out, or ask for one beam.")
@@ -180,7 +201,8 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
     if trees and kv[0] == FLOAT32:
         role = TREE
     prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)
-    return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan)
+    refuse = options.when_full != WAIT
+    return Variant(role, kv[0], prefill, policy, exact, options.context, speculate, plan, refuse=refuse)
 
 
 def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> str | None:
@@ -206,6 +228,7 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
         f"--speculate {options.speculate}": policy is not None and options.skip == OFF,
         f"--kv {options.kv}": options.kv != AUTO,
         "--memory": options.memory is not None and target != CUDA,
+        f"when_full={options.when_full!r}": options.when_full != WAIT,
     }
     for given, asked in unfit.items():
         if asked:

@@ -72,6 +72,8 @@ SOUND_ATTENTION, SOUND_FEED_FORWARD, SOUND_GAPS = 8, 3, 1.75
 WINDOWS = 4  # float copies of a window of sound, and its features
 # A table of a transcription's tokens, and what reading it takes, in multiples of the size of tokenizer.json.
 WORDS, WORDS_READING = MIB, 12
+# What each of several answers takes at a time.
+EACH = ("KV cache", "activations", "logits", "cross-attention KV", "encoder activations")
 SAMPLING = 3  # rows of logits that choosing a token works on, for each row
 
 

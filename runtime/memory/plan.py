@@ -29,7 +29,7 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import FLOAT32, INT8, KV8_STEP
 from edge.runtime.engine.engine import DEFAULT_CONTEXT, PREFILL_CHUNK
-from edge.runtime.memory.footprint import SLACK, Demand, Footprint, MemoryModel
+from edge.runtime.memory.footprint import EACH, LEFT, SLACK, Demand, Footprint, MemoryModel
 from edge.runtime.options import shown
 from edge.runtime.providers.kernel_graph import attends_to_bytes
 from edge.runtime.speculate.base import AUTO, OFF, WIDTHS, chosen, table_bytes, widest_draft
@@ -62,6 +62,24 @@ class Plan:
     footprint: Footprint
     budget: int | None
     widest: int
+
+    @property
+    def answers_bytes(self) -> int:
+        """Bytes of the budget that answers may take together. Each counts with its activations as a whole, of which
+        the first finds some room in what loading left."""
+        assert self.budget is not None
+        once = sum(size for kind, size in self.footprint.running.items() if kind not in EACH)
+        return self.budget - _reserve(self.footprint) - once + LEFT
+
+    def answer_bytes(self, tokens: int | None = None) -> int:
+        """Bytes of one answer whose KV cache has so many tokens; default: those of the demand."""
+        running = self.footprint.running
+        each = sum(running.get(kind, 0) for kind in EACH[1:])
+        return LEFT + each + (running["KV cache"] if tokens is None else self.cache_bytes(tokens))
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of a text's KV cache of so many tokens."""
+        return math.ceil(self.footprint.running["KV cache"] * tokens / (self.demand.context * self.demand.branches))
 
 
 def parse_size(text: str) -> int:
@@ -166,7 +184,11 @@ def budgets(bundle: Bundle, **given: Any) -> list[int]:
 
 def needed(footprint: Footprint) -> int:
     """The smallest budget for a run that is predicted to take this much."""
-    return footprint.peak + max(math.ceil(footprint.peak * RESERVE), SLACK)
+    return footprint.peak + _reserve(footprint)
+
+
+def _reserve(footprint: Footprint) -> int:
+    return max(math.ceil(footprint.peak * RESERVE), SLACK)
 
 
 class _Choices:

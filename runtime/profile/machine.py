@@ -16,8 +16,8 @@ from edge.children import run
 from edge.runtime.memory.limit import elsewhere, memory_bytes
 from edge.runtime.profile.record import Device, Usage
 from edge.runtime.providers import PROVIDERS
+from edge.runtime.providers.cores import usable_cores
 from edge.runtime.providers.kernels import find_kernels
-from edge.runtime.providers.threads import usable_cores
 
 SYS = Path("/sys/class")
 PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"  # in HKEY_LOCAL_MACHINE

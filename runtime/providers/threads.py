@@ -11,6 +11,7 @@ import os
 import onnxruntime as ort
 
 from edge.errors import InputError
+from edge.runtime.providers.cores import usable_cores
 
 MAXIMUM = 16  # threads that may be asked for, or twice the cores: threads without work spin, thousands stop the machine
 
@@ -54,10 +55,3 @@ def check_threads(threads: int | None) -> None:
 def default_threads() -> int:
     """The threads of the pool where nobody says how many: the usable cores, at most 8."""
     return min(usable_cores(), 8)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS, nor on Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -7,7 +7,7 @@ begins where the last finished segment of the one before ended, and is given tha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -178,6 +178,14 @@ class Transcription(Iterator[Segment]):
         return Transcript(text, list(segments), self.language, duration, self.complete)
 
     def _run(self) -> Iterator[Segment]:
+        """The segments as they are understood, with a share of a memory limit."""
+        engine = self._model.engine
+        if engine.plan is None:
+            return (yield from self._understood())
+        assert engine.shares is not None
+        yield from engine.shares.over(engine.plan.answer_bytes(), self._options.interrupted, self._understood())
+
+    def _understood(self) -> Generator[Segment, None, None]:
         options, speech, windows = self._options, self._speech, self._windows
         decoder = self._decoder = Decoder(self._model.engine, self._model.text, options, self._model.speculation)
         tick = speech.sample_rate // speech.frames_per_second

@@ -282,11 +282,10 @@ def test_transcriptions_of_one_model_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", ["generate", "stream", "answers", "chat", "old chat", "engine"])
-def test_a_closed_model_says_so_and_what_is_under_way_ends_well(pristine_tiny_bundle: Bundle, use: str) -> None:
+def test_a_closed_model_says_so_to_who_asks_and_to_what_is_under_way(pristine_tiny_bundle: Bundle, use: str) -> None:
     model = edge.load(pristine_tiny_bundle.root, kind=edge.Model)
-    whole = model.generate("The moon", max_tokens=6).text
-    stream, chat = model.stream("The moon", max_tokens=6), model.chat()
-    shown = next(stream).text
+    stream, chat = model.stream("The moon", max_tokens=500), model.chat()
+    next(stream)
     model.close()
     model.close()
     ask: dict[str, Callable[[], object]] = {
@@ -299,7 +298,8 @@ def test_a_closed_model_says_so_and_what_is_under_way_ends_well(pristine_tiny_bu
     }
     with pytest.raises(InputError, match="was closed; load it again"):
         ask[use]()
-    assert shown + "".join(piece.text for piece in stream) == whole
+    with pytest.raises(InputError, match="was closed; load it again"):
+        assert len(list(stream)) < 100, "an answer that is under way ends at its next step"
 
 
 ODD_PROMPTS: list[Any] = [

@@ -16,7 +16,8 @@ from edge.runtime.profile.machine import (
     drop_from_page_cache,
     resident_bytes,
 )
-from edge.runtime.providers.threads import default_threads, usable_cores
+from edge.runtime.providers.cores import usable_cores
+from edge.runtime.providers.threads import default_threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what Linux tells")
 

@@ -28,10 +28,10 @@ internal object Ort {
     /** Of onnxruntime, once the environment is there. */
     val version: String get() = environment!!.version
 
-    /** The environment. The first call sizes the pool: [threads], default one per core, up to 8. */
+    /** The environment. The first call sizes the pool: [threads], default one per core that it may use, up to 8. */
     @Synchronized
     fun environment(threads: Int?): OrtEnvironment {
-        val cores = Runtime.getRuntime().availableProcessors()
+        val cores = usableCores()
         if (threads != null && threads !in 1..maxOf(16, 2 * cores)) {
             throw InputException("The number of threads must be between 1 and ${maxOf(16, 2 * cores)}, not $threads.")
         }

@@ -10,6 +10,7 @@ import dev.edgelm.decode.SamplingOptions
 import dev.edgelm.engine.Engine
 import dev.edgelm.engine.KvCache
 import dev.edgelm.engine.Ort
+import dev.edgelm.engine.usableCores
 import dev.edgelm.memory.ProcessMemory
 import dev.edgelm.text.Tokenizer
 import java.time.OffsetDateTime
@@ -19,7 +20,7 @@ import java.time.temporal.ChronoUnit
 data class DeviceName(val name: String, val cpu: String, val os: String, val memoryBytes: Long? = null) {
     /** It, with what a measurement depends on besides. */
     internal fun measured(): Device {
-        val cores = Runtime.getRuntime().availableProcessors()
+        val cores = usableCores()
         return Device(name, cpu, cores, memoryBytes, os, "onnxruntime ${Ort.version}", "CPUExecutionProvider", Ort.threads)
     }
 }

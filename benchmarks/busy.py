@@ -1,0 +1,96 @@
+"""One thread and two on a busy machine: decoding next to other programs that compute.
+
+    python benchmarks/busy.py --bundle smollm2.edge --bundle qwen.edge
+
+For each bundle a process with one thread and one with two answer in turns, next to 0, 1 and 2 programs that do nothing
+but count. The figures are the medians and quartiles of tokens per second, and of the ratios of two threads to one in a
+round. docs/lab/kernels.md has figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+PROMPT = "Write a long story about a lighthouse keeper and the ships that pass at night."
+REST_S = 0.2  # before another process answers: threads of the one before have stopped spinning by then
+BUSY = (0, 1, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", type=Path, action="append", required=True)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--busy", type=int, nargs="+", default=BUSY, help="programs that compute besides")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        return work(given.bundle[0], given.threads[0], given.tokens)
+    for bundle in given.bundle:
+        workers = [start(bundle, threads, given.tokens) for threads in given.threads]
+        print(f"{bundle.name}: tokens/s, median (quartiles) of {given.rounds} rounds")
+        for busy in given.busy:
+            with beside(busy):
+                rounds = [[answer(worker) for worker in workers] for _ in range(given.rounds)]
+            for threads, speeds in zip(given.threads, zip(*rounds, strict=True), strict=True):
+                ratios = [speed / first for speed, (first, *_) in zip(speeds, rounds, strict=True)]
+                figures = f"{shown(speeds, 0)}, to the first {shown(ratios, 2)}"
+                print(f"  {busy} busy, {threads} threads: {figures}", flush=True)
+        for worker in workers:
+            worker.communicate("")
+
+
+def shown(figures: Sequence[float], digits: int) -> str:
+    low, _, high = quantiles(figures, n=4)
+    return f"{median(figures):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def start(bundle: Path, threads: int, tokens: int) -> subprocess.Popen[str]:
+    command = [sys.executable, __file__, "--worker", "--bundle", str(bundle), "--threads", str(threads)]
+    command += ["--tokens", str(tokens)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    answer(worker)  # it has loaded
+    return worker
+
+
+def answer(worker: subprocess.Popen[str]) -> float:
+    """Tokens per second of one answer."""
+    assert worker.stdin is not None and worker.stdout is not None
+    time.sleep(REST_S)
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    return float(worker.stdout.readline())
+
+
+def work(bundle: Path, threads: int, tokens: int) -> None:
+    """Answer once for each line."""
+    import edge
+
+    model = edge.load(bundle, threads=threads, context=512, speculate="off", kind=edge.Model)
+    for _ in sys.stdin:
+        print(model.generate(PROMPT, max_tokens=tokens).decode_tokens_per_s, flush=True)
+
+
+@contextmanager
+def beside(count: int) -> Iterator[None]:
+    """Programs that compute meanwhile."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(REST_S)
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Shares of a memory limit: what the answers of one model, each in its own thread, and its chats may take together."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Self, TypeVar
+
+from edge.errors import InputError
+
+WAIT, REFUSE = "wait", "refuse"
+WHEN_FULL = (WAIT, REFUSE)  # what becomes of an answer for which there is no room at present
+POLL_S = 0.05  # between two looks: whether a stream that nobody has any more was collected, or the answer interrupted
+
+T = TypeVar("T")
+Drop = Callable[[], Callable[[], None] | None]
+"""A weak reference to what gives memory back."""
+
+
+def closed(name: str) -> str:
+    """What is said of a model that was closed."""
+    return f"The model {name} was closed; load it again."
+
+
+class Share:
+    """Bytes that an answer takes while it is there, and a chat between two answers, too. It ends when it is closed, or
+    when nobody has it any more."""
+
+    def __init__(self, shares: Shares, size: int, drop: Drop | None) -> None:
+        self._shares, self._drop = shares, drop
+        self.size = size
+        self.thread = threading.current_thread()  # which computes the answer
+        self.idle = False  # whether it may be taken away
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give it back. The garbage collector may call this anywhere, so that it waits for nothing."""
+        self.rest(0)
+
+    def rest(self, size: int) -> None:
+        """Keep so many bytes until somebody else needs them."""
+        self.size, self.idle = size, True
+        self._shares.changed()
+
+    def take_away(self) -> None:
+        """Have the memory of a share that is idle given back."""
+        drop = None if self._drop is None else self._drop()
+        if drop is not None:
+            drop()
+        self.size = 0
+
+
+class Shares:
+    """A limit on what answers take together. An answer takes its share before its first step. Where there is no room,
+    chats between two answers give up their caches; then it waits until others have ended, the first that came first.
+
+    Who waits has no share: a thread that has one, by a stream which it has begun, is refused instead, so that nobody
+    waits for himself or in a circle.
+
+    Args:
+        total: in bytes.
+        refuse: whether answers for which there is no room are refused instead of waiting.
+        name: of the model.
+    """
+
+    def __init__(self, total: int, *, refuse: bool, name: str) -> None:
+        self._total, self._refuse, self._name = total, refuse, name
+        self._taken: list[weakref.ref[Share]] = []
+        self._waiting: list[Share] = []
+        self.closed = False  # whether there are no more answers
+        # Its lock may be taken again by a thread that has it: there, too, the collector may end a stream.
+        self._change = threading.Condition()
+
+    def over(
+        self, size: int, interrupted: Callable[[], bool], things: Generator[T, None, None]
+    ) -> Generator[T, None, None]:
+        """What `things` gives, with a share from the first on; nothing where it was interrupted before there was
+        room."""
+        share = self.take(size, interrupted)
+        if share is None:
+            return
+        with share:
+            try:
+                for thing in things:
+                    yield thing
+                    share.thread = threading.current_thread()
+            finally:
+                things.close()
+
+    def take(
+        self,
+        size: int,
+        interrupted: Callable[[], bool],
+        *,
+        instead: Share | None = None,
+        drop: Drop | None = None,
+    ) -> Share | None:
+        """A share of so many bytes, as soon as there is room; None where `interrupted` says so before.
+
+        Args:
+            instead: an idle share that is given back for it.
+            drop: a weak reference to what gives the memory of the share back while it is idle.
+
+        Raises:
+            InputError: there is no room, and waiting is not wanted, or would be for this thread itself.
+        """
+        share = Share(self, min(size, self._total), drop)
+        with self._change:
+            holds = any(not other.idle and _ours(other) for other in self._there())
+            if (holds or not self._waiting) and self._enter(share, instead):
+                return share
+            if self._refuse or holds:
+                raise InputError(self._full(holds))
+            self._waiting.append(share)
+        try:
+            while not interrupted():
+                with self._change:
+                    if (self.closed or self._waiting[0] is share) and self._enter(share, instead):
+                        return share
+                    if any(not other.idle and _ours(other) for other in self._there()):
+                        raise InputError(self._full(True))
+                    self._change.wait(POLL_S)
+            return None
+        finally:
+            with self._change:
+                self._waiting.remove(share)
+                self._change.notify_all()
+
+    def close(self) -> None:
+        """There are no more answers, also for who waits."""
+        self.closed = True
+        self.changed()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no more than one share."""
+        return len(self._there()) < 2
+
+    def changed(self) -> None:
+        """Let who waits look again, now or soon."""
+        if self._change.acquire(blocking=False):
+            try:
+                self._change.notify_all()
+            finally:
+                self._change.release()
+
+    def _there(self) -> list[Share]:
+        """The shares that are taken, the oldest first."""
+        return [share for ref in list(self._taken) if (share := ref()) is not None and share.size]
+
+    def _enter(self, share: Share, instead: Share | None) -> bool:
+        """Whether there is room for a share, which then is taken. Shares that are idle are given up for it. InputError
+        where the model was closed."""
+        if self.closed:
+            raise InputError(closed(self._name))
+        there = [other for other in self._there() if other is not instead]
+        free = self._total - share.size - sum(other.size for other in there)
+        idle = [other for other in there if other.idle]
+        if free + sum(other.size for other in idle) < 0:
+            return False
+        for other in idle:
+            if free >= 0:
+                break
+            free += other.size
+            other.take_away()
+        if instead is not None:
+            instead.size = 0
+        self._taken = [weakref.ref(other) for other in [*there, share] if other.size]
+        share.thread = threading.current_thread()
+        return True
+
+    def _full(self, holds: bool) -> str:
+        if holds:
+            return (
+                f"The memory limit of {self._name} has no room for another answer beside those that this thread has "
+                "begun, and would wait for itself; read their streams to the end or close them, or raise the memory."
+            )
+        return (
+            f"The memory limit of {self._name} has no room for another answer at present; ask again when one has "
+            "ended, raise the memory, or load the model with when_full='wait'."
+        )
+
+
+def _ours(share: Share) -> bool:
+    """Whether nobody gives this share back while this thread waits: it does itself, or a thread that has ended."""
+    return share.thread is threading.current_thread() or not share.thread.is_alive()
