@@ -144,6 +144,7 @@ class Terms:
 class Entry:
     """One model of the catalog. `sources` are tried in order; `export` holds defaults of `edge export`'s options;
     `quality` the figures that a good export comes near; where nobody measured them, the file says `measured = false`.
+    `base`: it was trained to continue texts, and not to chat.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Entry:
     export: dict[str, Any] = field(default_factory=dict)
     quality: dict[str, float] = field(default_factory=dict)
     measured: bool = True
+    base: bool = False
 
     @property
     def folder(self) -> Path:

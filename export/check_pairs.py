@@ -41,11 +41,13 @@ SENTENCES = [  # written for this check
 
 
 class RecordedPairs:
-    """Torch's greedy answers to some inputs, and their logits."""
+    """Answers to some inputs, and the logits of the model in float32. its_own: whether it gave these answers; of others
+    a perplexity says nothing."""
 
-    def __init__(self, sources: Sources, logits: RecordedLogits) -> None:
+    def __init__(self, sources: Sources, logits: RecordedLogits, *, its_own: bool) -> None:
         self.sources = sources
         self.logits = logits
+        self.its_own = its_own
 
 
 def reference(
@@ -85,7 +87,7 @@ def reference(
     del model
     gc.collect()  # a model's modules point at each other
     release_freed()
-    return RecordedPairs(sources, recorded)
+    return RecordedPairs(sources, recorded, its_own=True)
 
 
 def reference_in_numpy(
@@ -96,7 +98,7 @@ def reference_in_numpy(
     sources = {answer.tobytes(): source for answer, source in zip(answers, inputs, strict=True)}
     model = T5Reference(checkpoint, progress)
     made = dict(zip(sources, model.logits(list(inputs), answers), strict=True))
-    return RecordedPairs(sources, RecordedLogits(_Made(model.vocab_size, made), answers))
+    return RecordedPairs(sources, RecordedLogits(_Made(model.vocab_size, made), answers), its_own=False)
 
 
 def check(engine: Engine, recorded: RecordedPairs, encode: Callable[[Input], KVCache]) -> Agreement:

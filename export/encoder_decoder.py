@@ -128,7 +128,10 @@ def write_encoder_decoder(
         progress(0, 0, "checking against the model in float32")
         found = check_pairs.check(engine, recorded, lambda given: inputs.cache(engine, given))
         check.refuse_if_broken(found, manifest)
-        manifest = dataclasses.replace(manifest, quality=check.quality(found))
+        quality = check.quality(found)
+        if not recorded.its_own:
+            quality = {figure: value for figure, value in quality.items() if "perplexity" not in figure}
+        manifest = dataclasses.replace(manifest, quality=quality)
     progress(0, 0, "recording golden answers")
     golden = record(engine, inputs.golden, GOLDEN_TOKENS)
     if target is not None:

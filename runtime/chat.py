@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
@@ -25,7 +25,7 @@ from edge.runtime.decode.answer import (
 from edge.runtime.decode.stream import Stream
 from edge.runtime.keywords import GenerateKeywords, with_keywords
 from edge.runtime.options import shown
-from edge.runtime.text.template import Message, check_messages
+from edge.runtime.text.template import Message, check_conversation, check_messages
 
 if TYPE_CHECKING:
     from edge.runtime.engine.cache import KVCache
@@ -41,13 +41,24 @@ UNDER_WAY = (
 
 
 class _Turn(NamedTuple):
-    """A conversation whose last message is to be answered. before: the messages before it, as the chat had them. text,
-    tokens: the whole prompt."""
+    """A conversation whose last message is to be answered. seen: the chat's messages when it was made; text, tokens:
+    the whole prompt."""
 
-    before: list[Message]
+    seen: list[Message]
     messages: list[Message]
     text: str
     tokens: list[int]
+
+
+class _Said(NamedTuple):
+    """A conversation as the model knows it. tokens: without the last answer's end token; text: theirs, as the template
+    writes it."""
+
+    tokens: list[int]
+    text: str
+
+
+UNSAID = _Said([], "")
 
 
 class Chat:
@@ -56,33 +67,82 @@ class Chat:
     `messages` holds the turns so far, the answers as they were shown; what the model thought before an answer is its
     `reasoning_content`, of which the chat template decides what the model reads again.
 
+    Args:
+        system: a system message to begin with.
+        messages: a conversation to go on from, whose last message is an answer; its system message is its own.
+
     Raises:
-        InputError: a system message where the bundle has no chat template.
+        InputError: a system message where the bundle has no chat template; or messages that are no such conversation,
+            or too long for the context.
     """
 
-    def __init__(self, model: Model, *, system: str | None = None) -> None:
+    def __init__(self, model: Model, *, system: str | None = None, messages: Sequence[Message] | None = None) -> None:
+        self._model = model
+        self.messages: list[Message] = []
+        self._opening: list[Message] = []
+        self._busy = threading.Lock()  # while an answer is under way
         if system is not None and not isinstance(system, str):
             raise InputError(f"The system message must be a text, not {shown(system)}.")
-        if system is not None and model.template is None:
-            raise InputError("The system message has no place, because the bundle has no chat template.")
-        self._model = model
-        self._opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        self._busy = threading.Lock()  # while an answer is under way
+        if system is not None and messages is not None:
+            raise InputError("A conversation that is given has a system message of its own; leave out the other.")
+        if system is not None:
+            messages = [{"role": "system", "content": system}]
+        begun = self._opened(() if messages is None else messages)
         self._cache = model.engine.new_cache()
         self._capacity = self._cache.capacity
         self._share: Share | None = None  # of a memory limit: what the cache takes of it
-        self._forget()
+        self._begin(begun)
 
-    def reset(self) -> None:
-        """Start over: forget every turn but the system message; InputError while an answer is under way."""
+    def reset(self, messages: Sequence[Message] | None = None) -> None:
+        """Start over: forget every turn but the system message. messages: the conversation to go on from instead, as
+        for a new chat; a system message alone starts over with that one.
+
+        Raises:
+            InputError: an answer is under way; or the messages are refused, which changes nothing.
+        """
         with self._alone():
-            self._forget()
+            self._begin(list(self._opening) if messages is None else self._opened(messages))
 
-    def _forget(self) -> None:
-        self.messages: list[Message] = list(self._opening)
+    def undo(self) -> str:
+        """Forget the last message and its answer; returns the message. What was said before stays in the KV cache.
+
+        Raises:
+            InputError: nothing was said yet, or an answer is under way.
+        """
+        with self._alone():
+            last = self._last_message()
+            message = self.messages[last]["content"]
+            self.messages = self.messages[:last]
+            return message
+
+    def _opened(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation to go on from, checked."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes | bytearray | memoryview):
+            raise InputError(f"A conversation is a list of messages, and not {shown(messages)}.")
+        found: list[Message] = [*messages]
+        check_conversation(found)
+        found = [{"role": each["role"], "content": each["content"]} for each in found]
+        model = self._model
+        if found and found[0]["role"] == "system" and model.template is None:
+            raise InputError("The system message has no place, because the bundle has no chat template.")
+        if found:
+            text = model.render([*found, {"role": "user", "content": "?"}])  # hardly anything is shorter than that
+            check_length(len(text), model.most_tokens)
+            check_prompt(model.text.encode_prompt(text), model.engine, "shorten it")
+        return found
+
+    def _begin(self, messages: list[Message]) -> None:
+        self._opening = [each for each in messages[:1] if each["role"] == "system"]
+        self.messages = messages
         self._cached: list[int] = []  # the tokens in the KV cache
-        self._said: list[int] = []  # the tokens of the whole conversation, without the last answer's end token
-        self._said_text = ""  # their text, as the template writes it
+        self._said: dict[int, _Said] = {}  # by the number of messages, where a turn of this chat ended
+
+    def _last_message(self) -> int:
+        """Where the last message of the user's is; InputError where there is none."""
+        for i in reversed(range(len(self.messages))):
+            if self.messages[i]["role"] == "user":
+                return i
+        raise InputError("Nothing was said yet in this conversation.")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -93,6 +153,11 @@ class Chat:
             yield
         finally:
             self._busy.release()
+
+    @property
+    def system(self) -> str | None:
+        """The system message; None where there is none."""
+        return self._opening[0]["content"] if self._opening else None
 
     @property
     def cached_tokens(self) -> int:
@@ -116,11 +181,7 @@ class Chat:
             InputError: the message is empty, the conversation does not fit into the context any more, or another answer
                 is under way.
         """
-        started = time.perf_counter_ns()
-        options = self._model.settled(with_keywords(own(options), keywords))
-        if self._busy.locked():
-            raise InputError(UNDER_WAY)
-        return Stream(self._answer(message, self._turn(message, options.think), options, started))
+        return self._stream(lambda think: self._turn(message, think), options, keywords)
 
     def generate(
         self, message: str, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
@@ -129,32 +190,62 @@ class Chat:
         with closing(self.stream(message, options, **keywords)) as pieces:
             return collect(pieces)
 
-    def _turn(self, message: str, think: bool | None) -> _Turn:
-        """The conversation with this message."""
-        model, before = self._model, self.messages
-        messages: list[Message] = [*before, {"role": "user", "content": message}]
+    def stream_again(
+        self, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]
+    ) -> Generator[Piece, None, None]:
+        """Stream another answer to the last message, which replaces the one before from its first piece on; see
+        `stream`. It differs where the options do, or where tokens are drawn."""
+
+        def turn(think: bool | None) -> _Turn:
+            last = self._last_message()
+            return self._turn(self.messages[last]["content"], think, last)
+
+        return self._stream(turn, options, keywords)
+
+    def regenerate(self, options: GenerateOptions | None = None, **keywords: Unpack[GenerateKeywords]) -> Result:
+        """Return another answer to the last message; see `stream_again`."""
+        with closing(self.stream_again(options, **keywords)) as pieces:
+            return collect(pieces)
+
+    def _stream(
+        self, make: Callable[[bool | None], _Turn], options: GenerateOptions | None, keywords: GenerateKeywords
+    ) -> Generator[Piece, None, None]:
+        started = time.perf_counter_ns()
+        options = self.settled(with_keywords(own(options), keywords))
+        if self._busy.locked():
+            raise InputError(UNDER_WAY)
+        return Stream(self._answer(make, make(options.think), options, started))
+
+    def settled(self, options: GenerateOptions) -> GenerateOptions:
+        """The options with what is not set as the model's makers set it for chats."""
+        return self._model.settled(options)
+
+    def _turn(self, message: str, think: bool | None, before: int | None = None) -> _Turn:
+        """The conversation with this message after its first `before` messages, or after all."""
+        model, seen = self._model, self.messages
+        messages: list[Message] = [*seen[:before], {"role": "user", "content": message}]
         check_messages(messages)
         text = model.render(messages, think)
         check_length(len(text), model.most_tokens)
-        tokens = self._tokens(text)
+        tokens = self._tokens(text, self._said.get(len(messages) - 1, UNSAID))
         check_prompt(tokens, model.engine, "start the conversation over")
-        return _Turn(before, messages, text, tokens)
+        return _Turn(seen, messages, text, tokens)
 
     def _answer(
-        self, message: str, turn: _Turn, options: GenerateOptions, started: int
+        self, make: Callable[[bool | None], _Turn], turn: _Turn, options: GenerateOptions, started: int
     ) -> Generator[Piece, None, None]:
         model = self._model
         engine, text, chunk, drafts = model.engine, model.text, model.prefill_chunk, model.speculation
         with self._alone():
-            if turn.before is not self.messages:  # something was said since the stream was made
-                turn = self._turn(message, options.think)
+            if turn.seen is not self.messages:  # something was said since the stream was made
+                turn = make(options.think)
             parts: list[str] = []
             thoughts: list[str] = []  # empty where the model did not think
             sampled: list[int] = []
             self._take_share(engine, turn, options)
             try:
                 for piece in answer(
-                    *(engine, text, self._begun(turn.tokens), turn.tokens, options),
+                    *(engine, text, self._begun(turn), turn.tokens, options),
                     chunk=chunk,
                     started_ns=started,
                     speculation=drafts,
@@ -199,11 +290,12 @@ class Chat:
         """Give up the cache: the next answer reads the whole conversation again."""
         self._cache, self._cached = self._model.engine.new_cache(), []
 
-    def _begun(self, prompt: list[int]) -> KVCache:
+    def _begun(self, turn: _Turn) -> KVCache:
         """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""
-        cache = self._cache
+        cache, prompt = self._cache, turn.tokens
         shared = min(_shared(self._cached, prompt), cache.reusable)
-        self._cached, self._said = [], []
+        self._cached = []
+        self._said = {end: said for end, said in self._said.items() if end < len(turn.messages)}
         cache.truncate(min(shared, len(prompt) - 1))  # the last token is run in any case: its logits are needed
         return cache
 
@@ -221,23 +313,23 @@ class Chat:
         self._cached = tokens[: self._cache.length]
         if thoughts:
             return  # the text is encoded anew: the template leaves thoughts out of what the model reads again
-        self._said_text = turn.text + self._model.text.controls.hide(said, answer=True)
         # After a stop string the tokens say more than the text that was shown: the text is encoded anew.
-        if finish != "stop":
-            self._said = tokens
-        elif sampled[-1] in self._model.text.eos:
-            self._said = tokens[:-1]
+        if finish == "stop":
+            if sampled[-1] not in self._model.text.eos:
+                return
+            tokens = tokens[:-1]
+        self._said[len(self.messages)] = _Said(tokens, turn.text + self._model.text.controls.hide(said, answer=True))
 
-    def _tokens(self, prompt_text: str) -> list[int]:
+    def _tokens(self, prompt_text: str, said: _Said) -> list[int]:
         """The conversation's tokens. What was said keeps the tokens it was said with, because encoding an answer
         need not give back the tokens that the model chose; only what follows is encoded, where it begins with a special
         token, at which every tokenizer splits.
         """
         text = self._model.text
-        if self._said and prompt_text.startswith(self._said_text):
-            new = text.encode(prompt_text[len(self._said_text) :])
+        if said.tokens and prompt_text.startswith(said.text):
+            new = text.encode(prompt_text[len(said.text) :])
             if new and new[0] in text.special:
-                return self._said + new
+                return said.tokens + new
         return text.encode_prompt(prompt_text)
 
 

@@ -314,6 +314,6 @@ class Model(Loaded):
         found = dict(self.answers(prompts, options, system=system, raw=raw, width=width, **keywords))
         return [found[i] for i in range(len(found))]
 
-    def chat(self, *, system: str | None = None) -> Chat:
-        """A conversation that keeps its KV cache from turn to turn."""
-        return Chat(self, system=system)
+    def chat(self, *, system: str | None = None, messages: Sequence[Message] | None = None) -> Chat:
+        """A conversation that keeps its KV cache from turn to turn. messages: one to go on from; see `Chat`."""
+        return Chat(self, system=system, messages=messages)

@@ -157,7 +157,9 @@ def _show(bundle: Bundle, seconds: float) -> None:
     if figures:
         title, tokens = "The bundle against the model in float32", f"on {figures['check_tokens']:.0f} tokens"
         rows = table(title, tokens, "float32", "bundle", text=1)
-        rows.add_row("perplexity", f"{figures['perplexity_float32']:.3f}", f"{figures['perplexity']:.3f}")
+        if "perplexity" in figures:
+            of = "" if manifest.encoder is None else " of the model's answers"
+            rows.add_row(f"perplexity{of}", f"{figures['perplexity_float32']:.3f}", f"{figures['perplexity']:.3f}")
         rows.add_row("same most likely token", "", f"{figures['top1_agreement']:.1%}")
         rows.add_row("KL divergence, mean (nats)", "", f"{figures['kl_mean']:.4f}")
         rows.add_row("KL divergence, 95th percentile", "", f"{figures['kl_p95']:.4f}")

@@ -13,6 +13,13 @@ from edge.cli.tables import console, print_json, table
 from edge.errors import InputError
 
 UNMEASURED = "?"
+NOTES = (
+    "* pinned by sha256",
+    "** terms to accept first: edge models pull NAME --accept-license",
+    "† a base model: it continues a text, and was not trained to chat",
+    "PPL: perplexity of the float weights → of the bundle that edge export makes by default, on WikiText-2 (first "
+    f"10,240 tokens, windows of 512); {UNMEASURED}: nobody has measured it",
+)
 _KINDS = {HubSource: "hub", PypiSource: "PyPI", UrlSource: "web"}
 
 NAME = "models"
@@ -52,6 +59,7 @@ def summary(entry: Entry) -> dict[str, Any]:
         "title": entry.title,
         "family": entry.family,
         "parameters": entry.parameters,
+        "base": entry.base,
         "licence": entry.licence,
         "terms": entry.terms.url if entry.terms else None,
         "sources": [source.where for source in entry.sources],
@@ -82,21 +90,21 @@ def show_entry(entry: Entry, as_json: bool) -> None:
 def _show(entries: list[Entry]) -> None:
     text = "Name", "Family", "Licence", "Sources", "Here"
     rows = table("", "Name", "Size", "Family", "Licence", "Sources", "PPL", "Here", text=text, compact=True)
+    rows.show_edge = False  # two columns, without which all fits into 80
     for entry in entries:
         rows.add_row(
             entry.name,
             _count(entry.parameters),
-            entry.family,
+            entry.family + ("†" if entry.base else ""),
             entry.licence + ("" if catalog.accepted(entry) else "**"),
             ", ".join(_KINDS[type(source)] + ("*" if source.pinned else "") for source in entry.sources),
             _quality(entry),
             "yes" if catalog.local(entry) else "no",
         )
-    out = console()
-    out.print(rows)
-    out.print("* pinned by sha256   ** terms to accept first: edge models pull NAME --accept-license")
-    out.print("PPL: perplexity of the float weights → of the bundle that edge export makes by default, on WikiText-2")
-    out.print(f"(first 10,240 tokens, windows of 512)   {UNMEASURED} nobody has measured it")
+    out = console(wrap=True)
+    out.print("", rows, "", sep="\n")
+    for note in NOTES:
+        out.print(note)
 
 
 def _quality(entry: Entry) -> str:

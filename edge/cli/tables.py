@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
+
+PIPE = 1000  # columns of what is no terminal
 
 
 def console(*, stderr: bool = False, wrap: bool = False) -> Console:
@@ -34,7 +37,8 @@ def console(*, stderr: bool = False, wrap: bool = False) -> Console:
             for segment in super().render(*content, **options):
                 yield segment if segment.control else segment._replace(text=shown(segment.text))
 
-    return Visible(file=file, highlight=False, soft_wrap=not wrap, markup=False, emoji=False)
+    width = None if file.isatty() or "COLUMNS" in os.environ else PIPE  # who reads a pipe has windows of any width
+    return Visible(file=file, width=width, highlight=False, soft_wrap=not wrap, markup=False, emoji=False)
 
 
 def labelled(label: str, text: str = "") -> Text:
@@ -49,16 +53,19 @@ def table(
 ) -> Any:
     """A rich table of numbers, in which the first `text` columns, or those of these names, are text.
 
+    Where there is little room text breaks between words; where that is not enough, each row becomes lines of a name and
+    a value. No word and no number is cut.
+
     width: minimum of the first column. compact: one space between columns, and none at the edges.
     """
     from rich import box
-    from rich.table import Table
+
+    from edge.cli.fitting import FittingTable
 
     padding, header = ((0, 1, 0, 0) if compact else (0, 1)), any(columns)
-    made = Table(box=box.SIMPLE, title=title or None, title_justify="left", title_style="bold", padding=padding)
+    made = FittingTable(box=box.SIMPLE, title=title or None, title_justify="left", title_style="bold", padding=padding)
     made.show_header, made.pad_edge = header, not compact
     for i, name in enumerate(columns):
-        # Where there is little room, text is wrapped, but not a row's name; numbers are never cut.
         left = i < text if isinstance(text, int) else name in text
         wraps = left and not (compact and i == 0)
         justify: Any = "left" if left else "right"

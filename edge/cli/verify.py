@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge.bundle import Bundle, open_bundle
 from edge.cli.arguments import Parser, add_bundle, add_provider, add_strict, add_threads
+from edge.cli.tables import console
 from edge.errors import BundleError
 from edge.manifest import KV8
 from edge.targets import TARGETS
@@ -50,29 +51,32 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.providers.packed import forget_packed
 
     opened = open_bundle(args.bundle)
-    _check_files(opened)
+    files = _check_files(opened)
     forget_packed(opened)  # so that what answers is made of these files
     provider = open_for(opened, args.provider, args.threads, args.strict)
-    _replay(opened, provider)
+    _tell(opened, files, _replay(opened, provider))
     if args.emit is not None:
         _emit(opened, args.emit, provider)
 
 
-def _check_files(bundle: Bundle) -> None:
+def _check_files(bundle: Bundle) -> list[str]:
+    """What is to be said of a bundle's files; BundleError where one is damaged."""
     from edge.cli.progress import bar
 
     files = bundle.manifest.files
     size = sum(file.size for file in files)
     with bar("Hashing files", size, unit="bytes") as advance:
         bundle.check_files(advance)
-    print(f"Files    {len(files)} intact, {size / 1e6:.1f} MB")
+    lines = [f"Files    {len(files)} intact, {size / 1e6:.1f} MB"]
     if others := bundle.unlisted:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         shown = ", ".join(repr(name[:100]) for name in others[:SHOWN])
-        print(f"         not in the manifest, so nothing reads or checks it: {shown}{more}")
+        lines.append(f"         not in the manifest, so nothing reads or checks it: {shown}{more}")
+    return lines
 
 
-def _replay(bundle: Bundle, provider: Provider) -> None:
+def _replay(bundle: Bundle, provider: Provider) -> dict[str, GoldenReport]:
+    """What each graph answers, by its role."""
     from edge.cli.progress import bar
     from edge.runtime.check.golden import open_role, read_golden, replay_golden, roles
     from edge.runtime.memory.process import release_freed
@@ -83,7 +87,6 @@ def _replay(bundle: Bundle, provider: Provider) -> None:
             f"{bundle.root} has no recorded answers for {graphs[0]}, whose graphs have no room for them; verify it "
             "with the provider cpu."
         )
-    faults: list[str] = []
     with bar("Replaying recorded answers", len(graphs) * sum(len(case.greedy_ids) for case in golden.cases)) as advance:
         reports = {}
         for role in graphs:
@@ -91,16 +94,33 @@ def _replay(bundle: Bundle, provider: Provider) -> None:
             reports[role] = replay_golden(engine, golden, advance, role=role)
             del engine
             release_freed()  # else what this one held stays next to the next one: 11 MiB of SmolLM2-135M
+    return reports
+
+
+def _tell(bundle: Bundle, files: list[str], reports: dict[str, GoldenReport]) -> None:
+    """Print what was found, the verdict first; BundleError where that is a fault."""
+    faults = [f"its graph {role}, {fault}" for role, report in reports.items() for fault in report.faults]
+    console(wrap=True).print(f"Verdict  {_verdict(bool(faults), list(reports.values()))}")
+    print(*files, sep="\n")
     for role, report in reports.items():
         print(f"Graph    {role}{ROLES.get(role, '')}")
-        _tell(report)
-        faults += [f"its graph {role}, {fault}" for fault in report.faults]
+        _tell_of(report)
     if faults:
         more = f", and {len(faults) - 1} more differences" if len(faults) > 1 else ""
         raise BundleError(
             f"{bundle.root} does not answer on this machine as it was recorded ({faults[0]}{more}); the files "
             f"are intact, so the fault is in the model's computation here: report it with this machine's processor."
         )
+
+
+def _verdict(faults: bool, reports: list[GoldenReport]) -> str:
+    if faults:
+        return "Not good: the files are intact, but the answers are others than were recorded at export."
+    good = "Good: the files are intact, and the answers are as recorded at export"
+    ties, tokens = sum(len(report.near_ties) for report in reports), sum(report.tokens for report in reports)
+    if not ties:
+        return f"{good}."
+    return f"{good}; at {ties} of {tokens} tokens two were equally good (near-ties), which is no fault."
 
 
 def _emit(bundle: Bundle, folder: Path, provider: Provider) -> None:
@@ -112,7 +132,7 @@ def _emit(bundle: Bundle, folder: Path, provider: Provider) -> None:
     print(f"Corpus   {answers} answers in {folder}")
 
 
-def _tell(report: GoldenReport) -> None:
+def _tell_of(report: GoldenReport) -> None:
     """What a replay found, in lines."""
     ties, different = len(report.near_ties), report.different
     same = report.tokens - ties - different
@@ -122,10 +142,10 @@ def _tell(report: GoldenReport) -> None:
     print(f"Answers  {report.prompts} prompts, {count} as recorded{told}")
     for tie in report.near_ties:
         print(f"         near-tie at {tie}")
-    apart, tolerated = report.largest_difference, f"{report.tolerance:.2g} is tolerated"
+    apart, tolerated = report.largest_difference, f"up to {report.tolerance:.2g} nats are tolerated"
     if apart <= report.tolerance:
-        print(f"Logits   distances within {apart:.2g} of the recorded; {tolerated}")
+        print(f"Logits   distances within {apart:.2g} nats of the recorded; {tolerated}")
     elif math.isnan(apart):
         print(f"Logits   not numbers; {tolerated}")
     else:
-        print(f"Logits   distances up to {apart:.3g} from the recorded; {tolerated}")
+        print(f"Logits   distances up to {apart:.3g} nats from the recorded; {tolerated}")

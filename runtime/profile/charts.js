@@ -82,6 +82,20 @@ function drawn(host, label, draw) {
   return redraw;
 }
 
+// What stands at an axis: its unit, and whether equal distances are equal ratios.
+const named = ({ unit, scale }) => [unit, ...(scale === logarithmic ? ["logarithmic"] : [])].filter(Boolean).join(", ");
+
+// A logarithmic domain in which circles with these radii have room around their values, on an axis of so many pixels.
+function roomy(values, radii, low, high, pixels) {
+  let [from, to] = [low, high];
+  for (let i = 0; i < 8; i++) {
+    const pixel = Math.log(to / from) / pixels;
+    from = Math.min(low, ...values.map((value, j) => value * Math.exp(-pixel * (radii[j] + 2))));
+    to = Math.max(high, ...values.map((value, j) => value * Math.exp(pixel * (radii[j] + 2))));
+  }
+  return [from, to];
+}
+
 // A frame with both axes. `x` and `y`: {scale: linear|logarithmic, low, high, ticks?, format, unit}.
 function frame(svg, width, height, x, y, right = 14) {
   const yScale = y.scale(y.low, y.high, height - 40, 26);
@@ -97,8 +111,8 @@ function frame(svg, width, height, x, y, right = 14) {
   }
   svg.append(
     shape("line", { class: "axis", x1: left, x2: width - right + 6, y1: height - 40, y2: height - 40 }),
-    shape("text", { class: "unit", x: 0, y: 10 }, y.unit),
-    shape("text", { class: "unit", x: width - right + 6, y: height - 2, "text-anchor": "end" }, x.unit),
+    shape("text", { class: "unit", x: 0, y: 10 }, named(y)),
+    shape("text", { class: "unit", x: width - right + 6, y: height - 2, "text-anchor": "end" }, named(x)),
   );
   let free = -Infinity;
   const xTicks = x.ticks ?? xScale.ticks(Math.max(2, Math.floor((width - left) / 90)));

@@ -136,22 +136,29 @@ function roofline(svg, width, step) {
   const intensity = (part) => part.flops / part.bytes;
   const rate = (part) => part.flops / part.us / 1000;
   const roofs = Object.entries(peaks.gemm_gflop_per_s);
-  const top = Math.max(...roofs.map(([, value]) => value), ...shown.map(rate)) * 1.9;
-  const least = Math.min(0.05, ...shown.map(intensity));
-  const most = Math.max(300, ...shown.map(intensity)) * 2;
-  const low = Math.max(1e-3, Math.min(0.5, ...shown.map(rate)) * 0.7);
+  const radius = (part) => 3 + 24 * Math.sqrt(part.us / step.us);
+  const height = width < 480 ? 350 : 420;
+  const radii = shown.map(radius);
+  const [least, most] = roomy(shown.map(intensity), radii, 0.04, 600, width - 80);
+  const [low, top] = roomy(shown.map(rate), radii, 0.35, 1.9 * Math.max(...roofs.map(([, value]) => value)), height - 66);
   const at = frame(
-    svg, width, width < 480 ? 350 : 420, { scale: logarithmic, low: least * 0.8, high: most, format: number, unit: "operations per byte moved" },
+    svg, width, height, { scale: logarithmic, low: least, high: most, format: number, unit: "operations per byte moved" },
     { scale: logarithmic, low, high: top, format: number, unit: "GFLOP/s" },
   );
   const highest = Math.max(...roofs.map(([, value]) => value));
   const slope = (gb, kind, name, below) => {
-    const from = Math.max(least * 0.8, low / gb);
+    const from = Math.max(least, low / gb);
     svg.append(shape("path", { class: kind, d: path([[at.x(from), at.y(from * gb)], [at.x(highest / gb), at.y(highest)]]) }));
     const middle = Math.exp(Math.log(from) + 0.34 * (Math.log(highest / gb) - Math.log(from)));
     const angle = (Math.atan2(at.y(highest) - at.y(from * gb), at.x(highest / gb) - at.x(from)) * 180) / Math.PI;
     const [px, py] = [at.x(middle), at.y(middle * gb)];
-    svg.append(shape("text", { class: "unit halo", x: px, y: py + (below ? 15 : -6), "text-anchor": "middle", transform: `rotate(${angle.toFixed(1)} ${px} ${py})` }, `${name} ${number(gb)} GB/s`));
+    const text = `${name} ${number(gb)} GB/s`;
+    svg.append(shape("text", { class: "unit halo", x: px, y: py + (below ? 15 : -6), "text-anchor": "middle", transform: `rotate(${angle.toFixed(1)} ${px} ${py})` }, text));
+    const [dx, dy] = [Math.cos((angle * Math.PI) / 180), Math.sin((angle * Math.PI) / 180)];
+    for (let along = -text.length * 3.2; along <= text.length * 3.2; along += 8) {
+      const [x, y] = [px + along * dx - (below ? 11 : -10) * dy, py + along * dy + (below ? 11 : -10) * dx];
+      full.push([x - 7, y - 7, x + 7, y + 7]);
+    }
   };
   for (const [, value] of roofs) {
     svg.append(shape("path", { class: value === highest ? "roof" : "roof thin", d: path([[at.x(value / peaks.memory_gb_per_s), at.y(value)], [at.right, at.y(value)]]) }));
@@ -164,9 +171,10 @@ function roofline(svg, width, step) {
   slope(peaks.memory_gb_per_s, "roof", "memory", true);
   const taken = [];
   for (const part of [...shown].sort((a, b) => b.us - a.us)) {
-    const [cx, cy, r] = [at.x(intensity(part)), at.y(rate(part)), 3 + 24 * Math.sqrt(part.us / step.us)];
+    const [cx, cy, r] = [at.x(intensity(part)), at.y(rate(part)), radius(part)];
     svg.append(tipped(shape("circle", { class: "bubble", cx, cy, r, fill: colour(part.kind) }), ...partTip(part, step)));
     if (part.us / step.us > 0.04) taken.push([partName(part), cx, cy, r]);
+    full.push([cx - r, cy - r, cx + r, cy + r]);
   }
   label(svg, taken, at, full);
   return at.height;
@@ -174,7 +182,7 @@ function roofline(svg, width, step) {
 
 // Names next to circles, where they find room; `full` are boxes in which there is none.
 function label(svg, circles, at, full) {
-  const boxes = [...full, ...circles.map(([, x, y, r]) => [x - r, y - r * 0.8, x + r, y + r * 0.8])];
+  const boxes = [...full];
   for (const [name, x, y, r] of circles) {
     const text = name.split("/").pop();
     const width = text.length * 6.6;
@@ -183,7 +191,7 @@ function label(svg, circles, at, full) {
       const left = anchor === "start" ? px : anchor === "end" ? px - width : px - width / 2;
       const box = [left, py - 11, left + width, py + 3];
       const covered = boxes.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
-      if (covered || left < at.left || left + width > at.right + 10 || py > at.bottom) continue;
+      if (covered || left < at.left || left + width > at.right + 10 || py > at.bottom || py < 22) continue;
       svg.append(shape("text", { class: "halo strong", x: px, y: py, "text-anchor": anchor, "pointer-events": "none" }, text));
       boxes.push(box);
       break;

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn, NotRequired, TypedDict
 
 from edge.errors import BundleError, EdgeError, InputError, on_one_line
+from edge.runtime.options import shown
 
 if TYPE_CHECKING:
     import jinja2
@@ -54,6 +55,23 @@ def check_messages(messages: Sequence[Message]) -> None:
                 raise InputError(f"Message {i} of the conversation needs a text under {key!r}.")
     if not messages or not messages[-1]["content"].strip():
         raise InputError("The prompt is empty; give the model something to answer.")
+
+
+def check_conversation(messages: Sequence[Message]) -> None:
+    """Raise InputError where messages are no conversation that can go on: turns of user and assistant, perhaps after a
+    system message, that end with an answer."""
+    wanted = "system"
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            raise InputError(f"Message {i} of the conversation needs a text under 'role' and under 'content'.")
+        role = message["role"]
+        if role not in ("system", "user", "assistant"):
+            raise InputError(f"Message {i} of the conversation is by {shown(role)}, and not by user or assistant.")
+        if role != wanted and (role, wanted) != ("user", "system"):
+            raise InputError(f"Message {i} of the conversation is by {role}, where one by {wanted} should be.")
+        wanted = "assistant" if role == "user" else "user"
+    if wanted == "assistant":
+        raise InputError("The conversation ends with a message that has no answer; leave that out, and ask it.")
 
 
 class ChatTemplate:

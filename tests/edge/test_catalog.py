@@ -570,6 +570,8 @@ class TestTheCommand:
         assert max(map(len, table.splitlines())) <= 80
         for found in catalog.entries():
             assert found.name in out
+        assert {found.name for found in catalog.entries() if found.base} == {"gemma-3-270m"}
+        assert "gemma3†" in table and table.count("†") == 1
 
     def test_the_list_comes_as_json_too(self, capsys: pytest.CaptureFixture[str]) -> None:
         _, out, _ = self.run(capsys, "--json")

@@ -141,6 +141,7 @@ def test_four_bits_were_calibrated_without_pytorch_too(exports: Path) -> None:
 def test_t5_was_made_without_pytorch_too_and_writes_as_pytorch_does(exports: Path, tmp_path: Path) -> None:
     bundle, source = open_bundle(exports / "t5.edge"), exports / "t5.gguf"
     assert bundle.manifest.quality["check_tokens"] > 60
+    assert not any("perplexity" in figure for figure in bundle.manifest.quality), "of answers that it did not give"
     assert replay_golden(open_engine(bundle), read_golden(bundle)).ok
     edge.export(source, tmp_path / "x.edge", effort="quick", weights="fp32", max_context=64)
     model, text = load_torch(open_checkpoint(str(source))), "Ein Mann fährt Fahrrad."

@@ -65,9 +65,7 @@ def test_figures_tell_cached_tokens_from_new_ones(tmp_path: Path) -> None:
     ],
     ids=["length", "one token", "stop string", "stop string at the end"],
 )
-def test_an_answer_cut_short_is_remembered_as_it_was_shown(
-    tmp_path: Path, options: GenerateOptions, said: str
-) -> None:
+def test_an_answer_cut_short_is_remembered_as_it_was_shown(tmp_path: Path, options: GenerateOptions, said: str) -> None:
     chat, engine = chat_that_says(tmp_path, "Hello you.", "Fine.")
     assert chat.generate("hi", options).text == said
     before = new_tokens(engine)
@@ -198,8 +196,123 @@ def test_a_real_bundle_answers_a_second_turn_as_if_it_had_read_all_at_once(tiny_
     chat.generate("The moon changes", options)
     first_turn = chat.cached_tokens
     second = chat.generate("A train leaves", options)
-    prompt = chat._said[: second.prompt_tokens]
+    prompt = chat._said[len(chat.messages)].tokens[: second.prompt_tokens]
     assert len(prompt) > first_turn > 0
     cache = model.engine.new_cache()
     alone = collect(answer(model.engine, model.text, cache, prompt, options, chunk=512, started_ns=0))
     assert alone.token_ids == second.token_ids
+
+
+def test_undo_takes_back_a_turn_and_what_was_said_before_stays_in_the_cache(tmp_path: Path) -> None:
+    chat, engine = chat_that_says(tmp_path, "Hello you.", "Fine.")
+    chat.generate("hi")
+    kept = list(chat.messages)
+    chat.generate("how?")
+    assert chat.undo() == "how?"
+    assert chat.messages == kept
+    new_tokens(engine)
+    assert chat.generate("who?").text == "Fine."
+    assert new_tokens(engine) == rendered(chat, "who?<end>\n<start>assistant\nFine."), "only what differs is run"
+    chat.undo()
+    chat.undo()
+    assert chat.messages == []
+    with pytest.raises(InputError, match="Nothing was said yet"):
+        chat.undo()
+
+
+def test_after_undo_answers_keep_the_tokens_they_were_said_with(tmp_path: Path) -> None:
+    chat, engine = chat_that_says(tmp_path, "Hello.", "Fine.")
+    text = chat._model.text
+    encode = text.encode
+    text.encode = lambda s: [t for t in encode(s) if t != ord("l")]  # type: ignore[method-assign]
+    chat.generate("hi")
+    chat.generate("how?")
+    chat.undo()
+    new_tokens(engine)
+    chat.generate("so?")
+    assert new_tokens(engine)[:3] == encode("so?"), "nothing of the first turn was run again"
+
+
+def test_another_answer_replaces_the_last_one(tmp_path: Path) -> None:
+    chat, engine = chat_that_says(tmp_path, "Hello you.", "Fine.", system="Be brief.")
+    chat.generate("hi")
+    chat.generate("how?", max_tokens=2)
+    assert chat.messages[-1]["content"] == "Fi"
+    new_tokens(engine)
+    assert chat.regenerate().text == "Fine."
+    assert [m["content"] for m in chat.messages] == ["Be brief.", "hi", "Hello you.", "how?", "Fine."]
+    assert new_tokens(engine) == [ord("\n"), *b"Fine."], "the prompt was in the cache but for its last token"
+    stream = chat.stream_again()
+    assert chat.messages[-1]["content"] == "Fine.", "a stream of which no piece was taken changes nothing"
+    assert next(stream).text == "F"
+    with pytest.raises(InputError, match="still under way"):
+        chat.undo()
+    stream.close()
+    assert chat.messages[-1]["content"] == "F"
+    with pytest.raises(InputError, match="Nothing was said yet"):
+        chat._model.chat().regenerate()
+
+
+def test_a_conversation_goes_on_from_messages(tmp_path: Path) -> None:
+    chat, _ = chat_that_says(tmp_path, "Hello you.", "Fine.", system="Be brief.")
+    chat.generate("hi")
+    other = chat._model.chat(messages=chat.messages)
+    assert other.system == "Be brief." and other.messages == chat.messages and other.cached_tokens == 0
+    assert other.generate("how?").text == chat.generate("how?").text == "Fine."
+    other.reset()
+    assert other.messages == [{"role": "system", "content": "Be brief."}]
+    other.reset([{"role": "system", "content": "Be long."}])
+    assert other.system == "Be long." and len(other.messages) == 1
+    other.reset([])
+    assert other.system is None and other.messages == []
+    other.reset(chat.messages)
+    assert other.undo() == "how?" and other.undo() == "hi"
+
+
+USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+SYSTEM = {"role": "system", "content": "c"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([USER], "ends with a message that has no answer"),
+        ([ASSISTANT], "Message 0 of the conversation is by assistant, where one by system should be"),
+        ([USER, USER], "Message 1 of the conversation is by user, where one by assistant"),
+        ([USER, ASSISTANT, SYSTEM], "Message 2 of the conversation is by system, where one by user"),
+        ([SYSTEM, ASSISTANT], "Message 1 of the conversation is by assistant, where one by user"),
+        ([{"role": "tool", "content": "x"}], "by 'tool', and not by user or assistant"),
+        ([{"role": "user"}], "needs a text under 'role' and under 'content'"),
+        ([{"role": "user", "content": 3}], "needs a text"),
+        (["hi"], "needs a text"),
+        ([USER, {"role": "assistant", "content": "x" * 5000}], "fit into the context|context holds"),
+        ([USER, {"role": "assistant", "content": "\udcff"}], "not valid Unicode"),
+        ("hi", "A conversation is a list of messages, and not 'hi'"),
+        (7, "A conversation is a list of messages, and not 7"),
+    ],
+)
+def test_messages_that_are_no_conversation_are_refused_and_change_nothing(
+    tmp_path: Path, messages: object, sentence: str
+) -> None:
+    chat, _ = chat_that_says(tmp_path, "Hello.", "Fine.")
+    chat.generate("hi")
+    kept = list(chat.messages)
+    for use in (chat.reset, lambda given: chat._model.chat(messages=given)):
+        with pytest.raises(InputError, match=sentence):
+            use(messages)
+    assert chat.messages == kept and chat.generate("how?").text == "Fine."
+
+
+def test_a_given_conversation_has_its_own_system_message(tmp_path: Path) -> None:
+    chat, _ = chat_that_says(tmp_path, "Hello.")
+    with pytest.raises(InputError, match="leave out the other"):
+        chat._model.chat(system="Be brief.", messages=[])
+
+
+def test_another_answer_of_a_real_bundle_is_the_same_text_bit_for_bit(tiny_bundle: Bundle) -> None:
+    chat = load(tiny_bundle.root).chat()
+    chat.generate("The moon changes", max_tokens=10)
+    second = chat.generate("A train leaves", max_tokens=10)
+    assert chat.regenerate(max_tokens=10).token_ids == second.token_ids
+    chat.undo()
+    assert chat.generate("A train leaves", max_tokens=10).token_ids == second.token_ids

@@ -44,6 +44,8 @@ def test_whatever_changes_a_chat_is_refused_while_an_answer_is_under_way(tmp_pat
         lambda: chat.stream("how?"),
         lambda: next(waiting),
         chat.reset,
+        chat.undo,
+        chat.regenerate,
         lambda: chat.generate(""),
     ):
         with pytest.raises(InputError, match="still under way"):
@@ -92,6 +94,13 @@ def test_a_chat_that_was_left_anywhere_goes_on_as_if_it_read_all_anew(
         monkeypatch.setattr(engine, name, wrapped)
 
     for _ in range(4):
+        if chat.messages and (back := choose.choice(["undo", "again", "load", "on"])) != "on":
+            if back == "undo":
+                chat.undo()
+            elif back == "again":
+                chat.regenerate(max_tokens=choose.randint(1, 8))
+            else:
+                chat.reset(chat.messages)
         stream = chat.stream(choose.choice(QUESTIONS), max_tokens=8)
         what = choose.choice(["close", "drop", "break", "never", "read", "late"])
         if what in ("close", "drop"):

@@ -51,8 +51,10 @@ def run_decoder(given: argparse.Namespace, bundle: Bundle) -> int:
             _answer(model, prompt, options, given)
     if chats:
         from edge.cli.run.chat import chat
+        from edge.cli.run.history import history
 
-        chat(model, options, given.system, interrupted)
+        kept = history(given.no_history)
+        chat(model, options, given.system, interrupted, history=kept, verbose=bool(given.verbose))
         return 0
     return INTERRUPTED if interrupted() else 0
 

@@ -23,11 +23,12 @@ OF_TEXT = (
     *("diversity", "no_repeat_ngram", "min_tokens", "whole"),
 )
 OF_DECODERS = ("system", "raw", "date", "prefill_chunk", "kv", "batch", "think", "think_tokens")
+OF_CHATS = ("verbose", "no_history")
 NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "circles", "context")
 IGNORED = {
     DECODER: (*OF_SPEECH, *OF_TEXT, "beams"),
-    TEXT: (*OF_SPEECH, *OF_DECODERS),
-    SPEECH: (*OF_TEXT, *OF_DECODERS, *NOT_OF_SPEECH),
+    TEXT: (*OF_SPEECH, *OF_DECODERS, *OF_CHATS),
+    SPEECH: (*OF_TEXT, *OF_DECODERS, *OF_CHATS, *NOT_OF_SPEECH),
 }
 NAMES = {"source_language": "--from", "target_language": "--to"}  # of options, where they are not as in the namespace
 EARLY_STOPPING: dict[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
@@ -138,6 +139,10 @@ def add_arguments(parser: Parser) -> None:
     add("--seed N", "what draws begin with (default: 0); random: other draws every time", _seed)
     add("--circles WHAT", "avoid (default): lead an answer out of what it repeats without end; allow: do not")
     add("--json", "print the whole answer and its figures as one JSON object", default=None)
+
+    add = parser.options("chat")
+    add("--verbose", "show figures after each answer", default=None)
+    add("--no-history", "keep nothing of what is typed for the next chat (always: EDGE_HISTORY=off)", default=None)
 
     add = parser.options("speech")
     add("--audio FILE", "transcribe this sound file: WAV, FLAC, MP3, OGG, ...")

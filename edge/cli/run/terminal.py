@@ -1,21 +1,28 @@
-"""What `edge run` shows and hears on a terminal: answers as they come, figures, notes, a person's lines, Ctrl-C."""
+"""What `edge run` shows and hears on a terminal: answers as they come, figures, notes, Ctrl-C."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 from edge.cli.ending import INTERRUPTED, interrupt
 from edge.cli.run.thoughts import UNANSWERED, Thoughts
+from edge.cli.run.wrap import Wrapped, fold
 from edge.cli.screen import below, visible
 
 if TYPE_CHECKING:
     from edge.runtime.decode.answer import Piece, Timings
 
 ENDED_BY = {"length": ["cut off by --max-tokens"], "context": ["the context is full"], "interrupted": ["stopped"]}
+PROMPTS = "> "
+PROMPT, ANSWER, DIM, RESET = "\x1b[1;32m", "\x1b[36m", "\x1b[2m", "\x1b[0m"  # bold green, cyan
+PASTED = "\x1b[200~", "\x1b[201~"  # what a terminal puts around what is pasted, where it was asked to
+WIDTH = 80  # columns of a terminal that does not say
 
 
 class CtrlC:
@@ -44,39 +51,90 @@ class CtrlC:
         self.pressed, self.status = True, 128 + number
 
 
-def ask() -> str | None:
-    """A line from the user; None at the end of the input. Ctrl-C clears the line."""
+def colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that has colours, and its user wants them (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and knows_codes()
+
+
+def knows_codes() -> bool:
+    """Whether terminals here obey control codes."""
+    return sys.platform == "win32" or os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def raw(stream: TextIO, code: str) -> None:
+    """Write a control code of ours to a terminal."""
+    drawn = below(stream)
+    drawn.write(code)
+    drawn.flush()
+
+
+def marks_pastes(begin: bool) -> None:
+    """Have the terminal mark what is pasted (`PASTED`), or no more."""
+    if knows_codes():
+        raw(sys.stdout, "\x1b[?2004h" if begin else "\x1b[?2004l")
+
+
+def columns(stream: TextIO) -> int:
+    """The width of a terminal."""
     try:
-        return input("> ")
-    except EOFError:
-        print()
-        return None
-    except KeyboardInterrupt:
-        print()
-        note("/quit or Ctrl-D leaves.")
-        return ""
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    except (OSError, ValueError):
+        return WIDTH
 
 
 def note(text: str) -> None:
-    """Say something that is not the model's, dimmed on a terminal."""
+    """Say something that is not the model's; on a terminal dimmed, and broken at words."""
     if not sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)
         return
-    print(f"\x1b[2m{visible(text)}\x1b[0m", file=below(sys.stderr), flush=True)
+    shown = fold(visible(text), columns(sys.stderr))
+    print(f"{DIM}{shown}{RESET}" if colours(sys.stderr) else shown, file=below(sys.stderr), flush=True)
 
 
-def show(pieces: Iterable[Piece]) -> Piece:
+class Shown:
+    """An answer on standard output: on a terminal it is broken at words, and coloured where that is asked for."""
+
+    def __init__(self, coloured: bool = False) -> None:
+        self._out = out = sys.stdout
+        self._colour = coloured and colours(out)
+        self._wrapped = Wrapped(below(out).write, lambda: columns(out)) if out.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._colour:
+            raw(self._out, ANSWER)
+        return self
+
+    def write(self, text: str) -> None:
+        if self._wrapped is None:
+            self._out.write(text)
+        else:
+            self._wrapped.write(visible(text))
+        self._out.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._wrapped is not None:
+            self._wrapped.end()
+        if self._colour:
+            raw(self._out, RESET)
+        if kind is None or self._wrapped is not None:
+            self._out.write("\n")
+            self._out.flush()
+
+
+def show(pieces: Iterable[Piece], coloured: bool = False) -> Piece:
     """Write an answer to standard output as it comes, with a line end after it; returns the last piece."""
-    out, thoughts = sys.stdout, Thoughts()
-    for piece in pieces:
-        if piece.thoughts is not None:
-            thoughts.show(piece.thoughts)
-        if piece.text:
-            thoughts.end()
-            out.write(piece.text)
-            out.flush()
-    out.write("\n")
-    out.flush()
+    thoughts, out = Thoughts(), None
+    with contextlib.ExitStack() as answer:
+        for piece in pieces:
+            if piece.thoughts is not None:
+                thoughts.show(piece.thoughts)
+            if piece.text:
+                if out is None:
+                    thoughts.end()
+                    out = answer.enter_context(Shown(coloured))
+                out.write(piece.text)
+        if out is None:
+            answer.enter_context(Shown())  # the line end of an answer that says nothing
     if thoughts.unanswered:
         note(UNANSWERED)
     return piece
@@ -85,7 +143,8 @@ def show(pieces: Iterable[Piece]) -> Piece:
 def show_with_figures(pieces: Iterable[Piece]) -> None:
     """`show`, and on standard error a line of figures and what cut the answer off."""
     last = show(pieces)
-    print(figures(last.timings), *ENDED_BY.get(last.finish_reason or "", []), sep=" · ", file=sys.stderr)
+    line = " · ".join([figures(last.timings), *ENDED_BY.get(last.finish_reason or "", [])])
+    print(fold(line, columns(sys.stderr)) if sys.stderr.isatty() else line, file=sys.stderr)
 
 
 def figures(timings: Timings) -> str:

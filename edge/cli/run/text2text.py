@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edge.cli.ending import INTERRUPTED
 from edge.cli.run.parser import EARLY_STOPPING, check_lines, taken
 from edge.cli.run.prompt import lines_of_input, read_lines, read_prompt
-from edge.cli.run.terminal import CtrlC, ask, note, show_with_figures
+from edge.cli.run.terminal import CtrlC, note, show_with_figures
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -120,15 +120,19 @@ def _pipe(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace,
 
 def _dialogue(model: Text2Text, options: Text2TextOptions, args: argparse.Namespace, interrupted: CtrlC) -> None:
     """Ask for a text, answer it, and again, until the end of the input; a text knows nothing of those before it."""
+    from edge.cli.run.ask import Prompt
+    from edge.cli.run.quiet import Quiet
+
     model.check(options)
     note(f"{model.bundle.manifest.name} · a line at a time · Ctrl-C stops an answer · /quit leaves")
-    while (line := ask()) is not None:
-        if not line.strip():
-            continue
-        if line.strip() == "/quit":
+    prompt = Prompt()
+    while (said := prompt.ask()) is not None:
+        if said.strip() == "/quit":
             return
         try:
-            with interrupted:
-                _one(model, line, options, args)
+            with interrupted, Quiet(prompt.editor is not None):
+                for line in filter(str.strip, said.split("\n")):
+                    if not interrupted():
+                        _one(model, line, options, args)
         except InputError as e:
             note(str(e))

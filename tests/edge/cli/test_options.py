@@ -77,7 +77,8 @@ ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "ou
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
-    | {"think", "think_tokens"},
+    | {"think", "think_tokens"}
+    | {*parser.OF_CHATS},  # to one answer figures always follow, and no history has its prompt
     "text": ALWAYS | SAMPLING | DRAWING | {*parser.OF_TEXT, "file", "context", "exact", "beams", "speculate"},
     "speech": ALWAYS | SAMPLING | {*parser.OF_SPEECH, "beams", "exact", "speculate"},
 }  # fmt: skip

@@ -174,6 +174,8 @@ def test_an_exported_bundle_passes(tiny_bundle: Bundle, capsys: pytest.CaptureFi
     assert captured.err == ""
     assert "6 intact" in captured.out
     assert "4 prompts, 96 tokens: 96 as recorded" in captured.out
+    assert captured.out.startswith("Verdict  Good: the files are intact, and the answers are as recorded at export")
+    assert re.search(r"distances within \S+ nats of the recorded; up to \S+ nats are tolerated", captured.out)
 
 
 def test_a_flipped_byte_fails_verify(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +199,7 @@ def test_a_host_that_computes_wrongly_fails_verify(
     assert main(["verify", str(tiny_bundle.root)]) == 2
     told = capsys.readouterr()
     assert "does not answer on this machine as it was recorded" in told.err
+    assert told.out.startswith("Verdict  Not good: the files are intact, but the answers are others than were recorded")
     counts = re.findall(r"4 prompts, (\d+) of 96 as recorded(?:, (\d+) near-ties?)?, (\d+) different", told.out)
     assert len(counts) == 2 and all(sum(int(count or 0) for count in each) == 96 for each in counts)
     assert "distances within" not in told.out and "distances up to" in told.out

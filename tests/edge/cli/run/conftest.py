@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from fake_engine import fake_model, says
 
 from edge.cli.main import main
+from edge.cli.run import chat as chat_command
+from edge.cli.run.terminal import CtrlC
+from edge.runtime.decode.answer import GenerateOptions
 
 
 @pytest.fixture
@@ -19,3 +24,26 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return status, out, err
 
     return run
+
+
+@pytest.fixture
+def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
+    """Holds a chat with the lines a user types: standard output, standard error, the engine."""
+
+    def talk(lines: list[str | type[BaseException]], *answers: str, **options: object) -> tuple[str, str, object]:
+        model, engine = fake_model(tmp_path, says(*answers), **options)  # type: ignore[arg-type]
+        typed = iter(lines)
+
+        def type_line(prompt: str = "") -> str:
+            line = next(typed, EOFError)
+            if not isinstance(line, str):
+                raise line
+            return line
+
+        monkeypatch.setattr("builtins.input", type_line)
+        interrupted = CtrlC()
+        chat_command.chat(model, GenerateOptions(interrupted=interrupted, max_tokens=20), None, interrupted)
+        out, err = capsys.readouterr()
+        return out, err, engine
+
+    return talk

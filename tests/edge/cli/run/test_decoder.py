@@ -183,19 +183,19 @@ def test_every_option_of_the_answer_reaches_the_model(
     ]
 
 
-def test_every_option_of_the_answers_reaches_a_chat(
-    run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_option_of_the_answers_reaches_a_chat(run: Run, fake: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("Hello")
     given = list[tuple[Any, ...]]()
 
-    def recording(model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC) -> None:
-        given.append((model.prefill_chunk, without_ctrl_c(options), system))
+    def recording(
+        model: Model, options: GenerateOptions, system: str | None, interrupted: CtrlC, **more: object
+    ) -> None:
+        given.append((model.prefill_chunk, without_ctrl_c(options), system, more["verbose"]))
 
     monkeypatch.setattr(chat_command, "chat", recording)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert run("x.edge", *options_of(SHAPING), "--system", "Be brief.", "--prefill-chunk", 3)[0] == 0
-    assert given == [(3, SHAPED, "Be brief.")]
+    assert run("x.edge", *options_of(SHAPING), "--system", "Be brief.", "--prefill-chunk", 3, "--verbose")[0] == 0
+    assert given == [(3, SHAPED, "Be brief.", True)]
 
 
 def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
@@ -372,29 +372,6 @@ def test_ctrl_c_is_given_back() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.fixture
-def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
-    """Holds a chat with the lines a user types: standard output, standard error, the engine."""
-
-    def talk(lines: list[str | type[BaseException]], *answers: str, **options: object) -> tuple[str, str, object]:
-        model, engine = fake_model(tmp_path, says(*answers), **options)  # type: ignore[arg-type]
-        typed = iter(lines)
-
-        def type_line(prompt: str) -> str:
-            line = next(typed, EOFError)
-            if not isinstance(line, str):
-                raise line
-            return line
-
-        monkeypatch.setattr("builtins.input", type_line)
-        interrupted = CtrlC()
-        chat_command.chat(model, GenerateOptions(interrupted=interrupted, max_tokens=20), None, interrupted)
-        out, err = capsys.readouterr()
-        return out, err, engine
-
-    return talk
-
-
 def test_a_chat_keeps_its_cache_from_turn_to_turn(talk: Callable) -> None:
     out, err, engine = talk(["hi", "how?", "/stats", "/quit", "never read"], "Hello.", "Fine.")
     assert out == "Hello.\nFine.\n"
@@ -414,9 +391,9 @@ def test_the_end_of_the_input_leaves_the_chat(talk: Callable) -> None:
 
 
 def test_empty_lines_and_unknown_commands_reach_no_model(talk: Callable) -> None:
-    out, err, engine = talk(["", "  ", "/help", "/stats", "/quit"], "Hello.")
+    out, err, engine = talk(["", "  ", "/hlep", "/help", "/stats", "/quit"], "Hello.")
     assert out == "" and engine.steps == []
-    assert "There is no command /help" in err and "/reset" in err
+    assert "There is no command /hlep; did you mean /help?" in err and "/reset" in err
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line_and_the_chat_goes_on(talk: Callable) -> None:
