@@ -186,7 +186,8 @@ def make_file(path: Path, mode: int) -> int:
     number left, or a link, which would lead elsewhere. OSError where it cannot be made."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)  # of Windows, which changes the ends of lines else
 
 
 def part_of(path: Path) -> Path:

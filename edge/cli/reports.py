@@ -10,14 +10,14 @@ from edge.errors import InputError
 from edge.home import make_file, part_of, replacing
 
 
-def check_target(path: Path) -> None:
-    """Find out before a long measurement whether a report could be written here.
+def check_target(path: Path, what: str = "report") -> None:
+    """Find out before a long measurement whether a report, or what else is named, could be written here.
 
     Raises:
         InputError: says why not.
     """
     if path.is_dir():
-        raise InputError(f"The report {path} cannot be written: it is a folder; name a file.")
+        raise InputError(f"The {what} {path} cannot be written: it is a folder; name a file.")
     if is_device(path):
         return
     part = part_of(path.resolve())
@@ -25,7 +25,7 @@ def check_target(path: Path) -> None:
         os.close(make_file(part, 0o600))
         part.unlink()
     except OSError as e:
-        raise InputError(f"The report {path} cannot be written: {e.strerror}.") from None
+        raise InputError(f"The {what} {path} cannot be written: {e.strerror}.") from None
 
 
 def write_report(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ import itertools
 import wave
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,11 +85,13 @@ def from_samples(samples: NDArray[Any], rate: int) -> Audio:
 
 
 def from_pcm(stream: BinaryIO, rate: int) -> Audio:
-    """Raw 16-bit little-endian mono samples at `rate` from a pipe, as they come. Reading waits for the pipe."""
-    return Audio(_pcm(stream), None)
+    """Raw 16-bit little-endian mono samples at `rate` from a pipe of which nothing was read yet, as they come. Reading
+    waits for the pipe."""
+    # Without its buffer: Python closes that when it ends, and aborts where a thread that reads still has its lock.
+    return Audio(_pcm(getattr(stream, "raw", stream)), None)
 
 
-def _pcm(stream: BinaryIO) -> Iterator[NDArray[np.float32]]:
+def _pcm(stream: BinaryIO | RawIOBase) -> Iterator[NDArray[np.float32]]:
     read = getattr(stream, "read1", stream.read)  # what is there, and not only a full block
     half = b""
     while data := read(1 << 16):

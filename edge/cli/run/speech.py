@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,10 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from edge.cli.ending import INTERRUPTED
+from edge.cli.reports import check_target
 from edge.cli.run.parser import taken
 from edge.cli.run.terminal import CtrlC, peak_memory
 from edge.cli.screen import below, screened
 from edge.errors import InputError
+from edge.home import make_file
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 LOADED = ("threads", "memory", "beams", "speculate", "exact", "skip", "provider", "strict")  # fields of LoadOptions
 FORMS = {"timestamps": "times", "srt": "srt", "vtt": "vtt", "json": "json"}
+ENDINGS = {"srt", "vtt", "json"}  # of a file's name, which choose the form of the same name
 WARMER = 0.2  # from one temperature to the next, as the reference's command does it
 WARMEST = 1.0
 REDRAWN_S = 0.1  # the progress line is drawn at most this often
@@ -63,15 +67,25 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
             sound = recording(from_pcm(sys.stdin.buffer, rate), rate, interrupted)
         model = loading.model()
         assert isinstance(model, Transcriber)
-        with _Output(args.output, FORMATS[form], progress) as output:
-            running = _transcribe(model, sound, options, output)
-            if args.stdin_pcm and not running.position:
-                raise InputError(
-                    f"Standard input ended without a sample; pipe 16-bit mono samples at {rate:,} Hz into it."
-                )
+        output = _Output(args.output, FORMATS[form], progress)
+        try:
+            with output:
+                running = _transcribe(model, sound, options, output)
+                if args.stdin_pcm and not running.position:
+                    if interrupted():
+                        raise KeyboardInterrupt
+                    raise InputError(
+                        f"Standard input ended without a sample; pipe 16-bit mono samples at {rate:,} Hz into it."
+                    )
+        except KeyboardInterrupt:  # Ctrl-C once more
+            print(output.interruption(), file=sys.stderr)
+            return INTERRUPTED
+        if not running.complete:
+            print(_figures(running, output, progress.seconds), output.interruption(), sep=" · ", file=sys.stderr)
+            return INTERRUPTED
         if form != "json":
-            print(_figures(running, output.count, progress.seconds), file=sys.stderr)
-    return INTERRUPTED if interrupted() and not args.stdin_pcm else 0
+            print(_figures(running, output, progress.seconds), file=sys.stderr)
+    return 0
 
 
 def _transcribe(model: Transcriber, sound: Sound, options: TranscribeOptions, output: _Output) -> Transcription:
@@ -90,12 +104,19 @@ def _transcribe(model: Transcriber, sound: Sound, options: TranscribeOptions, ou
 def _form(args: argparse.Namespace) -> str:
     """The name of the format that is asked for, or that the output file's name asks for."""
     chosen = [name for name in FORMS if getattr(args, name)]
+    ending = Path(args.output).suffix.lower()[1:] if args.output else ""
     if len(chosen) > 1:
         raise InputError(f"--{chosen[0]} and --{chosen[1]} are two formats; ask for one of them.")
-    if chosen:
-        return FORMS[chosen[0]]
-    suffix = Path(args.output).suffix.lower()[1:] if args.output else ""
-    return suffix if suffix in ("srt", "vtt", "json") else "text"
+    if not chosen:
+        return ending if ending in ENDINGS else "text"
+    form = FORMS[chosen[0]]
+    if ending in ENDINGS - {form}:
+        other = f".{form}" if form in ENDINGS else ".txt"
+        raise InputError(
+            f"--{chosen[0]} and the name {args.output} ask for two formats; leave the option out, or name a file that "
+            f"ends in {other}."
+        )
+    return form
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -135,7 +156,8 @@ def _temperatures(first: float) -> list[float]:
 class _Output:
     """Where segments go, each written through as it comes; leaving it writes the end, also after an error.
 
-    An earlier transcript in the file stays until there is a segment, or the sound was heard to its end without one.
+    A file is made, or an earlier transcript in it replaced, when there is a segment, or when the sound was heard to its
+    end without one.
     """
 
     def __init__(self, path: Path | None, form: Format, progress: _Progress) -> None:
@@ -144,22 +166,32 @@ class _Output:
         self._path, self._progress = path, progress
         self._running: Transcription | None = None
         self._segments: list[Segment] = []  # those that the format's end needs
-        self._begun = self._earlier = False
+        self._file: TextIO | None = None
+        self._begun = False
+        self._is_file = path is not None  # and no device, pipe or standard output
 
     def __enter__(self) -> _Output:
         return self
 
     def begin(self, running: Transcription) -> None:
-        """Open the file: not before the sound could be opened, so that none is made for nothing."""
-        self._file: TextIO = sys.stdout
-        if self._path is not None:
-            try:
-                self._file = screened(self._path.open("a", encoding="utf-8"))  # `__exit__` closes it
-                self._earlier = self._path.is_file() and self._path.stat().st_size > 0
-            except OSError as e:
-                raise InputError(f"The output file {self._path} cannot be written: {e.strerror}.") from None
+        """Find out whether the file can be written: not before the sound could be opened, whose error says more."""
+        if self._path is None:
+            self._file = sys.stdout
+        else:
+            self._open(self._path)
         self._running = running
         self._progress.start(running.duration)
+
+    def _open(self, path: Path) -> None:
+        try:
+            self._file = screened(open(path, "a", encoding="utf-8", opener=_existing))  # noqa: SIM115
+            self._is_file = path.is_file()
+        except FileNotFoundError:
+            if path.is_symlink():
+                raise InputError(f"The output file {path} is a link that leads nowhere; name a file.") from None
+            check_target(path, "output file")
+        except OSError as e:
+            raise InputError(f"The output file {path} cannot be written: {e.strerror}.") from None
 
     def write(self, segment: Segment) -> None:
         self.count += 1
@@ -170,24 +202,45 @@ class _Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.clear()
-        if self._running is None:
-            return
-        finished = kind is None and self._running.complete
-        if self._begun or finished or not self._earlier:
-            self._write(self.form.end(self._running.transcript(self._segments), self.more))
-        if self._path is not None:
-            self._file.close()
+        try:
+            if self._running is not None:
+                finished = kind is None and self._running.complete
+                if self._begun or finished or not self._is_file:
+                    self._write(self.form.end(self._running.transcript(self._segments), self.more))
+        finally:
+            self._progress.clear()
+            if self._path is not None and self._file is not None:
+                self._file.close()
+
+    def interruption(self) -> str:
+        """Says that Ctrl-C ended it, and what became of the file."""
+        if self._path is None or not self._is_file:
+            return "interrupted"
+        if not self._begun:
+            return f"interrupted, nothing was written to {self._path}"
+        return f"interrupted, {self._path} has what was understood until then"
 
     def _write(self, text: str) -> None:
-        self._progress.clear()
+        if self._file is None:  # there was none; a link that was put there since is replaced, and leads nowhere
+            assert self._path is not None
+            self._file = os.fdopen(make_file(self._path, 0o666), "w", encoding="utf-8")
         if not self._begun:
             self._begun, text = True, self.form.begin() + text
-            if self._earlier:
+            if self._is_file:
                 self._file.truncate(0)
-        if text:
-            self._file.write(text)
-            self._file.flush()
+        if not text:
+            return
+        if not self._is_file:
+            self._progress.clear()
+        self._file.write(text)
+        self._file.flush()
+        if self._file.isatty():
+            self._progress.draw()
+
+
+def _existing(path: str, flags: int) -> int:
+    """A descriptor of a file that is there."""
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 class _Progress:
@@ -195,13 +248,16 @@ class _Progress:
 
     def __init__(self) -> None:
         self._duration: float | None = None
-        self._begun = self._drawn = time.monotonic()
+        self._begun = time.monotonic()
+        self._position = 0.0
+        self._drawn = -REDRAWN_S
         self._shown = False
         self._terminal = sys.stderr.isatty()
 
     def start(self, duration: float | None) -> None:
         """Count from now on."""
         self._duration, self._begun = duration, time.monotonic()
+        self.draw()
 
     @property
     def seconds(self) -> float:
@@ -210,36 +266,47 @@ class _Progress:
 
     def show(self, position: float) -> None:
         """Say how many seconds were heard."""
+        self._position = position
         now = time.monotonic()
-        if not self._terminal or (self._shown and now - self._drawn < REDRAWN_S):
+        if now - self._drawn >= REDRAWN_S:
+            self._drawn = now
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the line again, after something else was printed."""
+        if not self._terminal:
             return
         from edge.runtime.speech.formats import clock
 
-        whole = "" if self._duration is None else f" of {clock(self._duration)[:-4]}, {position / self._duration:.0%}"
-        self._draw(f"{clock(position)[:-4]}{whole}, {position / max(self.seconds, 1e-3):.1f}x")
-        self._drawn, self._shown = now, True
+        position, line = self._position, clock(self._position)[:-4]
+        if self._duration is not None:
+            line += f" of {clock(self._duration)[:-4]}, {min(1.0, position / self._duration):.0%}"
+        if position:
+            line += f", {position / max(self.seconds, 1e-3):.1f}x"
+        self._put(line)
+        self._shown = True
 
     def clear(self) -> None:
         """Take the line away before something else is printed."""
         if self._shown:
-            self._draw("")
+            self._put("")
             self._shown = False
 
-    def _draw(self, line: str) -> None:
+    def _put(self, line: str) -> None:
         out = below(sys.stderr)
         out.write(f"\r{line}\x1b[K")
         out.flush()
 
 
-def _figures(running: Transcription, segments: int, seconds: float) -> str:
-    """One line: language, how much was heard, how fast, peak memory, and what ended it."""
-    heard = running.position
+def _figures(running: Transcription, output: _Output, seconds: float) -> str:
+    """One line: language, how much was heard, how fast, peak memory."""
+    heard, count = running.position, output.count
+    none = "nothing was said" if running.complete else "no segment yet"
     return " · ".join(
         [
             running.language or "no language",
             f"{heard:.1f} s heard in {seconds:.1f} s" + (f", {heard / seconds:.1f}x" if seconds > 0 else ""),
-            f"{segments} segment{'' if segments == 1 else 's'}" if segments else "nothing was said",
+            f"{count} segment{'' if count == 1 else 's'}" if count else none,
             peak_memory(),
-            *([] if running.complete else ["stopped"]),
         ]
     )

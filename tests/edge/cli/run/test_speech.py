@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -80,7 +82,7 @@ def test_each_format_is_printed(run: Run, fake: Callable, talk: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "option", "begin"),
     [("a.srt", None, "1\n00:00"), ("a.VTT", None, "WEBVTT"), ("a.json", None, "{"), ("a", None, "One."),
-     ("a.srt", "--vtt", "WEBVTT")],
+     ("a.txt", "--vtt", "WEBVTT"), ("a.VTT", "--vtt", "WEBVTT"), ("a", "--timestamps", "[00:00")],
 )  # fmt: skip
 def test_a_file_gets_the_format_that_its_name_or_an_option_asks_for(
     run: Run, fake: Callable, talk: Path, tmp_path: Path, name: str, option: str | None, begin: str
@@ -88,6 +90,20 @@ def test_a_file_gets_the_format_that_its_name_or_an_option_asks_for(
     fake()
     status, out, _ = run("x.edge", "--audio", talk, "--output", tmp_path / name, *([option] if option else []))
     assert (status, out) == (0, "") and (tmp_path / name).read_text().startswith(begin)
+
+
+@pytest.mark.parametrize("option", ["--srt", "--vtt", "--json", "--timestamps"])
+@pytest.mark.parametrize("ending", ["srt", "VTT", "json"])
+def test_an_option_and_a_name_that_ask_for_two_formats_are_refused(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, option: str, ending: str
+) -> None:
+    fake()
+    if option == f"--{ending.lower()}":
+        return
+    file = tmp_path / f"a.{ending}"
+    status, out, err = run("x.edge", "--audio", talk, "--output", file, option)
+    assert (status, out) == (2, "") and not file.exists()
+    assert f"{option} and the name {file} ask for two formats" in err and err.count("\n") == 1
 
 
 def test_options_reach_the_model(run: Run, fake: Callable, talk: Path) -> None:
@@ -109,12 +125,12 @@ def test_segments_are_written_through_as_they_come(run: Run, fake: Callable, tal
     output, heard = tmp_path / "a.txt", engine.encode_audio
 
     def encode_audio(*args: Any, **options: Any) -> Any:
-        seen.append(output.read_text())
+        seen.append(output.read_text() if output.exists() else None)
         return heard(*args, **options)
 
     engine.encode_audio = encode_audio
     run("x.edge", "--audio", talk, "--output", output)
-    assert seen == ["", "One.\nTwo.\n"]
+    assert seen == [None, "One.\nTwo.\n"]
 
 
 @pytest.mark.parametrize(("option", "most"), [("--srt", 2), ("--json", 9)])
@@ -168,6 +184,94 @@ def test_ctrl_c_ends_with_what_was_finished_and_status_130(
     transcript = json.loads((tmp_path / "a.json").read_text())
     assert status == 130 and "Traceback" not in err
     assert transcript["text"] == "One. Two." and not transcript["complete"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("name", ["a.txt", "a.srt", "a.vtt", "a.json"])
+def test_an_interruption_is_said_as_one_and_leaves_no_file_without_a_segment(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, name: str, times: int
+) -> None:
+    press_at_window(fake(), 0, times)
+    status, out, err = run("x.edge", "--audio", talk, "--output", tmp_path / name)
+    assert (status, out) == (130, "") and not (tmp_path / name).exists()
+    assert err.endswith(f"interrupted, nothing was written to {tmp_path / name}\n")
+    assert err.count("\n") == 1 and "nothing was said" not in err
+    press_at_window(fake(), 1, times)
+    status, _, err = run("x.edge", "--audio", talk, "--output", tmp_path / name)
+    assert status == 130 and "Two." in (tmp_path / name).read_text()
+    assert err.endswith(f"interrupted, {tmp_path / name} has what was understood until then\n")
+
+
+def test_a_link_that_is_planted_while_the_model_computes_is_not_written_through(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path
+) -> None:
+    engine, output, secret = fake(), tmp_path / "a.txt", tmp_path / "secret"
+    secret.write_text("secret")
+    heard = engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        if not engine.windows:
+            output.symlink_to(secret)
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    assert run("x.edge", "--audio", talk, "--output", output)[0] == 0
+    assert secret.read_text() == "secret" and not output.is_symlink()
+    assert output.read_text() == "One.\nTwo.\nThree.\n"
+
+
+def test_a_link_that_leads_nowhere_is_refused_and_one_to_a_file_stays_one(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path
+) -> None:
+    output, other = tmp_path / "a.txt", tmp_path / "other.txt"
+    output.symlink_to(other)
+    fake()
+    status, _, err = run("x.edge", "--audio", talk, "--output", output)
+    assert status == 2 and "is a link that leads nowhere" in err and not other.exists()
+    other.write_text("earlier, and longer than what comes")
+    fake()
+    assert run("x.edge", "--audio", talk, "--output", output)[0] == 0
+    assert output.is_symlink() and other.read_text() == "One.\nTwo.\nThree.\n"
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from fake_speech import Script, fake_transcriber, said
+from edge.runtime.engine.variant import PLAIN
+from edge.runtime.load import Loading
+import edge.cli.run.source, edge.runtime.load
+from edge.cli.main import main
+model, engine = fake_transcriber(Path(sys.argv[1]) / "x.edge", Script(said(0.0, " One.", 2.0)))
+edge.runtime.load.start = lambda bundle, asked: Loading(model.bundle, asked, PLAIN, engine)
+edge.cli.run.source.open_source = lambda path: model.bundle
+import edge.cli.run.speech as speech
+begin = speech._Output.begin
+def begin_aloud(self, running):
+    begin(self, running)
+    print("ready", file=sys.stderr, flush=True)
+speech._Output.begin = begin_aloud
+sys.exit(main(["run", "x.edge", "--stdin-pcm"]))
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_a_recording_whose_pipe_stays_open_without_a_crash(tmp_path: Path, times: int) -> None:
+    # Its thread reads standard input when Python ends.
+    with subprocess.Popen(
+        [sys.executable, "-c", ALONE, tmp_path],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        for _ in range(times):
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+        status = process.wait(30)
+        assert (status, process.stderr.read()) == (130, "interrupted\n")
 
 
 def stdin_of(monkeypatch: pytest.MonkeyPatch, samples: np.ndarray) -> None:
@@ -246,6 +350,23 @@ def test_progress_is_drawn_on_a_terminal_and_cleared(
     assert "\r00:30 of 00:33, 91%, " in err
     assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
     assert err.count("\r\x1b[K") == 2, "the line is cleared before segments are printed"
+
+
+def test_progress_stays_while_a_file_is_written(
+    run: Run, fake: Callable, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    seen, heard = [], engine.encode_audio
+
+    def encode_audio(*args: Any, **options: Any) -> Any:
+        seen.append(sys.stderr.getvalue().rpartition("\r")[2])  # what the terminal shows
+        return heard(*args, **options)
+
+    engine.encode_audio = encode_audio
+    err = run("x.edge", "--audio", talk, "--output", tmp_path / "a.srt")[2]
+    assert seen[0] == "00:00 of 00:33, 0%\x1b[K" and seen[1].startswith("00:30 of 00:33, 91%, ")
+    assert err.rpartition("\r\x1b[K")[2].startswith("en · 33.0 s")
 
 
 @pytest.mark.parametrize(
