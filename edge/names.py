@@ -27,9 +27,8 @@ LONGEST_ID = 200  # characters of a name on the hub, whose own limits are lower
 
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[\w./-]+))?(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob|raw)/(?P<revision>[^/]+)/(?P<tag>.+\.gguf)", re.ASCII)
-_QUANTIZATION = re.compile(
-    r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|T?Q\d_\d|B?F16|FP16|F32|MXFP4\w*)(?![A-Za-z0-9_])", re.IGNORECASE
-)
+_KINDS = r"(?:UD-)?(?:[IT]?Q\d\w*|B?F16|FP16|F32|MXFP4\w*)"  # Q4_K_M, IQ4_XS, TQ1_0 and so on
+_QUANTIZATION = re.compile(rf"(?<![A-Za-z0-9]){_KINDS}(?![A-Za-z0-9_])", re.IGNORECASE)
 _BESIDE = ("mmproj", "imatrix")  # in names of files that are no model of text
 
 

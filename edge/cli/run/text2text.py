@@ -96,9 +96,9 @@ def _one(model: Text2Text, text: str, options: Text2TextOptions, args: argparse.
     elif options.n_best > 1:
         from edge.cli.run.lines import scored
 
-        found = model.candidates(text, options)
-        as_json = args.json and json.dumps([dataclasses.asdict(each) for each in found], ensure_ascii=False)
-        print(as_json or scored(found), flush=True)
+        best = model.candidates(text, options)
+        as_json = args.json and json.dumps([dataclasses.asdict(each) for each in best], ensure_ascii=False)
+        print(as_json or scored(best), flush=True)
     else:
         show_with_figures(model.stream(text, options))
 
