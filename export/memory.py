@@ -301,7 +301,8 @@ def _packed(checkpoint: Checkpoint, weights: str, options: Options) -> int:
 
         usual = options.bits or (8 if options.perplexity else EFFORTS[options.effort].bits) or usual
     for name in names:
-        bits = 32 if traits.get("keeps") and checkpoint.stored_type(name) in FLOATS else usual
+        stays = traits.get("keeps") and getattr(checkpoint, "root", None) is None  # floats of a GGUF
+        bits = 32 if stays and checkpoint.stored_type(name) in FLOATS else usual
         blocks = 0 if bits > 8 else 1 / (options.block_size or 32)
         size += math.prod(checkpoint.shape(name)) * ((FLOAT if bits > 8 else bits / 8) + blocks * (2 * FLOAT + 1))
     return math.ceil(size)

@@ -16,14 +16,13 @@ SETTINGS: dict[str, dict[str, Any]] = {"auto": {}}
 class _Edge:
     def __init__(self, model: Path, threads: int, capacity: int) -> None:
         import edge
-        from edge.runtime.decode.sampling import make_sampler
 
         self._model = edge.load(model, context=capacity, threads=threads)
-        self._greedy = make_sampler(edge.GenerateOptions())
 
     def answer(self, ids: list[int], n: int, ends: list[int]) -> Answered:
         from edge.runtime.decode.answer import never
         from edge.runtime.decode.loop import generate
+        from edge.runtime.decode.sampling import SamplingOptions, make_sampler
         from edge.runtime.speculate.speculation import AnswerDrafts
 
         model = self._model
@@ -31,7 +30,8 @@ class _Edge:
         drafts = AnswerDrafts(model.speculation, ids, n, ends=frozenset(ends))
         start, first, count = time.perf_counter(), 0.0, 0
         prompt = np.array(ids, np.int64)
-        for token in generate(model.engine, cache, prompt, self._greedy, chunk=model.prefill_chunk, interrupted=never,
+        sampler = make_sampler(SamplingOptions(), ids)
+        for token in generate(model.engine, cache, prompt, sampler, chunk=model.prefill_chunk, interrupted=never,
                               drafts=drafts):
             count += 1
             if count == 1:

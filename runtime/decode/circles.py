@@ -37,7 +37,7 @@ class Circles:
     def __init__(self, prompt: Sequence[int] = ()) -> None:
         self.losses = NOTHING
         self._prompt = prompt
-        self._grace: int | None = None  # tokens that the prompt lets be said again; None: not looked at
+        self._grace: int | None = None  # tokens that may be said again because the prompt says such, once looked at
         self._left = 0  # circles
         self._text: list[int] = []
         self._last: dict[tuple[int, ...], int] = {}  # the place behind the last occurrence of each run of GRAM tokens

@@ -92,7 +92,7 @@ def test_rows_of_an_encoder_that_our_kernels_map_do_not_count(
     without = running(bundle, source=0)["packed weights"]
     monkeypatch.setattr("edge.runtime.memory.footprint.map_weights", lambda: True)
     mapped = without - running(bundle, source=0)["packed weights"]
-    blocks = 36_000 + 4 * 64_000 // 64  # of the decoder's matrices
+    blocks = sum(group.bytes + FLOAT * (group.parameters // group.block_size) for group in (EMBEDDING, MATRICES))
     share = (encoder.num_layers - precise) / encoder.num_layers if width % 32 == 0 else 0
     assert mapped - blocks == 2 * 68_000 * share
 
@@ -152,6 +152,7 @@ def test_what_an_encoder_hands_over_is_counted_by_row(paper_bundle: Bundle) -> N
     assert sound["cross-attention KV"] == 1500 * 2 * 2 * 4 * 16 * FLOAT  # a window, whatever is said in it
 
 
+@pytest.mark.usefixtures("onnxruntimes_kernels")
 def test_matrices_whose_rows_are_read_precisely_are_packed_twice(paper_bundle: Bundle) -> None:
     sizes = {"cross_attention": 7_000, "attention": 20_000, "feed_forward": 40_000}
     rows = dataclasses.replace(MATRICES, bits=8.0, block_size=64, method="rows")
