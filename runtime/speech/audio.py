@@ -1,7 +1,8 @@
 """Sound as a stream: a file, an array or a pipe becomes blocks of mono float32 at the rate that a model hears.
 
 Blocks are read as they are asked for, so that a file of any length needs the memory of one block. WAV files of plain
-PCM are read by the standard library where soundfile is not installed; everything else needs the extra `audio`.
+PCM are read by the standard library where soundfile is not installed; other sound needs the extra `audio`, and what
+libsndfile does not read ffmpeg or PyAV.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError, MissingExtraError
 from edge.extras import install
+from edge.runtime.speech.containers import ADVICE, Container, open_container
 
 BLOCK_S = 1  # seconds read at once
 BLOCK_SAMPLES = 1 << 20  # maximum samples read at once, of all channels together
@@ -51,12 +53,7 @@ def open_audio(path: str | Path, rate: int) -> Audio:
             raise InputError(f"{path} is an empty file; there is nothing to hear in it.")
     except (OSError, ValueError) as e:  # ValueError: a name with a character that no name has
         raise InputError(f"The sound file {path} cannot be read: {getattr(e, 'strerror', None) or e}.") from None
-    try:
-        import soundfile
-    except (ImportError, OSError):  # OSError: its library libsndfile is not there
-        sound: _SoundFile | _WaveFile = _WaveFile(path)
-    else:
-        sound = _SoundFile(soundfile, path)
+    sound = _opened(path, rate)
     if sound.rate not in RATES:
         raise InputError(
             f"{path} is damaged: its header says {sound.rate:,} samples a second; sound that is heard here has "
@@ -67,6 +64,20 @@ def open_audio(path: str | Path, rate: int) -> Audio:
     duration = None if sound.frames is None else sound.frames / sound.rate
     blocks = _mono(sound.read(), sound.rate, str(path))
     return Audio(blocks if sound.rate == rate else _resampled(blocks, sound.rate, rate, path), duration)
+
+
+def _opened(path: Path, rate: int) -> _SoundFile | _WaveFile | Container:
+    """The file, by the first that reads it: soundfile or the standard library, ffmpeg, PyAV."""
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: its library libsndfile is not there
+        soundfile = None
+    try:
+        return _WaveFile(path) if soundfile is None else _SoundFile(soundfile, path)
+    except (InputError, MissingExtraError):
+        if (container := open_container(path, rate)) is None:
+            raise
+        return container
 
 
 def from_samples(samples: NDArray[Any], rate: int) -> Audio:
@@ -142,8 +153,7 @@ class _SoundFile:
             self._file = soundfile.SoundFile(str(path))
         except (soundfile.SoundFileError, TypeError) as e:  # TypeError: a name that ends in .raw
             raise InputError(
-                f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and ffmpeg turns most "
-                "other files into one of them."
+                f"{path} cannot be read as sound ({_reason(e)}); WAV, FLAC, MP3 and OGG can, and {ADVICE}."
             ) from None
         self.rate, self._block = self._file.samplerate, _block(self._file.samplerate, self._file.channels)
         self.frames = self._file.frames if self._file.frames < UNKNOWN_FRAMES else None
@@ -174,7 +184,7 @@ class _WaveFile:
         except (wave.Error, EOFError, RuntimeError) as e:  # RuntimeError: a chunk that ends beyond the file
             raise MissingExtraError(
                 f"{path} is not a WAV file of plain PCM ({str(e) or 'it breaks off'}); for other formats run: "
-                f"{install('audio')}"
+                f"{install('audio')}; {ADVICE}"
             ) from None
         self.rate, self.frames = self._file.getframerate(), self._file.getnframes()
         self._channels, self._width = self._file.getnchannels(), self._file.getsampwidth()

@@ -6,6 +6,7 @@ begins where the last finished segment of the one before ended, and is given tha
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ FRAMES_PER_SECOND = 100  # of the spectrogram: less than one of them is nothing 
 SHORTEST_S = 0.1  # of sound in all; of less Whisper writes a word all the same
 KNOWN_SHOWN = 12  # languages named in an error
 RESET_TEMPERATURE = 0.5  # above it a text is too unsure to lead the next window's
+
+TRANSLATE = "translate"  # a task
+
+_log = logging.getLogger(__name__)
 
 Sound = str | Path | NDArray[Any] | Audio
 
@@ -127,6 +132,8 @@ class Transcriber(Loaded):
                 f"The drafter {self._speculate} drafts one text at a time; leave it out, or ask for one beam."
             )
         check_speech_options(self.speech, options)
+        if options.task == TRANSLATE:
+            _warn_of_translating(self.bundle)
         if isinstance(sound, np.ndarray):
             sound = from_samples(sound, self.speech.sample_rate)
         elif isinstance(sound, bytes | bytearray) or not isinstance(sound, str | os.PathLike | Audio):
@@ -284,5 +291,21 @@ def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:
         more = f" and {len(known) - KNOWN_SHOWN} more" if len(known) > KNOWN_SHOWN else ""
         raise InputError(f"{language!r} is not the code of a language that this model knows; it knows {some}{more}.")
     tasks = speech.tasks or {"transcribe": 0}
+    if options.task == TRANSLATE and TRANSLATE not in tasks:
+        why = "knows no language but English" if not speech.languages else f"has no token for the task {TRANSLATE!r}"
+        raise InputError(f"This model was not trained to translate: it {why}; leave the task out, and it transcribes.")
     if options.task not in tasks:
         raise InputError(f"The task must be one of {', '.join(tasks)} for this model, not {options.task!r}.")
+
+
+def _warn_of_translating(bundle: Bundle) -> None:
+    """Say it where a model has the token of a task that it was not trained for. OpenAI trained decoders as deep as their
+    encoders to translate; of those it shortened, as `turbo`, and of Distil-Whisper's, the data had no translations."""
+    decoder, encoder = bundle.manifest.dims.num_layers, bundle.manifest.encoder
+    if encoder is not None and decoder < encoder.num_layers:
+        _log.warning(
+            "This model's decoder was shortened to %d of %d layers, as those of turbo and Distil-Whisper, which were not "
+            "trained to translate: it may well transcribe instead.",
+            decoder,
+            encoder.num_layers,
+        )

@@ -268,7 +268,7 @@ class _Progress:
         """Say how many seconds were heard."""
         self._position = position
         now = time.monotonic()
-        if now - self._drawn >= REDRAWN_S:
+        if not self._shown or now - self._drawn >= REDRAWN_S:
             self._drawn = now
             self.draw()
 

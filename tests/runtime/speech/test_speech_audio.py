@@ -109,8 +109,9 @@ def refusal(path: Path, error: type[Exception] = InputError) -> str:
     return sentence
 
 
-def test_what_is_no_sound_gets_a_sentence(tmp_path: Path) -> None:
+def test_what_is_no_sound_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("soundfile")
+    monkeypatch.setenv("PATH", "")  # no ffmpeg
     (tmp_path / "a.txt").write_text("no sound at all " * 100)
     assert "cannot be read as sound (Format not recognised); WAV, FLAC, MP3 and OGG can" in refusal(tmp_path / "a.txt")
     (tmp_path / "a.raw").write_bytes(b"\0" * 1000)
@@ -172,7 +173,7 @@ def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, wit
     path = write_wave(tmp_path / "a.wav", tone(1, 48_000), 48_000)
     sentence = refusal(path, MissingExtraError)
     assert "48,000 samples a second and this model hears 16,000" in sentence
-    assert install('audio') in sentence
+    assert install("audio") in sentence
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e20])

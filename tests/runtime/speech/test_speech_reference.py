@@ -163,5 +163,5 @@ def test_an_english_checkpoint_is_transcribed_as_by_transformers_and_refuses_oth
     assert len(found) > 3 and found == theirs(model, samples, monkeypatch, condition_on_prev_tokens=True)
     with pytest.raises(InputError, match="understands English alone, not 'de'"):
         ours(english, samples, language="de")
-    with pytest.raises(InputError, match="one of transcribe for this model, not 'translate'"):
+    with pytest.raises(InputError, match="not trained to translate: it knows no language but English"):
         ours(english, samples, task="translate")

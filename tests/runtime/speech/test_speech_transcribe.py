@@ -126,7 +126,7 @@ def test_an_english_model_refuses_another_language(tmp_path: Path) -> None:
     english = dataclasses.replace(SPEECH, languages={}, tasks={})
     with pytest.raises(InputError, match="English alone, not 'de'"):
         heard(tmp_path, noise(3), HELLO, speech=english, language="de")
-    with pytest.raises(InputError, match="must be one of transcribe for this model, not 'translate'"):
+    with pytest.raises(InputError, match="not trained to translate: it knows no language but English"):
         heard(tmp_path, noise(3), HELLO, speech=english, task="translate")
 
 
@@ -302,3 +302,38 @@ def test_samples_must_be_floats_of_one_channel(tmp_path: Path) -> None:
         model.transcribe(np.zeros((100, 2), np.float32))
     with pytest.raises(InputError, match="There are no samples"):
         model.transcribe(np.zeros(0, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("languages", "tasks", "why"),
+    [
+        ({}, {}, "it knows no language but English"),
+        ({"en": EN}, {"transcribe": TRANSCRIBE}, "it has no token for the task 'translate'"),
+        ({"de": DE}, {}, "it has no token for the task 'translate'"),
+    ],
+)
+def test_a_model_that_was_not_trained_to_translate_says_so(
+    tmp_path: Path, languages: dict[str, int], tasks: dict[str, int], why: str
+) -> None:
+    speech = dataclasses.replace(SPEECH, languages=languages, tasks=tasks)
+    model, _ = fake_transcriber(tmp_path / "x.edge", Script(said(0.0, " One.", 1.0)), speech=speech)
+    with pytest.raises(InputError, match=f"was not trained to translate: {why}; leave the task out"):
+        model.transcribe(noise(1), task="translate")
+
+
+@pytest.mark.parametrize(("layers", "warns"), [(2, True), (4, True), (32, False)])
+def test_a_model_with_a_shortened_decoder_warns_of_translating(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, layers: int, warns: bool
+) -> None:
+    model, _ = fake_transcriber(tmp_path / "x.edge", Script(said(0.0, " One.", 1.0)))
+    manifest = model.bundle.manifest
+    assert manifest.encoder is not None
+    changes = {
+        "dims": dataclasses.replace(manifest.dims, num_layers=layers),
+        "encoder": dataclasses.replace(manifest.encoder, num_layers=32),
+    }
+    model.bundle = dataclasses.replace(model.bundle, manifest=dataclasses.replace(manifest, **changes))
+    model.transcribe(noise(1), language="de")
+    assert not caplog.text
+    model.transcribe(noise(1), language="de", task="translate")
+    assert (f"shortened to {layers} of 32 layers" in caplog.text) == warns

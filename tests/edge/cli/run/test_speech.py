@@ -236,6 +236,7 @@ def test_a_link_that_leads_nowhere_is_refused_and_one_to_a_file_stays_one(
 
 ALONE = """
 import sys
+import time
 from pathlib import Path
 from fake_speech import Script, fake_transcriber, said
 from edge.runtime.engine.variant import PLAIN
@@ -250,6 +251,10 @@ begin = speech._Output.begin
 def begin_aloud(self, running):
     begin(self, running)
     print("ready", file=sys.stderr, flush=True)
+def hear(*args, **options):
+    print("hearing", file=sys.stderr, flush=True)
+    time.sleep(60)
+engine.encode_audio = hear
 speech._Output.begin = begin_aloud
 sys.exit(main(["run", "x.edge", "--stdin-pcm"]))
 """
@@ -267,8 +272,13 @@ def test_ctrl_c_ends_a_recording_whose_pipe_stays_open_without_a_crash(tmp_path:
     ) as process:
         assert process.stdin is not None and process.stderr is not None
         assert process.stderr.readline() == "ready\n"
-        for _ in range(times):
-            time.sleep(0.3)
+        if times == 2:
+            process.stdin.write("sound " * 4000)
+            process.stdin.flush()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        if times == 2:  # the first ends the recording, of which this is heard
+            assert process.stderr.readline() == "hearing\n"
             process.send_signal(signal.SIGINT)
         status = process.wait(30)
         assert (status, process.stderr.read()) == (130, "interrupted\n")
