@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edge import catalog, fetch
+from edge.adapter import CONFIG
 from edge.catalog import Entry, Progress, Say
 from edge.errors import CatalogError, InputError
 from edge.gguf_parts import name_of, parts_of
@@ -111,7 +112,9 @@ class OnHub:
         """Whether the model is the repository as a whole; so it is where nobody knows the names of its files."""
         if self.tag is not None:
             return False
-        return not names or ("config.json" in names and any(name.endswith(WEIGHTS) for name in names))
+        return not names or (
+            ("config.json" in names or CONFIG in names) and any(name.endswith(WEIGHTS) for name in names)
+        )
 
     def _chosen(self, names: Sequence[str]) -> str:
         """The file that is asked for; of a model in parts the first.

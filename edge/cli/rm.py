@@ -97,10 +97,11 @@ class _Found:
 
 def _of_path(path: Path) -> list[Bundle]:
     """The bundle that was made of the model at a path."""
+    from edge.adapter import is_adapter
     from edge.cli.run.contents import contents_of
     from edge.cli.run.made import kept, target_of
 
-    if not (path.suffix == ".gguf" or (path / "config.json").is_file()) or not path.exists():
+    if not (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path)) or not path.exists():
         return []
     target = target_of(path, contents_of(path))
     return [bundle for bundle in kept() if bundle.root == target]

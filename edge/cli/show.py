@@ -21,13 +21,15 @@ def command(args: argparse.Namespace) -> None:
     """Show a model by its name: the figures of the bundle that was made of it, as edge inspect does; or what the
     catalog says, where there is none. Nothing is fetched or made."""
     from edge import names
+    from edge.adapter import is_adapter
     from edge.bundle import open_bundle
     from edge.cli.inspect import show_bundle
     from edge.cli.models import show_entry
     from edge.cli.run.here import named_bundles
     from edge.cli.run.source import missing
 
-    if Path(args.name).is_dir() and not (Path(args.name) / "config.json").is_file():
+    path = Path(args.name)
+    if path.is_dir() and not ((path / "config.json").is_file() or is_adapter(path)):
         show_bundle(open_bundle(args.name), args.json)
         return
     named = names.find(args.name)

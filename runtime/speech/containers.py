@@ -28,7 +28,8 @@ DURATION = re.compile(r"Duration: (\d{1,5}):(\d\d):(\d\d\.\d+)")
 
 
 class Container:
-    """As `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None where the file does not tell."""
+    """As `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None where the file does not
+    tell."""
 
     def __init__(self, path: Path, rate: int, seconds: float | None, blocks: Iterator[NDArray[np.float32]]) -> None:
         self.rate, self._path, self._blocks = rate, path, blocks

@@ -299,13 +299,14 @@ def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:
 
 
 def _warn_of_translating(bundle: Bundle) -> None:
-    """Say it where a model has the token of a task that it was not trained for. OpenAI trained decoders as deep as their
-    encoders to translate; of those it shortened, as `turbo`, and of Distil-Whisper's, the data had no translations."""
+    """Say it where a model has the token of a task that it was not trained for. OpenAI trained decoders as deep as
+    their encoders to translate; of those it shortened, as `turbo`, and of Distil-Whisper's, the data had no
+    translations."""
     decoder, encoder = bundle.manifest.dims.num_layers, bundle.manifest.encoder
     if encoder is not None and decoder < encoder.num_layers:
         _log.warning(
-            "This model's decoder was shortened to %d of %d layers, as those of turbo and Distil-Whisper, which were not "
-            "trained to translate: it may well transcribe instead.",
+            "This model's decoder was shortened to %d of %d layers, as those of turbo and Distil-Whisper, which were "
+            "not trained to translate: it may well transcribe instead.",
             decoder,
             encoder.num_layers,
         )

@@ -117,7 +117,9 @@ class Talk:
             note(listed(self._options))
             return
         name, _, value = rest.partition(" ")
-        self._options, said = changed(self._options, name, value.strip())
+        options, said = changed(self._options, name, value.strip())
+        self.session.settled(options)  # refuses what does not go together
+        self._options = options
         note(said)
 
     def _system(self, rest: str) -> None:

@@ -262,7 +262,7 @@ def test_what_another_command_left_of_prompts_is_not_mixed_in(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--lines", "{file}", "--batch", "2"], "--batch says how many lines of a file"),
+        (["hello", "--batch", "2"], "--batch says how many lines of a file"),
         (["--lines", "{file}", "--output", "{out}", "--batch", "0"], "--batch must be 1 or more, not 0"),
         (["hello", "--output", "{out}"], "redirect the output"),
         (["--lines", "{file}", "--output", "{out}", "--context", "24"], "Line 3 of {file}: The prompt has"),

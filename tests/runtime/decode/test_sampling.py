@@ -127,8 +127,8 @@ def test_logits_are_left_as_they_are(values: dict[str, float]) -> None:
     assert np.array_equal(logits, before)
 
 
-def test_the_default_takes_the_most_likely_token_without_any_other_step() -> None:
-    assert make_sampler(SamplingOptions()) is greedy
+def test_the_most_likely_token_is_taken_without_any_other_step() -> None:
+    assert make_sampler(SamplingOptions(circles="allow")) is greedy
     assert greedy(np.array([0.5, 3.0, 3.0, -1.0], np.float32)) == 1
 
 

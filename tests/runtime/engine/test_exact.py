@@ -156,7 +156,7 @@ def test_what_is_drawn_anew_every_time_is_not_slowed_by_it(
     monkeypatch.setattr(model.engine, "_run", lambda c, t, *a: sizes.add(len(t)) or run(c, t, *a))
     chat = model.chat()
     for _ in range(20):  # some of them begin with an end token, and then there is no step
-        chat.generate(PROMPT, GenerateOptions(max_tokens=9, temperature=0.8))
+        chat.generate(PROMPT, GenerateOptions(max_tokens=9, temperature=0.8, seed="random"))
         chat.reset()
     assert 1 in sizes
     sizes.clear()
@@ -207,7 +207,7 @@ def test_costs_of_exact_steps_are_those_of_even_ones(int4_bundle: Bundle, monkey
         begun.append(list(planner.costs.ratios))
 
     monkeypatch.setattr(Planner, "begin", recording)
-    for options in (OPTIONS, *[GenerateOptions(max_tokens=9, temperature=0.8)] * 20):
+    for options in (OPTIONS, *[GenerateOptions(max_tokens=9, temperature=0.8, seed="random")] * 20):
         model.generate(PROMPT, options)  # some that are drawn begin with an end token, and then nothing is planned
     exact, drawn, *_ = begun
     if not model.engine.pads:

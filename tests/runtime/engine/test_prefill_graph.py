@@ -136,7 +136,7 @@ def test_no_row_is_run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) ->
             shapes.append((size, rows))
             super().__init__(bound, cache, size, rows, outputs)
 
-    monkeypatch.setattr("edge.runtime.engine.engine.Step", Seen)
+    monkeypatch.setattr("edge.runtime.engine.prefill_engine.Step", Seen)
     ends = np.array([126, 127, 254, 255])
     cache, whole = engine.new_cache(256), prefill.step(engine.new_cache(256), text, ends)
     found = [prefill.step(cache, text[start:end])[0] for start, end in ((0, 127), (127, 128), (128, 255), (255, 256))]

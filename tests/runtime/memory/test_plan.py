@@ -229,7 +229,7 @@ def test_edge_run_stays_under_the_smallest_budget(tiny_bundle: Bundle) -> None:
     prompt = "The moon changes its shape. " * 5
     done = run("run", str(tiny_bundle.root), prompt, "--memory", named, "--json", "--max-tokens", "20", "--raw")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["peak_private_mb"] * MIB <= parse_size(named)
+    assert json.loads(done.stdout)["peak_private_mb"] * MB <= parse_size(named)
 
 
 def test_edge_plan_prints_json(tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,7 +198,7 @@ class FakeAV:
     def close(self) -> None:
         pass
 
-    def AudioResampler(self, format: str, rate: int) -> FakeAV:  # noqa: N802 (its name)
+    def AudioResampler(self, format: str, rate: int) -> FakeAV:
         return self
 
     def decode(self, stream: int) -> Any:

@@ -57,7 +57,7 @@ def test_a_setting_holds_from_the_next_answer_on(talk: Talk) -> None:
     ]
     out, err, _ = talk(lines, "Hello.", "Fine.")
     assert out == "Hel\nFi\nFine.\n\n"
-    assert "max-tokens is 3" in err and "stop is 'lo'" in err and "max-tokens is 512" in err
+    assert "max-tokens is 3" in err and "stop is 'lo'" in err and "max-tokens is default" in err
 
 
 def test_a_conversation_is_saved_and_loaded(talk: Talk, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_file_behind_a_link_is_written_and_the_link_stays(talk: Talk, tmp_path
         ("/set temperature -1", "The temperature must be a number of 0 or more, not -1."),
         ("/set temperature nan", "The temperature must be a number of 0 or more, not nan."),
         ("/set top-p 0.9", "at temperature 0 none is drawn; set a temperature above 0"),
-        ("/set seed 1.5", "The seed must be a whole number of 0 or more, not 1.5."),
+        ("/set seed 1.5", "The seed must be a whole number of 0 or more, or 'random', not 1.5."),
         ("/set max-tokens 0", "must be 1 or more, not 0."),
         ("/system " + "x" * 5000, "context holds"),
     ],
@@ -184,7 +184,7 @@ def test_every_setting_is_shown_and_can_be_set_to_what_is_shown() -> None:
         name, value = line.split(maxsplit=1)
         again, said = changed(options, name, value)
         assert said == f"{name} is {value}" and (name == "stop" or again == options)
-    assert changed(options, "temperature", "0")[0].top_p == 1, "what means nothing then is left out"
+    assert changed(options, "temperature", "0")[0].top_p is None, "what means nothing then is left out"
     assert changed(options, "stop", "a\\nb")[0].stop == ("a\nb",)
     with pytest.raises(InputError, match="no setting 'interrupted'"):
         changed(options, "interrupted", "1")

@@ -212,7 +212,10 @@ def test_every_option_of_the_machine_reaches_what_loads_the_bundle(
     machine = {"--context": 99, "--threads": 2, "--memory": "300MB", "--prefill-chunk": 3, "--kv": "int8"}
     more = "--speculate", "lookup", "--skip", "unified:0.1", "--exact", "--provider", "cpu"
     assert run("x.edge", "hi", *(each for option in machine.items() for each in option), *more)[0] == 0
-    assert given == [LoadOptions(99, 2, 3, "300MB", None, "lookup", True, "unified:0.1", "int8", "cpu")]
+    expected = LoadOptions(
+        *(99, 2, 3), memory="300MB", speculate="lookup", exact=True, skip="unified:0.1", kv="int8", provider="cpu"
+    )
+    assert given == [expected]
 
 
 def test_draws_with_a_seed_repeat(run: Run, tiny_bundle: Bundle) -> None:
