@@ -42,14 +42,11 @@ _STALE = 24 * 3600.0  # seconds after which a temporary folder belongs to no run
 HUB_FILES = [
     *("config.json", "generation_config.json", "preprocessor_config.json", "README.md", "LICENSE*"),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "chat_template*"),
-    *("spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm"),
-    *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
-    *("quantize_config.json", "quant_config.json", "adapter_config.json", "adapter_model.safetensors"),
+    *("spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm", "quant*_config.json", "adapter_*.json"),
+    *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "adapter_model.safetensors"),
 ]
 # Fetched where there are no safetensors: Torch's own files, and CTranslate2's.
-HUB_BIN_FILES = [
-    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "model.bin", "adapter_model.bin"),
-]
+HUB_BIN_FILES = ["*_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "model.bin"]
 # What the hub library's errors mean, the narrower ones first.
 _REFUSALS = {
     "LocalEntryNotFoundError": "the hub cannot be reached, and its cache holds no copy",

@@ -28,8 +28,7 @@ DURATION = re.compile(r"Duration: (\d{1,5}):(\d\d):(\d\d\.\d+)")
 
 
 class Container:
-    """As `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None where the file does not
-    tell."""
+    """As `_SoundFile`, whose blocks [N, channels] have the wanted rate already. seconds: None if unknown."""
 
     def __init__(self, path: Path, rate: int, seconds: float | None, blocks: Iterator[NDArray[np.float32]]) -> None:
         self.rate, self._path, self._blocks = rate, path, blocks
@@ -146,9 +145,7 @@ def _frames(av: Any, file: Any, path: Path, rate: int) -> Iterator[NDArray[np.fl
     position = 0
     with file:
         try:
-            for frame in itertools.chain(
-                file.decode(file.streams.audio[0]), [None]
-            ):  # at None comes what was held back
+            for frame in itertools.chain(file.decode(file.streams.audio[0]), [None]):  # None: what was held back
                 for converted in resampler.resample(frame):
                     block = converted.to_ndarray().T
                     position += len(block)

@@ -300,8 +300,7 @@ def check_speech_options(speech: Speech, options: TranscribeOptions) -> None:
 
 def _warn_of_translating(bundle: Bundle) -> None:
     """Say it where a model has the token of a task that it was not trained for. OpenAI trained decoders as deep as
-    their encoders to translate; of those it shortened, as `turbo`, and of Distil-Whisper's, the data had no
-    translations."""
+    their encoders to translate; the data of those that were shortened had no translations."""
     decoder, encoder = bundle.manifest.dims.num_layers, bundle.manifest.encoder
     if encoder is not None and decoder < encoder.num_layers:
         _log.warning(

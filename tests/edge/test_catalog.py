@@ -501,7 +501,7 @@ class TestTheHub:
 
     def test_without_the_hubs_library_its_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(CatalogError, match=r"huggingface_hub is not installed .*pip install -e .*\[export\]'"):
+        with pytest.raises(CatalogError, match=r"huggingface_hub is not installed .*pip install -e .*\[gguf\]'"):
             fetch.snapshot("org/toy")
 
     def test_a_hub_id_is_opened_from_the_librarys_own_cache(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

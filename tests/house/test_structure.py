@@ -25,7 +25,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "edge/cli/eval_skip.py": ("eval",),
     "edge/cli/scores.py": ("eval",),
     "edge/cli/tune.py": ("tune",),
-    "edge/fetch.py": ("export",),
+    "edge/fetch.py": ("gguf",),
     "export": ("export",),
     "export/tune": ("tune",),
     "models": (),

@@ -94,10 +94,7 @@ def test_a_file_that_does_not_tell_its_length_is_read(ffmpeg: Fake, talk: Path, 
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (
-            "x: Invalid data found when processing input\n",
-            r"cannot be read as sound \(Invalid data found when processing",
-        ),
+        ("x: Invalid data found when processing input\n", r"cannot be read as sound \(Invalid data found when"),
         ("Stream map '0:a:0' matches no streams.\nTo ignore\n", "talk.m4a has no sound in it"),
         ("", "ffmpeg does not say why"),
         ("!" * 10_000, "cannot be read as sound"),
