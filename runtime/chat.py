@@ -272,9 +272,8 @@ class Chat:
 
     def _take_share(self, engine: Engine, turn: _Turn, options: GenerateOptions) -> None:
         """Have room for an answer in a memory limit, where there is one."""
-        if engine.plan is None:
+        if engine.plan is None or engine.shares is None:
             return
-        assert engine.shares is not None
         most = ends_of(options, self._capacity, self._model.block(turn.text)).most
         size = engine.plan.answer_bytes(min(self._capacity, len(turn.tokens) + most))
         taken = engine.shares.take(size, options.interrupted, instead=self._share, drop=weakref.WeakMethod(self._drop))

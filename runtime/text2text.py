@@ -273,9 +273,8 @@ class Text2Text(Loaded):
     ) -> Iterator[int]:
         """The output's tokens as they come, with a share of a memory limit."""
         tokens = self._encoded(engine, task, source, drafts, found)
-        if engine.plan is None:
+        if engine.plan is None or engine.shares is None:
             return tokens
-        assert engine.shares is not None
         rows = len(task.prompt) + task.beam.beams * min(task.ends.max_tokens, task.ends.room)
         return engine.shares.over(engine.plan.answer_bytes(rows), task.options.interrupted, tokens)
 

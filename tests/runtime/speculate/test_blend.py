@@ -220,7 +220,7 @@ class Recorder:
         self.engine, self.text = SimpleNamespace(context=900), SimpleNamespace(special=frozenset[int]())
         self.asked: list[list[str]] = []
 
-    def prompt_ids(self, question: str, raw: bool) -> list[int]:
+    def prompt_ids(self, question: str, raw: bool, think: bool) -> list[int]:
         return [0, 0]
 
     def generate_all(self, prompts: Sequence[str], options: object, raw: bool) -> list[SimpleNamespace]:

@@ -164,7 +164,7 @@ def test_a_chunk_that_ends_beyond_the_file_gets_a_sentence(tmp_path: Path, witho
 def test_what_the_standard_library_cannot_do_names_the_extra(tmp_path: Path, without: Callable[..., None]) -> None:
     without("soundfile", "soxr")
     (tmp_path / "a.flac").write_bytes(b"fLaC" + b"\0" * 100)
-    assert refusal(tmp_path / "a.flac", MissingExtraError).endswith(f"run: {install('audio')}")
+    assert f"run: {install('audio')}" in refusal(tmp_path / "a.flac", MissingExtraError)
     path = write_wave(tmp_path / "wide.wav", tone(1))
     data = bytearray(path.read_bytes())
     data[32:36] = struct.pack("<HH", 8, 64)
