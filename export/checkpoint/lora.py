@@ -25,8 +25,8 @@ from edge.adapter import BASE, CONFIG, WEIGHTS, is_adapter, place_of_base
 from edge.errors import CatalogError, CheckpointError
 from edge.export.checkpoint.base import Checkpoint, TokenizerFiles, finite
 from edge.export.checkpoint.directory import DirectoryCheckpoint, FolderCheckpoint
-from edge.export.checkpoint.names import text_name
 from edge.export.checkpoint.stored import Stored, tensors_in
+from edge.export.checkpoint.tensor_names import text_name
 from edge.export.checkpoint.tokenizer_files import read_json, read_tokenizer
 from edge.export.quantize.base import EMBEDDING, HEAD, Format, QTensor
 

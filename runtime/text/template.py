@@ -220,14 +220,18 @@ def learn_end(manifest: Manifest, text: Text, template: Callable[[], ChatTemplat
 
 
 def written(
-    template: ChatTemplate, messages: Sequence[Message], text: Text, render: Callable[[Sequence[Message]], str]
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    text: Text,
+    render: Callable[[Sequence[Message]], str] | None = None,
 ) -> str:
     """The prompt for the assistant's next turn, in which control tokens that people typed are hidden (`Text.controls`).
-    render: makes it of messages with the template.
+    render: makes it of messages with the template; default: the template alone.
 
     Raises:
         EdgeError: as `ChatTemplate.render` and `check`; or it does something about a control token in a message.
     """
+    render = template.render if render is None else render
     rendered, controls = render(messages), text.controls
     if rendered:  # else the tokenizer says so
         template.check(messages)

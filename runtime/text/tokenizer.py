@@ -184,6 +184,7 @@ class _Library:
             check_lengths(splitter)
             self._growth, self._decoded_growth = growth(normalizer) * growth(splitter), growth(decoder)
             self._decodes_soon = is_known([decoder])
+            self._normalizes_soon = is_known([normalizer])
             self._encodes_soon = (
                 is_known([normalizer, splitter])
                 and is_known_model(self._tokenizer.model)
@@ -208,8 +209,8 @@ class _Library:
     @property
     def normalize(self) -> Callable[[str], str] | None:
         """What is done to a text at first; None where it is nothing, or unknown what it takes."""
-        normalizer = self._tokenizer.normalizer
-        if normalizer is None or not is_known([normalizer]):
+        normalizer = self._tokenizer.normalizer if self._normalizes_soon else None
+        if normalizer is None:
             return None
 
         def normalize(text: str) -> str:

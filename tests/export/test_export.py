@@ -241,9 +241,11 @@ def test_a_target_below_a_file_is_refused(
     assert file.read_text() == "mine"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), ExportError("It broke.")], ids=["interrupted", "failed"])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (ExportError("It broke."), 2)], ids=["interrupted", "failed"]
+)
 def test_an_export_that_ends_early_removes_the_folders_it_made(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int
 ) -> None:
     made = []
 
@@ -254,7 +256,7 @@ def test_an_export_that_ends_early_removes_the_folders_it_made(
     monkeypatch.setattr("edge.export.decoder.stage_decoder", fail)
     (tmp_path / "old").mkdir()
     for folder in ("new/dir", "old"):
-        assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / folder / "x.edge"), "--no-check"]) == 2
+        assert main(["export", str(tiny_checkpoint), "-o", str(tmp_path / folder / "x.edge"), "--no-check"]) == status
     assert made == [True, False]
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert list((tmp_path / "old").iterdir()) == []

@@ -334,13 +334,9 @@ def test_inspect_cuts_nothing_off_at_80_columns(
     monkeypatch.setattr("edge.cli.inspect.open_bundle", lambda path: large)
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["inspect", str(paper_bundle.root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    (row,) = (i for i, line in enumerate(lines) if "feed_forward" in line)
-    assert all(figure in lines[row] for figure in ("1,207,959,552", "689.7 MB", "4.57"))
-    column = lines[row - 2].index("Method")
-    end = next(i for i in range(row, len(lines)) if not lines[i].strip())
-    assert "".join(line[column:].strip() for line in lines[row:end]) == method
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert all(whole in out for whole in ("feed_forward", "1,207,959,552", "689.7 MB", "4.57", method))
 
 
 def test_inspect_breaks_no_word_of_a_method_at_80_columns(

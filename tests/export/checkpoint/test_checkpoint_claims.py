@@ -255,6 +255,10 @@ FITS = {
     "repetition_penalty": (0.5,),
     "early_stopping": ("many", True),
     "is_multilingual": (True,),
+    "do_sample": (True,),
+    "temperature": (0.5,),
+    "top_p": (0.5,),
+    "min_p": (0.5,),
 }
 
 

@@ -186,7 +186,7 @@ def test_a_marian_directory_becomes_a_translator(marian: Path, tmp_path: Path, b
     model.generation_config.update(bad_words_ids=[[pad]], num_beams=beams, max_length=20)
     model.save_pretrained(root)
     bundle = edge.export(str(root), tmp_path / "tiny.edge", weights="fp32")
-    asked = edge.Text2TextOptions(target_language="deu")
+    asked = edge.Text2TextOptions(target_language="deu", circles="allow")
     answer = edge.load(str(bundle.root)).generate("The old man sees two dogs.", asked)
     given = slow(">>deu<< The old man sees two dogs.", return_tensors="pt").input_ids
     wanted = model.generate(given, do_sample=False)[0].tolist()

@@ -88,7 +88,7 @@ LIBRARY = RuntimeError("FAIL : Failed to load library x with error: libcublasLt.
 @pytest.mark.parametrize(
     ("packages", "others", "sentence"),
     [
-        (["onnxruntime"], {"has": False}, "was built without CUDA; in an environment of its own run: pip install .*cuda"),
+        (["onnxruntime"], {"has": False}, "was built without CUDA; in an environment of its own run: pip .*cuda"),
         ([GPU, "onnxruntime"], {}, "are both installed, and each overwrites files of the other; keep the one for GPUs"),
         ([GPU], {"loads": DRIVER}, "no driver for NVIDIA's GPUs .libcuda is missing.; install it, or choose cpu"),
         ([GPU], {"loads": LIBRARY}, "The libraries of CUDA that onnxruntime-gpu 1.31.1 needs .* loaded .*cublas"),

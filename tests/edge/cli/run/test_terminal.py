@@ -249,7 +249,7 @@ PROSE = " ".join(["Words", "of", "many", "lengths", "and", "日本語", "naïvel
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_nothing_is_wider_than_the_window_and_no_word_is_cut(begin: Begin, columns: int) -> None:
-    chat = begin(PROSE, columns=columns, args=["--verbose"])
+    chat = begin(PROSE, columns=columns, args=["--verbose", "--circles", "allow"])
     for line in ("hi", "/help", "/set", "/stats", "/nothing", "/set nothing", "/undo more", "/load nothing"):
         chat.ask(line)
     chat.type(CTRL_D)
