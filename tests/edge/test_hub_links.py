@@ -39,11 +39,11 @@ def as_in_a_hubs_cache(source: Path, cache: Path, inside: str = "") -> Path:
 @pytest.mark.parametrize("kernels", ["", "off"])
 @pytest.mark.parametrize("inside", ["", "tiny.edge", "deep/er/tiny.edge"])
 def test_a_bundle_in_a_hubs_cache_gives_the_answers_of_the_bundle(
-    tiny_bundle: Bundle, tmp_path: Path, inside: str, kernels: str, monkeypatch: pytest.MonkeyPatch,
+    tiny_bundle: Bundle, tmp_path: Path, inside: str, kernels: str, request: pytest.FixtureRequest,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     if kernels:
-        monkeypatch.setenv("EDGE_KERNELS", kernels)
+        request.getfixturevalue("onnxruntimes_kernels")
     asked = ["the moon", "--raw", "--max-tokens", "9"]
     assert main(["run", str(tiny_bundle.root), *asked]) == 0
     wanted = capfd.readouterr().out

@@ -153,7 +153,7 @@ def test_a_server_that_drips_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyP
     source = UrlSource("toy.gguf", "0" * 64, f"http://127.0.0.1:{server.server_port}/toy.gguf", 1_000_000)
     try:
         start = time.monotonic()
-        said = fetch._download(source, tmp_path / "part", 0, lambda *_: None)
+        said = downloads.download(source, tmp_path / "part", 0, lambda *_: None)
         assert said == "the server sends less than 64 kB in 0 s" and time.monotonic() - start < 4
     finally:
         server.shutdown()
