@@ -201,6 +201,14 @@ def started(
             process.kill()
 
 
+def ended(process: Program, seconds: float) -> int | None:
+    """The exit status of a program; None where it does not end in time."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
 def run(command: Sequence[str], seconds: float) -> Ran:
     """Run a program to its end.
 

@@ -83,7 +83,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 def open_address(request: urllib.request.Request) -> Any:
     """The answer to a request; what may be wrong with it is as `urllib.request.urlopen` raises it, or ValueError."""
-    return urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
+    opener = urllib.request.build_opener(_Redirects)
+    return opener.open(request, timeout=_TIMEOUT)
 
 
 def size_of(path: Path) -> int:

@@ -200,7 +200,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Another file, which replaces `path` once it was written whole; the folder is made where there is none. Several
     threads and processes may do so at the same time. In the cache it is for its owner alone, and replaces a folder too.
     OSError where it cannot be written."""
-    part, cached = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part"), _in_cache(path)
+    part, cached = part_of(path), _in_cache(path)
     try:
         make_folder(path.parent)
         os.close(make_file(part, 0o600 if cached else 0o666))

@@ -5,9 +5,9 @@ They convert it to mono at the rate that a model hears. Neither is a dependency:
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,7 +91,7 @@ def _refused(path: Path, said: str) -> InputError:
 
 def _decoded(command: Sequence[str], path: Path, rate: int) -> Iterator[NDArray[np.float32]]:
     """What ffmpeg writes to a pipe, as it is asked for."""
-    from edge.children import started
+    from edge.children import ended, started
 
     position = 0
     with started(command, stdout=True, stderr=False) as process:
@@ -111,17 +111,14 @@ def _decoded(command: Sequence[str], path: Path, rate: int) -> Iterator[NDArray[
             block = np.frombuffer(data[: len(data) // 4 * 4], "<f4")[:, None]
             position += len(block)
             yield block
-        try:
-            status = process.wait(WAIT_S)
-        except subprocess.TimeoutExpired:
-            status = 1
-    if status:
+        status = ended(process, WAIT_S)
+    if status != 0:
         raise InputError(f"{path} is damaged after {position / rate:.0f} s (ffmpeg reads no further).")
 
 
 def _by_pyav(path: Path, rate: int) -> Container | None:
     try:
-        import av
+        av: Any = importlib.import_module("av")  # which no extra brings
     except (ImportError, OSError):  # OSError: a library of it is not there
         return None
     try:

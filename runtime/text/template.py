@@ -119,7 +119,7 @@ class ChatTemplate:
         return on(DAYS[0]) != on(DAYS[1])
 
     def _run(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        from edge.runtime.text.sandbox import Exhausted
+        from edge.runtime.text.meter import Exhausted
 
         self._begin(sum(map(_length, messages)), len(messages))
         given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}

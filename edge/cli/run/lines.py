@@ -25,7 +25,6 @@ from edge.cli.progress import bar
 from edge.cli.reports import is_device, write_whole
 from edge.cli.run.parser import OF_DECODERS
 from edge.cli.run.terminal import peak_memory
-from edge.cli.screen import screened
 from edge.errors import InputError
 from edge.home import for_owner
 
