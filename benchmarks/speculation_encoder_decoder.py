@@ -162,7 +162,7 @@ def transcriber(form: str, engine: Engine) -> Any:
 
 def translated(model: Text2Text, text: str) -> tuple[object, int, dict[str, Any] | None]:
     """A greedy translation."""
-    from edge.runtime.text2text import Text2TextOptions
+    from edge.runtime.decode.text2text_options import Text2TextOptions
 
     result = model.generate(text, Text2TextOptions(beams=1, max_tokens=MOST))
     return result.token_ids, result.generated_tokens, result.speculation
@@ -174,7 +174,7 @@ def copied(model: Text2Text, text: str) -> tuple[object, int, dict[str, Any] | N
 
     from edge.runtime.decode.answer import Ends, Timings, drafts_of, never
     from edge.runtime.decode.loop import generate
-    from edge.runtime.text2text import Text2TextOptions
+    from edge.runtime.decode.text2text_options import Text2TextOptions
 
     engine = model.engine
     source, prompt = model.text.encode(text), list(model.bundle.manifest.text.decoder_start)  # type: ignore[union-attr]

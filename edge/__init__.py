@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edge.runtime.decode.answer import Piece as Piece
     from edge.runtime.decode.answer import Result as Result
     from edge.runtime.decode.answer import Timings as Timings
+    from edge.runtime.decode.text2text_options import Text2TextOptions as Text2TextOptions
     from edge.runtime.model import Model as Model
     from edge.runtime.speech.segments import Segment as Segment
     from edge.runtime.speech.transcribe import TranscribeOptions as TranscribeOptions
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from edge.runtime.speech.transcribe import Transcript as Transcript
     from edge.runtime.text.template import Message as Message
     from edge.runtime.text2text import Text2Text as Text2Text
-    from edge.runtime.text2text import Text2TextOptions as Text2TextOptions
 
 __version__ = "0.1.0"  # the distribution's too: pyproject.toml reads it here
 
@@ -53,7 +53,8 @@ _HOMES = {
     "edge.runtime.speech.segments": ("Segment",),
     "edge.runtime.speech.transcribe": ("TranscribeOptions", "Transcriber", "Transcript"),
     "edge.runtime.text.template": ("Message",),
-    "edge.runtime.text2text": ("Text2Text", "Text2TextOptions"),
+    "edge.runtime.decode.text2text_options": ("Text2TextOptions",),
+    "edge.runtime.text2text": ("Text2Text",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["export", *_HOME]

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from typing import Unpack
 
 import numpy as np
 
@@ -17,108 +17,26 @@ from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.background import Background
 from edge.runtime.decode import answer, beam
-from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings, never
-from edge.runtime.decode.beam import BeamOptions, Candidate, EarlyStopping, Hypothesis
+from edge.runtime.decode.answer import Ends, GenerateOptions, Piece, Result, Timings
+from edge.runtime.decode.beam import BeamOptions, Candidate, Hypothesis
 from edge.runtime.decode.logits_processors import ProcessedSampler, Processor, make_processors
 from edge.runtime.decode.loop import Drafts, generate
 from edge.runtime.decode.passages import stream as passages_stream
-from edge.runtime.decode.sampling import Sampler, SamplingOptions, make_sampler
+from edge.runtime.decode.sampling import Sampler, make_sampler
 from edge.runtime.decode.stream import Stream
+from edge.runtime.decode.text2text_options import Text2TextOptions, options_of
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.keywords import Text2TextKeywords, with_keywords
 from edge.runtime.loaded import Loaded
-from edge.runtime.options import flag, integer, option, shown, text, texts, unless_none
+from edge.runtime.options import shown
 from edge.runtime.speculate.base import OFF
 from edge.runtime.text.framing import Framing
 from edge.runtime.text.passages import Passages
 from edge.runtime.text.tokenizer import Text
 
 DEFAULT_TOKENS = 512  # most tokens of an answer where neither the caller nor the bundle sets a limit
-
-
-@dataclass(frozen=True)
-class Text2TextOptions(SamplingOptions):
-    """What shapes one output. None stands for what the bundle sets, from the checkpoint's own settings.
-
-    Args:
-        max_tokens: most tokens to generate; where nothing is set 512.
-        min_tokens: fewest tokens before the output may end; 0: no such rule.
-        stop: strings that end the output and are left out of it.
-        beams: texts pursued at a time; 1: greedy, or drawn with a temperature.
-        groups, diversity, length_penalty, early_stopping, n_best: see `edge.runtime.decode.beam.BeamOptions`.
-        no_repeat_ngram: no run of N tokens occurs twice; 0: no such rule.
-        source_language, target_language: codes of a multilingual model, such as ``de``, ``de_DE`` or ``deu_Latn``.
-        whole: give the model a text as a whole where it would get sentence by sentence or line by line; see
-            `edge.runtime.text.passages`. So it does with `min_tokens`, and for `candidates`.
-        interrupted: asked before every step; the output ends once it says True.
-
-    Raises:
-        InputError: a value out of its range, or values that do not go together.
-    """
-
-    max_tokens: int | None = option(None, unless_none(answer.MAX_TOKENS))
-    min_tokens: int | None = option(None, unless_none(integer("fewest tokens", "0 or more", least=0)))
-    stop: Sequence[str] = option((), texts("stop string"))
-    beams: int | None = option(None, unless_none(beam.BEAMS))
-    groups: int = option(1, beam.GROUPS)
-    diversity: float = option(0.0, beam.DIVERSITY)
-    length_penalty: float | None = option(None, unless_none(beam.LENGTH_PENALTY))
-    early_stopping: EarlyStopping | None = option(None, unless_none(beam.EARLY_STOPPING))
-    n_best: int = option(1, beam.N_BEST)
-    no_repeat_ngram: int | None = option(None, unless_none(integer("n-gram size", "0 or more", least=0)))
-    source_language: str | None = option(None, unless_none(text("source language")))
-    target_language: str | None = option(None, unless_none(text("target language")))
-    whole: bool = option(False, flag("option whole"))
-    interrupted: Callable[[], bool] = option(never, answer.INTERRUPTED)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        least = self.min_tokens or 0
-        if self.max_tokens is not None and least > self.max_tokens:
-            raise InputError(f"At least {least} and at most {self.max_tokens} tokens cannot both hold.")
-        if self.beams is not None:
-            self.beam_options(Generation(), 1)
-        self.check_drawn()
-        if self.temperature and max(self.beams or 1, self.groups, self.n_best) > 1:
-            raise InputError(
-                "Tokens are drawn for one text at a time, so that there are no beams, groups or n best texts."
-            )
-
-    def over(self, defaults: Generation) -> Generation:
-        """The bundle's settings with what is set here in their place; lengths are not, which are counted otherwise."""
-        given: dict[str, Any] = {
-            "num_beams": self.beams if self.beams is not None or not self.temperature else 1,
-            "length_penalty": self.length_penalty,
-            "early_stopping": self.early_stopping,
-            "no_repeat_ngram_size": self.no_repeat_ngram,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return dataclasses.replace(defaults, **{name: value for name, value in given.items() if value is not None})
-
-    def beam_options(self, defaults: Generation, max_tokens: int) -> BeamOptions:
-        """How beams are searched, with the bundle's defaults in the place of what is not set."""
-        settings = self.over(defaults)
-        if settings.num_beams == 1 and not (self.length_penalty is None and self.early_stopping is None):
-            raise InputError(
-                "A length penalty and early stopping are for searches of several beams, and there is one; ask for 2 or "
-                "more beams, or leave them out."
-            )
-        return BeamOptions(
-            beams=settings.num_beams,
-            groups=self.groups,
-            diversity=self.diversity,
-            length_penalty=settings.length_penalty,
-            early_stopping=cast(EarlyStopping, settings.early_stopping),  # the manifest was checked
-            n_best=self.n_best,
-            max_tokens=max_tokens,
-            circles=self.circles,
-            interrupted=self.interrupted,
-        )
-
-
-UNSET = Text2TextOptions()
 
 
 @dataclass(frozen=True)
@@ -178,7 +96,7 @@ class Text2Text(Loaded):
             InputError: the text is empty, or longer than the encoder takes in the memory that it may take, or a
                 language that the model does not have.
         """
-        own, found = _own(options), list[int]()
+        own, found = options_of(options), list[int]()
         passages = self._passages(text, own)
         for passage in [text] if passages is None else passages.texts:
             source, _ = self._source(passage, own)
@@ -197,7 +115,7 @@ class Text2Text(Loaded):
         Raises:
             InputError: the text is empty or longer than the encoder takes, or an option that does not fit the model.
         """
-        own = with_keywords(_own(options), keywords)
+        own = with_keywords(options_of(options), keywords)
         if (passages := self._passages(text, own)) is None:
             return Stream(self._pieces(text, own))
         self.prompt_ids(text, own)  # refuses one that is too long before the first is begun
@@ -218,7 +136,7 @@ class Text2Text(Loaded):
         **keywords: Unpack[Text2TextKeywords],
     ) -> Result:
         """Turn a text into another; see `stream`."""
-        own = with_keywords(_own(options), keywords)
+        own = with_keywords(options_of(options), keywords)
         if self._passages(text, own) is not None:
             return answer.collect(self.stream(text, own))
         return self._whole(text, own, [])
@@ -234,7 +152,7 @@ class Text2Text(Loaded):
         Raises:
             InputError: see `stream`.
         """
-        own, found = with_keywords(_own(options), keywords), list[Hypothesis]()
+        own, found = with_keywords(options_of(options), keywords), list[Hypothesis]()
         result = self._whole(text, dataclasses.replace(own, stop=()), found)
         if not found:
             found = [Hypothesis(result.token_ids, math.nan, math.nan, result.finish_reason)]
@@ -403,17 +321,3 @@ class Text2Text(Loaded):
 def _before(text: str, stops: Sequence[str]) -> str:
     """A whole text up to the first stop string in it."""
     return text[: min((at for at in map(text.find, stops) if at >= 0), default=None)]
-
-
-def _own(options: Text2TextOptions | GenerateOptions | None) -> Text2TextOptions:
-    """The options of a decoder's answer as options of an output."""
-    if options is None:
-        return UNSET
-    if isinstance(options, Text2TextOptions):
-        return options
-    if not isinstance(options, GenerateOptions):
-        raise InputError(f"Outputs are shaped by Text2TextOptions, not by {type(options).__name__}.")
-    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    if given.pop("think") or given.pop("think_tokens") is not None:
-        raise InputError("A model from text to text does not think first; leave that option out.")
-    return Text2TextOptions(**given)

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <thread>
 
@@ -34,46 +32,6 @@ class Thrown {
   std::exception_ptr what_;
 };
 
-// Whether threads work together at present. On a busy machine the system puts one of them aside in the middle of a piece,
-// for milliseconds, and who leads waits for it; and what the others do besides, spinning for work, takes processor time
-// from who leads. Two threads were half as fast as one. So waiting is set against what working together gains. Where it
-// is more, who leads works alone for a while before the others are asked again, and every time in vain for longer. The
-// bits of a result do not depend on it.
-class Company {
- public:
-  static int64_t Now() {  // nanoseconds
-    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-  }
-
-  bool Wanted() const { return Now() >= alone_until_.load(std::memory_order_relaxed); }
-
-  // Work that was done together took so long, of which who led waited so long.
-  void Note(int64_t took, int64_t waited) {
-    const int64_t lost = std::clamp<int64_t>(waited - kUsual, 0, kCounted);
-    const int64_t credit = credit_.load(std::memory_order_relaxed) + (took - waited) / kGain - lost;
-    credit_.store(std::clamp<int64_t>(credit, 0, kMost), std::memory_order_relaxed);
-    if (credit < 0) {
-      const int64_t now = Now(), together = now - alone_until_.load(std::memory_order_relaxed);
-      const int64_t twice = together < kLongest ? 2 * alone_.load(std::memory_order_relaxed) : 0;
-      const int64_t alone = std::clamp(twice, kShortest, kLongest);
-      alone_.store(alone, std::memory_order_relaxed);
-      alone_until_.store(now + alone, std::memory_order_relaxed);
-    }
-  }
-
- private:
-  static constexpr int64_t kMicro = 1'000, kMilli = 1'000 * kMicro;
-  static constexpr int64_t kUsual = 100 * kMicro;  // waited at the end of any work
-  static constexpr int64_t kCounted = 30 * kMilli;  // at most: a process that was stopped waited for longer
-  static constexpr int64_t kGain = 16;  // of the time that is spent, who leads being put aside too: a part is gained
-  static constexpr int64_t kMost = 16 * kMilli;  // a quiet machine is not busy because a thread was put aside once
-  // onnxruntime's threads spin for some 30 ms before they sleep, which must be a small part of the time alone.
-  static constexpr int64_t kShortest = 1'000 * kMilli, kLongest = 4'000 * kMilli;
-
-  std::atomic<int64_t> credit_{kMost / 4}, alone_{0}, alone_until_{0};
-};
-inline Company company;  // of all sessions of a process, whose threads are the same
-
 // A thread leads: it hands out work, takes part in it, and goes on when all of it is done. Of one operator, the others
 // come for every work anew; of a chain of operators they stay until its end (see `Lead`), and have the next work within
 // a fraction of a microsecond. Who leads waits only for what another has begun: where no other thread comes, it does
@@ -92,25 +50,16 @@ class Team {
       Team team;
       const Work& lead;
       Thrown failure;
-      int64_t led = 0;  // until when
     } shared{{api_, context_}, lead};
     shared.team.stays_ = true;
-    if (!company.Wanted()) {
-      shared.team.here_.store(1, std::memory_order_relaxed);
-      return lead(shared.team);
-    }
     auto come = [](void* with, size_t) {
       auto& with_all = *static_cast<Shared*>(with);
       const int place = with_all.team.here_.fetch_add(1, std::memory_order_relaxed);
       if (place > 0) return with_all.team.Help(place);
       with_all.failure.Try([&] { with_all.lead(with_all.team); });
-      with_all.led = Company::Now();
       with_all.team.round_.store(kOver, std::memory_order_release);
     };
-    const int64_t began = Company::Now();
     ort::Check(api_.ParallelFor(context_, come, kThreads, &shared));
-    const int64_t ended = Company::Now();
-    company.Note(ended - began, shared.team.waited_ + ended - shared.led);
     shared.failure.Raise();
   }
 
@@ -136,12 +85,7 @@ class Team {
       left_[i].pieces.store(Pieces(pieces * i / shares, pieces * (i + 1) / shares), std::memory_order_release);
     round_.store(round_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
     Take(0);
-    int64_t since = 0;
-    for (int waited = 0; done_.load(std::memory_order_acquire) < pieces;) {
-      Wait(waited);
-      if (waited == kLong) since = Company::Now();
-    }
-    if (since) waited_ += Company::Now() - since;
+    for (int waited = 0; done_.load(std::memory_order_acquire) < pieces;) Wait(waited);
     failure_.Raise();
   }
 
@@ -157,7 +101,6 @@ class Team {
  private:
   static constexpr int kThreads = 64;  // as many as there are, up to these, take part
   static constexpr int64_t kOver = -1;
-  static constexpr int kLong = 2048;  // times of `Wait`, some 100 us, which the other's last piece may take
 
   struct alignas(64) Left {
     std::atomic<uint64_t> pieces{0};  // that nobody has taken: the first, and one after the last
@@ -167,29 +110,18 @@ class Team {
   // Let the session's threads come for this work alone.
   template <class Work>
   void Call(size_t pieces, const Work& work) const {
-    if (!company.Wanted()) {
-      for (size_t i = 0; i < pieces; i++) work(i);
-      return;
-    }
     struct Shared {
       const Work& work;
       size_t pieces;
-      std::thread::id caller;
-      int64_t left;  // when the caller found no more pieces
       std::atomic<size_t> next{0};
       Thrown failure;
-    } shared{work, pieces, std::this_thread::get_id(), Company::Now()};
+    } shared{work, pieces};
     auto take = [](void* with, size_t) {
       auto& from = *static_cast<Shared*>(with);
-      bool took = false;
-      for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces; took = true)
+      for (size_t i; (i = from.next.fetch_add(1, std::memory_order_relaxed)) < from.pieces;)
         from.failure.Try([&] { from.work(i); });
-      if (took && std::this_thread::get_id() == from.caller) from.left = Company::Now();
     };
-    const int64_t began = shared.left;
     ort::Check(api_.ParallelFor(context_, take, std::min<size_t>(pieces, kThreads), &shared));
-    const int64_t ended = Company::Now();
-    company.Note(ended - began, ended - shared.left);
     shared.failure.Raise();
   }
 
@@ -242,7 +174,6 @@ class Team {
   void (*work_)(const void* with, size_t piece) = nullptr;
   const void* with_ = nullptr;
   std::atomic<int> here_{0}, shares_{0};  // threads that came; of a work
-  int64_t waited_ = 0;                    // by who leads
   alignas(64) std::atomic<int64_t> round_{0};
   alignas(64) std::atomic<size_t> done_{0};
   Left left_[kThreads];

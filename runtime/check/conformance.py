@@ -25,11 +25,12 @@ from edge.manifest import FLOAT32, INT8, KV8, SKIP
 from edge.runtime.check import conformance_drafts, conformance_speech
 from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.decode.sampling import UNSHAPED
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load import load
 from edge.runtime.model import Model
 from edge.runtime.providers import AUTO
 from edge.runtime.providers.base import Provider
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 PROMPTS = (
     "Why is the sky blue?",

@@ -28,7 +28,8 @@ from edge.bundle import GOLDEN, Bundle
 from edge.errors import BundleError
 from edge.manifest import FLOAT32, INT8, KV8, SKIP, Manifest
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import BLOCKED, Engine, Tree
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import DECODER, PREFILL, TREE, Variant
 from edge.runtime.load import make_engine
 from edge.runtime.providers import AUTO

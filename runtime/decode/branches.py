@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import BLOCKED, Likeliest, Tree
+from edge.runtime.engine.engine import Likeliest
+from edge.runtime.engine.tree import BLOCKED, Tree
 
 Made = NDArray[np.float32] | Likeliest
 """What a step has of each branch: logits [S, V], or the likeliest tokens."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.engine import BLOCKED, Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 
 
 class Draft(NamedTuple):

@@ -10,7 +10,7 @@ from edge.runtime.decode.answer import FinishReason, Piece, Timings
 from edge.runtime.text.passages import Passages
 
 if TYPE_CHECKING:
-    from edge.runtime.text2text import Text2TextOptions
+    from edge.runtime.decode.text2text_options import Text2TextOptions
 
 SUMS = ("steps", "drafted", "accepted", "draft_s", "verify_s")  # of figures of drafts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +24,7 @@ from edge.runtime.engine.fits import check_fits
 from edge.runtime.engine.long_rope import long_rope
 from edge.runtime.engine.measured import costs
 from edge.runtime.engine.prefill_engine import PrefillEngine
+from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import PLAIN, Variant
 from edge.runtime.memory.shares import Shares, closed
 from edge.runtime.providers import AUTO, open_provider
@@ -38,19 +38,6 @@ DEFAULT_CONTEXT = 4096
 PREFILL_CHUNK = 128  # prompt tokens run in one step: larger ones were no faster up to 512 tokens, and take more memory
 LOGITS, TOKENS, CANDIDATES = "logits", "tokens", "candidates"  # what a step may be asked for
 Wanted = str | int  # how many of the likeliest tokens
-BLOCKED = np.float32(-1e9)  # added to the score of what a token must not attend to
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Tokens of one step that do not follow each other: beams, or the branches of a draft.
-
-    positions [S]: each token's position in its text; siblings share one. bias [S, T], T the cache's length after the
-    step: 0 where a token attends to a row, `BLOCKED` where it does not. A token never attends to one behind it.
-    """
-
-    positions: NDArray[np.int64]
-    bias: NDArray[np.float32]
 
 
 class Likeliest(NamedTuple):

@@ -12,7 +12,8 @@ from edge.manifest import SKIP
 from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
-from edge.runtime.engine.engine import Engine, Tree
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.base import Buffer, Provider
 from edge.runtime.skip.base import Route, SkipPolicy, all_units

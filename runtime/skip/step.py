@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
-from edge.runtime.engine.engine import Tree
+from edge.runtime.engine.tree import Tree
 from edge.runtime.providers.base import Buffer, Session
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache

@@ -19,10 +19,11 @@ from edge.errors import BundleError
 from edge.export.checkpoint import open_checkpoint
 from edge.export.text_format import generation, left_out
 from edge.manifest import Manifest, parse
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.engine.engine import Engine
 from edge.runtime.load import open_engine
 from edge.runtime.text.tokenizer import Text
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 VOCABULARY = 97
 SIZES = dict(vocab_size=VOCABULARY, decoder_start_token_id=2, pad_token_id=0, eos_token_id=1, bos_token_id=2)

@@ -22,12 +22,13 @@ from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.decode.logits_processors import NoRepeatNgrams
 from edge.runtime.decode.loop import generate
 from edge.runtime.decode.sampling import greedy
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.load import start
 from edge.runtime.speculate.input import PRIORS, Input
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speculate.speculation import Figures, Speculation
 from edge.runtime.text.tokenizer import Text
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 MODEL, DATA = SHARED / "models" / "multi30k-en-de", SHARED / "data" / "multi30k"
 SIZES = dict(vocab_size=97, decoder_start_token_id=2, pad_token_id=0, eos_token_id=1, bos_token_id=2)

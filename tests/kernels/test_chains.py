@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.bundle import Bundle
-from edge.runtime.engine.engine import BLOCKED, Engine, Tree
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.load import open_engine
 from edge.runtime.providers import cpu, kernel_graph
 from edge.runtime.providers.kernel_chains import CHAIN, take_chains

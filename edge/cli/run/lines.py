@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle
     from edge.runtime.decode.answer import GenerateOptions, Result
     from edge.runtime.decode.beam import Candidate
+    from edge.runtime.decode.text2text_options import Text2TextOptions
     from edge.runtime.model import Model
-    from edge.runtime.text2text import Text2Text, Text2TextOptions
+    from edge.runtime.text2text import Text2Text
 
 # Arguments that can change an answer, apart from the options.
 SHAPING = ("json", "skip", "context", "exact", "memory", "speculate")

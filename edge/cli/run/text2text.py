@@ -15,7 +15,8 @@ from edge.errors import InputError
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
-    from edge.runtime.text2text import Text2Text, Text2TextOptions
+    from edge.runtime.decode.text2text_options import Text2TextOptions
+    from edge.runtime.text2text import Text2Text
 
 
 def run_text2text(args: argparse.Namespace, bundle: Bundle) -> int:
@@ -71,7 +72,8 @@ def _load(
     from edge.runtime.load import start
 
     loading = start(bundle, LoadOptions(**taken(args, LoadOptions) | {"threads": threads}))
-    from edge.runtime.text2text import Text2Text, Text2TextOptions
+    from edge.runtime.decode.text2text_options import Text2TextOptions
+    from edge.runtime.text2text import Text2Text
 
     given = taken(args, Text2TextOptions)
     if args.beam_groups is not None:

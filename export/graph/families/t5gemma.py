@@ -25,7 +25,7 @@ from edge.export.graph.stacks import (
 from edge.export.graph.weights import Weights
 from edge.export.lower.base import Lowering, Value, scalar
 from edge.manifest import Dims, EncoderDims
-from edge.runtime.engine.engine import BLOCKED
+from edge.runtime.engine.tree import BLOCKED
 
 NAME = "t5gemma"
 NORM_OFFSET = 1.0  # the checkpoint's norm weights are stored minus one

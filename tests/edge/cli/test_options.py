@@ -26,9 +26,9 @@ from edge.cli.run import parser
 from edge.errors import InputError
 from edge.manifest import EncoderDims, Generation, Graph, Manifest, TextFormat
 from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.providers.threads import share_thread_pool
 from edge.runtime.speech.transcribe import TranscribeOptions
-from edge.runtime.text2text import Text2TextOptions
 
 Refused = Callable[..., str]
 

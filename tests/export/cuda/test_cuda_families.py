@@ -39,7 +39,8 @@ from edge.export.quantize.rtn import round_to_nearest
 from edge.export.target import Wanted, check_wanted
 from edge.runtime.check.golden import BLOCKED, noise
 from edge.runtime.device.device_engine import DeviceEngine
-from edge.runtime.engine.engine import Engine, Tree
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers.cpu import session_options
 from edge.targets import CUDA

@@ -16,7 +16,7 @@ from edge.errors import ExportError
 from edge.export.graph.step import configuration
 from edge.export.quantize.base import FloatTensor
 from edge.export.quantize.rows import rows_to_nearest
-from edge.runtime.engine.engine import BLOCKED, Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -21,7 +21,7 @@ from edge.export.graph.step import FLOAT, add_output, new_graph
 from edge.export.lower.cpu.products import FINER, STEP, rounded
 from edge.export.quantize.encoder_decoder import is_encoders
 from edge.export.quantize.rows import rows_to_nearest
-from edge.runtime.engine.engine import BLOCKED, Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 
 VARIANTS = {
     "whisper": {},

@@ -18,7 +18,7 @@ from with_drafts import drafted
 
 from edge.runtime.decode.beam import BeamOptions, beam_search, new_cache
 from edge.runtime.decode.draft import Draft
-from edge.runtime.engine.engine import BLOCKED, Tree
+from edge.runtime.engine.tree import BLOCKED, Tree
 from edge.runtime.engine.variant import Variant
 from edge.runtime.skip import first
 from edge.runtime.skip.base import AllLayers

@@ -17,10 +17,11 @@ from whisper_files import IDS, WORDLESS, tiny_whisper, write_ctranslate2
 import edge
 from edge.bundle import Bundle
 from edge.cli.main import main
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.speech.transcribe import Transcriber
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 LAYERS = 4  # of each decoder
 

@@ -16,11 +16,12 @@ from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.runtime import text2text
 from edge.runtime.decode.sampling import Sampler
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.memory.plan import make_plan
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.planner import Planner, StepCosts
 from edge.runtime.speech.transcribe import TranscribeOptions, Transcriber
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 TEXTS = ["input", "lookup", "blend", "trigram"]
 SOUNDS = ["lookup", "blend", "trigram"]

@@ -12,11 +12,12 @@ from fake_text2text import START, FakeText2TextEngine, fake_text2text
 from edge.errors import InputError
 from edge.manifest import Generation
 from edge.runtime.decode.draft import NOTHING
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.memory.footprint import Demand
 from edge.runtime.speculate.base import Budget
 from edge.runtime.speculate.input import Input
 from edge.runtime.speculate.planner import GUESSED_SLOPE, StepCosts
-from edge.runtime.text2text import Text2Text, Text2TextOptions
+from edge.runtime.text2text import Text2Text
 
 TEXT = "he have two cat and a dog, he say"
 FIXED = "he has two cats and a dog, he says"

@@ -10,7 +10,7 @@ from places import SHARED
 
 import edge
 from edge import targets
-from edge.runtime.text2text import Text2TextOptions
+from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.targets import read_target
 
 MODEL, DATA = SHARED / "models" / "multi30k-en-de", SHARED / "data" / "multi30k"
