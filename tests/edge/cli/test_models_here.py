@@ -218,11 +218,11 @@ def test_python_loads_what_the_command_runs(
     assert len(exports) == 1
 
 
-@pytest.mark.parametrize("name", ["toi", "none.edge", "a/b/c", "a\0b", ""])
+@pytest.mark.parametrize("name", ["tyo", "none.edge", "a/b/c", "a\0b", ""])
 def test_python_says_of_a_name_that_means_nothing_what_the_command_says(name: str, toy: Entry) -> None:
     with pytest.raises(edge.EdgeError):
         edge.load(name)
-    if name == "toi":
+    if name == "tyo":
         with pytest.raises(BundleError, match="no model of that name in the catalog; did you mean toy"):
             edge.load(name)
 

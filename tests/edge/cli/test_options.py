@@ -73,7 +73,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> dict[
 
 SAMPLING = {"temperature", "seed"}
 DRAWING = {"top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"}
-ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
+ALWAYS = {"circles", "provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
@@ -107,7 +107,7 @@ def test_run_refuses_every_option_that_a_kind_of_bundle_does_not_obey(
             option = written(action, zero)
             sentence = refused("run", kinds[kind], *about, *option)
             named = any(name in sentence for name in action.option_strings)
-            assert named or (action.dest == "file" and "takes no prompt" in sentence)
+            assert named or (action.dest in ("file", "lines") and "takes no prompt" in sentence)
 
 
 @pytest.mark.parametrize(

@@ -318,4 +318,4 @@ def test_only_one_place_makes_consoles_and_none_goes_around_the_screen() -> None
     found = {path.name for path in folder.rglob("*.py") if around.search(path.read_text())}
     assert found == set()
     drawing = {path.name for path in folder.rglob("*.py") if re.search(r"\\x1b\[|\bbelow\(", path.read_text())}
-    assert drawing == {"screen.py", "tables.py", "terminal.py", "speech.py"}
+    assert drawing == {"screen.py", "tables.py", "terminal.py", "thoughts.py", "speech.py"}
