@@ -117,8 +117,8 @@ def text(name: str) -> Check:
 
 def day(value: Any) -> str:
     """A day, ``YYYY-MM-DD`` or a date of Python's."""
-    found = str(value)
-    if isinstance(value, str | datetime.date) and re.fullmatch(r"\d{4}-\d\d-\d\d", found, re.ASCII):
+    found = str(value) if isinstance(value, str | datetime.date) else ""
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", found, re.ASCII):
         with contextlib.suppress(ValueError):  # no such day
             return datetime.date.fromisoformat(found).isoformat()
     raise refused("date", "a day such as 2025-01-31", value)
