@@ -11,6 +11,7 @@
 #include <string>
 
 #include "operators.h"
+#include "pace.h"
 
 namespace edge {
 namespace {
@@ -51,8 +52,8 @@ const Operator kGather{"Gather",
 class Chain : public Kernel {
  public:
   Chain(const Node& node, const Form& form) {
-    const Operator* const kOps[] = {kProductOperator,   kAttentionOperator,    kNormOperator,     &kGather,
-                                    kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator};
+    const Operator* const kOps[] = {kProductOperator,   kAttentionOperator,    kNormOperator,      &kGather,
+                                    kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator, kLargestOperator};
     inputs_ = node.number("taken", 0, 0, kMostValues);
     outputs_ = node.number("given", 0, 0, kMostValues);
     if (inputs_ != node.inputs() || outputs_ != node.outputs())
@@ -91,12 +92,15 @@ class Chain : public Kernel {
     Handed& handed = kept;
     handed.values.assign(made_.size(), {});
     if (handed.memory.size() < memory_) handed.memory.resize(memory_);
-    call.team.Lead([&](Team& team) {
+    const bool alone = pace_.alone();
+    const Pace::Time began = Pace::Time::Now();
+    call.team.Lead(alone, [&](Team& team) {
       for (const Link& link : links_) {
         Inner inner(*this, link, call, team, handed);
         link.kernel->Compute(inner);
       }
     });
+    pace_.Note(Rows(call), alone, began, Pace::Time::Now());
   }
 
  private:
@@ -158,6 +162,15 @@ class Chain : public Kernel {
     Handed& handed_;
   };
 
+  // Of the first that it reads of [batch, rows, width]; 0 where that is not among what it reads first.
+  int64_t Rows(Call& call) const {
+    for (size_t i = 0; i < std::min<size_t>(inputs_, 8); i++) {
+      const ort::Tensor read = call.input(i);
+      if (read.there && read.type == ort::kFloat && read.rank == 3) return Times(read.shape[0], read.shape[1]);
+    }
+    return 0;
+  }
+
   static int64_t Count(size_t number) { return static_cast<int64_t>(number); }
 
   // The values that an operator reads, or makes: those that must be there are, and there are no others.
@@ -202,6 +215,7 @@ class Chain : public Kernel {
   std::vector<bool> made_;        // of all values
   std::vector<size_t> places_;
   size_t inputs_ = 0, outputs_ = 0, memory_ = 0;
+  mutable Pace pace_;
 };
 
 const Operator kChain{"Chain", Make<Chain>, {{ort::kAny, ort::kVariadic}}, {{ort::kAny, ort::kVariadic}}};

@@ -23,7 +23,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
   const ort::Api api(table);
   const ort::Operator* const of_floats[] = {
       kProductOperator,      kNormOperator,      kAttentionOperator, kMultiHeadOperator,
-      kPositionBiasOperator, kLikeliestOperator, kChainOperator,     nullptr};
+      kPositionBiasOperator, kLikeliestOperator, kLargestOperator,   kChainOperator,     nullptr};
   const ort::Operator* const of_bytes[] = {kBytesAttentionOperator, nullptr};
   const struct {
     const char* name;
@@ -46,7 +46,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 4; }
+EDGE_EXPORT int edge_interface() { return 5; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

@@ -167,6 +167,7 @@ extern const Operator* const kBytesAttentionOperator;  // over a cache in int8
 extern const Operator* const kMultiHeadOperator;
 extern const Operator* const kPositionBiasOperator;
 extern const Operator* const kLikeliestOperator;
+extern const Operator* const kLargestOperator;
 extern const Operator* const kChainOperator;
 
 }  // namespace edge

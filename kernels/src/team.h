@@ -43,15 +43,19 @@ class Team {
  public:
   Team(const ort::Api& api, const ort::Context* context) : api_(api), context_(context) {}
 
-  // lead(team) in one of the threads, with which the others stay.
+  // lead(team) in one of the threads, with which the others stay; or in this thread alone, without them.
   template <class Work>
-  void Lead(const Work& lead) const {
+  void Lead(bool alone, const Work& lead) const {
     struct Shared {
       Team team;
       const Work& lead;
       Thrown failure;
     } shared{{api_, context_}, lead};
     shared.team.stays_ = true;
+    if (alone) {
+      shared.team.here_.store(1, std::memory_order_relaxed);
+      return lead(shared.team);
+    }
     auto come = [](void* with, size_t) {
       auto& with_all = *static_cast<Shared*>(with);
       const int place = with_all.team.here_.fetch_add(1, std::memory_order_relaxed);

@@ -9,12 +9,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from edge.runtime.providers.graph_wires import INT, NUMBER, reads
+from edge.runtime.providers.kernel_largest import LARGEST
 from edge.runtime.providers.kernel_nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 CHAIN, GATHER = "Chain", "Gather"
 # That chains are made of, as the library numbers them.
-OPS = (PRODUCT, ATTENTION, NORM, GATHER, FULL, POSITION_BIAS, LIKELIEST)
+OPS = (PRODUCT, ATTENTION, NORM, GATHER, FULL, POSITION_BIAS, LIKELIEST, LARGEST)
 NOTHING = -1  # in place of a value that a node does without
 
 

@@ -23,6 +23,7 @@ from edge.runtime.mapped_file import MappedFile
 from edge.runtime.providers.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
 from edge.runtime.providers.kernel_chains import take_chains
+from edge.runtime.providers.kernel_largest import take_largest
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
     THEIRS,
@@ -98,6 +99,7 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
             take_neighbours(graph, stored)
             take_norms(graph, stored)
             take_position_bias(graph, stored)
+        take_largest(model.graph, stored)
         add_likeliest(model.graph)
         inside = {} if apart else take_chains(model.graph)
     except OSError as e:

@@ -1,0 +1,108 @@
+// Whether the threads of a session work on a chain together, or who leads works alone.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <mutex>
+
+namespace edge {
+
+// On a busy machine the system puts a thread aside in the middle of a piece, for milliseconds, and who leads waits for
+// it: two threads were slower than one. So runs of a chain are timed. Where the machine seems busy, who leads works
+// alone for a moment; the quicker of the two ways is taken for a while, and then tried against the other one again. The
+// bits of a result do not depend on it.
+class Pace {
+ public:
+  // Nanoseconds, of a clock on the wall and of this thread's work.
+  struct Time {
+    int64_t wall, work;
+    static Time Now() {
+      const int64_t wall = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+      timespec found{};
+      if (!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &found))
+        return {wall, int64_t{found.tv_sec} * 1'000'000'000 + found.tv_nsec};
+#endif
+      return {wall, wall};  // then only slow runs show that a machine is busy
+    }
+  };
+
+  bool alone() const { return alone_.load(std::memory_order_relaxed); }
+
+  // A run of so many rows, alone or not. Of runs of several threads at a time some are left out.
+  void Note(int64_t rows, bool alone, const Time& began, const Time& ended) {
+    if (rows < 1 || rows > kRows) return;  // a prompt's
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock || alone != alone_ || began.wall < since_) return;
+    const auto took = static_cast<double>(ended.wall - began.wall);
+    double& quickest = quickest_[rows - 1];
+    if (!alone) quickest = quickest == 0 || took < quickest ? took : quickest + (took - quickest) / kForgets;
+    if (quickest == 0) return;  // nothing to compare it with
+    runs_++;
+    took_ += took;
+    worked_ += static_cast<double>(ended.work - began.work);
+    usual_ += quickest;
+    if (runs_ < kRuns || took_ < kWindow) return;
+    const double slowness = took_ / usual_, worked = worked_ / took_;
+    Forget();
+    Decide(slowness, worked < kAside || slowness > kSlow, ended.wall);
+  }
+
+ private:
+  // slowness: the time of the last runs, by that of the quickest together. busy: whether the machine seems to be.
+  void Decide(double slowness, bool busy, int64_t now) {
+    switch (state_) {
+      case State::kTogether:
+        if (!busy || now < until_) return;
+        together_slowness_ = slowness;
+        return Turn(State::kTryAlone, now, 0);
+      case State::kTryAlone:
+        if (slowness < together_slowness_) return Turn(State::kAlone, now, stay_ = kShortest);
+        return Turn(State::kTogether, now, rest_ = std::min(2 * rest_, kLongest));
+      case State::kAlone:
+        alone_slowness_ = slowness;
+        if (now >= until_) Turn(State::kTryTogether, now, 0);
+        return;
+      case State::kTryTogether:
+        if (slowness < alone_slowness_) return Turn(State::kTogether, now, rest_ = kShortest);
+        return Turn(State::kAlone, now, stay_ = std::min(2 * stay_, kLongest));
+    }
+  }
+
+  enum class State { kTogether, kTryAlone, kAlone, kTryTogether };
+
+  // Work so for `time` at least.
+  void Turn(State state, int64_t now, int64_t time) {
+    const bool alone = state == State::kTryAlone || state == State::kAlone;
+    if (alone && !alone_) since_ = now + kAsleep;
+    state_ = state;
+    alone_ = alone;
+    until_ = now + time;
+  }
+
+  void Forget() { took_ = worked_ = usual_ = 0, runs_ = 0; }
+
+  static constexpr int64_t kMilli = 1'000'000;
+  static constexpr int64_t kRows = 16;  // of a step
+  static constexpr int kRuns = 3;       // of a decision, at least, and their time
+  static constexpr double kWindow = 250 * kMilli;
+  static constexpr double kAside = 0.93, kSlow = 1.4;  // a busy machine's: the part of its time that a thread works
+  static constexpr double kForgets = 512;              // runs: a cache grows, a processor becomes slower
+  static constexpr int64_t kAsleep = 60 * kMilli;      // onnxruntime's threads spin for some 40 ms before they sleep
+  static constexpr int64_t kShortest = 2'000 * kMilli, kLongest = 16'000 * kMilli;
+
+  std::mutex mutex_;
+  std::atomic<bool> alone_{false};
+  State state_ = State::kTogether;
+  double quickest_[kRows] = {};  // nanoseconds of a run together, by its rows
+  double took_ = 0, worked_ = 0, usual_ = 0;
+  int runs_ = 0;
+  double together_slowness_ = 0, alone_slowness_ = 0;
+  int64_t since_ = 0, until_ = 0;  // from when on runs count; until when nothing else is tried
+  int64_t stay_ = kShortest, rest_ = kShortest;
+};
+
+}  // namespace edge
