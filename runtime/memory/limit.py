@@ -6,10 +6,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
-GROUPS = Path("/proc/self/cgroup")
-MOUNT = Path("/sys/fs/cgroup")
+from edge.runtime.control_groups import groups_of
+
 V1, V2 = "memory.limit_in_bytes", "memory.max"
 
 
@@ -39,19 +38,8 @@ def elsewhere(field: str) -> int | None:
 
 
 def _group_limits() -> Iterator[int]:
-    """The limits of this process's control group and of those around it (cgroups(7)). In a container its own may stand
-    at the top."""
-    if sys.platform != "linux":
-        return
-    lines: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = GROUPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (MOUNT / "memory", V1) if controllers else (MOUNT, V2)
-        group = PurePosixPath(path)
-        for folder in (group, *group.parents):
+    """The limits of this process's control groups."""
+    for group in groups_of("memory"):
+        for name in (V2, V1):
             with contextlib.suppress(OSError, ValueError):  # "max" is none
-                yield int((top / str(folder).lstrip("/") / name).read_text(encoding="ascii"))
+                yield int((group / name).read_text(encoding="ascii"))

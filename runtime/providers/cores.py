@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-ROOT = Path("/")
+from edge.runtime.control_groups import ROOT, groups_of
 
 
 def usable_cores() -> int:
@@ -28,46 +27,8 @@ def cgroup_cores(root: Path = ROOT) -> float | None:
 
     root: of the file system; another one for tests.
     """
-    quotas = [quota for group in _groups(root) if (quota := _quota(group)) is not None]
+    quotas = [quota for group in groups_of("cpu", root) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
-
-
-def _groups(root: Path) -> Iterator[Path]:
-    """The folders of the groups that this process is in, each with those that it is nested in (man 7 cgroups)."""
-    try:
-        own = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    paths = {}  # of the group of version 2 and of the one of version 1 that limits processor time
-    for line in own:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers or "cpu" in controllers.split(","):
-            paths["cgroup" if controllers else "cgroup2"] = path
-    for line in mounts:
-        place, _, kind = line.partition(" - ")
-        fields, (system, *more) = place.split(), kind.split() or [""]
-        if system not in paths or len(fields) < 5 or (system == "cgroup" and "cpu" not in more[-1].split(",")):
-            continue
-        # Of a container that sees its own groups alone the mount begins at a group inside the hierarchy.
-        below = _below(PurePosixPath(paths[system]), PurePosixPath(_unescaped(fields[3])))
-        mount = root / _unescaped(fields[4]).lstrip("/")
-        yield from (mount / part for part in (below, *below.parents))
-
-
-def _below(path: PurePosixPath, start: PurePosixPath) -> PurePosixPath:
-    """A group's path from where its hierarchy is mounted on; that place itself where the group is not in it."""
-    if not path.is_relative_to(start) or ".." in path.parts:
-        return PurePosixPath()
-    return path.relative_to(start)
-
-
-def _unescaped(field: str) -> str:
-    """A path of mountinfo, which writes blanks as octal numbers."""
-    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
-        field = field.replace(code, character)
-    return field
 
 
 def _quota(group: Path) -> float | None:

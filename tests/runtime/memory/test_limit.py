@@ -12,12 +12,17 @@ import pytest
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import KVLayer, KVLayout
+from edge.runtime.control_groups import groups_of
 from edge.runtime.engine import cache
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.memory import limit
 
 GIB = 1 << 30
+MOUNTS = """\
+31 30 0:28 / /groups rw - cgroup2 cgroup2 rw
+32 30 0:29 / /groups/memory rw - cgroup cgroup rw,memory
+"""
 
 
 @pytest.fixture
@@ -72,12 +77,13 @@ def test_a_cache_of_a_usual_size_asks_no_machine(monkeypatch: pytest.MonkeyPatch
 def test_the_limit_of_a_control_group_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], found: int
 ) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(MOUNTS)
     if groups is not None:
-        (tmp_path / "groups").write_text(groups)
+        (tmp_path / "proc/self/cgroup").write_text(groups)
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    monkeypatch.setattr(limit, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(limit, "MOUNT", tmp_path)
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(content)
+    monkeypatch.setattr(limit, "groups_of", lambda controller: groups_of(controller, tmp_path))
     monkeypatch.setattr(limit, "memory_bytes", lambda: GIB)
     assert limit.memory_limit() == found
