@@ -1,6 +1,7 @@
 package dev.edgelm.text
 
 import dev.edgelm.bundle.TextFormat
+import java.security.SecureRandom
 
 /**
  * Control tokens that somebody typed are text: a mark in each keeps the tokenizer from finding it. [special] and
@@ -12,11 +13,19 @@ internal class Controls(special: Collection<String>, others: Collection<String>)
 
     /** A text with marks in its control tokens; [answer]: whether a model wrote it. */
     fun hide(text: String, answer: Boolean = false): String =
-        (if (answer) inAnswers else everywhere)?.replace(text) { it.value.take(1) + MARK + it.value.drop(1) } ?: text
+        (if (answer) inAnswers else everywhere)?.replace(text) { marked(it.value) } ?: text
+
+    /** A mark after the first character, which two chars may be. */
+    private fun marked(control: String): String {
+        val first = control.offsetByCodePoints(0, 1)
+        return control.substring(0, first) + MARK + control.substring(first)
+    }
 
     companion object {
-        /** A character that no text has, which the tokenizer takes out again. */
-        const val MARK = '\uFDD0'
+        /** What no text has, because nobody can guess it, and the tokenizer takes out again: noncharacters of Unicode. */
+        val MARK: String = SecureRandom().let { random -> String(CharArray(MARK_SIZE) { '\uFDD0' + random.nextInt(NONCHARACTERS) }) }
+        private const val MARK_SIZE = 16
+        private const val NONCHARACTERS = 32 // from U+FDD0 on
 
         private val BLANK = Regex("<extra_id_\\d+>|<mask>|\\[MASK]") // for an encoder-decoder to fill in
 

@@ -34,8 +34,8 @@ internal class Span(val text: String, val first: Int, val token: Int = -1) {
         else -> Span(text.substring(from, to), minOf(maxOf(first - from, 0), to - from), token)
     }
 
-    /** The part without a character that is never its first. */
-    fun without(mark: Char): Span = if (mark in text) Span(text.replace(mark.toString(), ""), first, token) else this
+    /** The part without a mark that never begins it. */
+    fun without(mark: String): Span = if (mark in text) Span(text.replace(mark, ""), first, token) else this
 }
 
 internal object Utf8 {

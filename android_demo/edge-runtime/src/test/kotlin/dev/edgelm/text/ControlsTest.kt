@@ -36,6 +36,16 @@ class ControlsTest {
     }
 
     @Test
+    fun `no character of a text is lost`() {
+        val vocabulary = """{"\uFDD0": 0, "a": 1, "<": 2, ">": 3, "\ud83e\udd16": 4}"""
+        val special = listOf(added(5, "<a>", special = true), added(6, "\ud83e\udd16>", special = true))
+        val tokenizer = read("""{"type": "BPE", "vocab": $vocabulary, "merges": []}""", special)
+        val controls = Controls.of(tokenizer, "a template")
+        assertArrayEquals(intArrayOf(0, 1, 0), tokenizer.encode("\uFDD0a\uFDD0"))
+        assertArrayEquals(intArrayOf(0, 2, 1, 3, 0, 4, 3), tokenizer.encode(controls.hide("\uFDD0<a>\uFDD0\ud83e\udd16>")))
+    }
+
+    @Test
     fun `pieces of a vocabulary are none of what people typed`() {
         val vocabulary = """[["<u>", 0], ["</s>", 0], ["<", -1], ["/", -1], ["s", -1], [">", -1], ["<mask>", 0], ["m", -1]]"""
         val special = listOf(added(0, "<u>", special = true), added(1, "</s>", special = true), added(6, "<mask>", special = true))
