@@ -92,7 +92,8 @@ class Chain : public Kernel {
     Handed& handed = kept;
     handed.values.assign(made_.size(), {});
     if (handed.memory.size() < memory_) handed.memory.resize(memory_);
-    const bool alone = pace_.alone();
+    const int64_t rows = Rows(call);
+    const bool alone = pace_.alone(rows);
     const Pace::Time began = Pace::Time::Now();
     call.team.Lead(alone, [&](Team& team) {
       for (const Link& link : links_) {
@@ -100,7 +101,7 @@ class Chain : public Kernel {
         link.kernel->Compute(inner);
       }
     });
-    pace_.Note(Rows(call), alone, began, Pace::Time::Now());
+    pace_.Note(rows, alone, began, Pace::Time::Now());
   }
 
  private:

@@ -30,17 +30,21 @@ class Pace {
     }
   };
 
-  bool alone() const { return alone_.load(std::memory_order_relaxed); }
+  // Whether a run of so many rows is to be alone. A prompt's is not, nor one of as many rows as none had so far: then
+  // there is nothing to compare it with.
+  bool alone(int64_t rows) const {
+    return Counts(rows) && alone_.load(std::memory_order_relaxed) && known_.load(std::memory_order_relaxed) >> rows & 1;
+  }
 
   // A run of so many rows, alone or not. Of runs of several threads at a time some are left out.
   void Note(int64_t rows, bool alone, const Time& began, const Time& ended) {
-    if (rows < 1 || rows > kRows) return;  // a prompt's
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock || alone != alone_ || began.wall < since_) return;
+    if (!Counts(rows) || !lock) return;
     const auto took = static_cast<double>(ended.wall - began.wall);
     double& quickest = quickest_[rows - 1];
     if (!alone) quickest = quickest == 0 || took < quickest ? took : quickest + (took - quickest) / kForgets;
-    if (quickest == 0) return;  // nothing to compare it with
+    known_ = known_ | 1u << rows;
+    if (alone != alone_ || began.wall < since_) return;
     runs_++;
     took_ += took;
     worked_ += static_cast<double>(ended.work - began.work);
@@ -72,6 +76,8 @@ class Pace {
     }
   }
 
+  static bool Counts(int64_t rows) { return rows >= 1 && rows <= kRows; }
+
   enum class State { kTogether, kTryAlone, kAlone, kTryTogether };
 
   // Work so for `time` at least.
@@ -96,6 +102,7 @@ class Pace {
 
   std::mutex mutex_;
   std::atomic<bool> alone_{false};
+  std::atomic<uint32_t> known_{0};  // a bit for each number of rows that ran together
   State state_ = State::kTogether;
   double quickest_[kRows] = {};  // nanoseconds of a run together, by its rows
   double took_ = 0, worked_ = 0, usual_ = 0;
