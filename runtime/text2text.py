@@ -96,10 +96,13 @@ class Text2Text(Loaded):
             InputError: the text is empty, or longer than the encoder takes in the memory that it may take, or a
                 language that the model does not have.
         """
-        own, found = options_of(options), list[int]()
-        passages = self._passages(text, own)
+        own = options_of(options)
+        return self._sources(text, self._passages(text, own), own)
+
+    def _sources(self, text: str, passages: Passages | None, options: Text2TextOptions) -> list[int]:
+        found = list[int]()
         for passage in [text] if passages is None else passages.texts:
-            source, _ = self._source(passage, own)
+            source, _ = self._source(passage, options)
             self._check_length(source, self.engine)
             found += source
         return found
@@ -118,8 +121,11 @@ class Text2Text(Loaded):
         own = with_keywords(options_of(options), keywords)
         if (passages := self._passages(text, own)) is None:
             return Stream(self._pieces(text, own))
-        self.prompt_ids(text, own)  # refuses one that is too long before the first is begun
-        return Stream(passages_stream(passages, own, self._pieces, self.text.eos))
+        return self._in_passages(text, passages, own)
+
+    def _in_passages(self, text: str, passages: Passages, options: Text2TextOptions) -> Stream:
+        self._sources(text, passages, options)  # refuses one that is too long before the first is begun
+        return Stream(passages_stream(passages, options, self._pieces, self.text.eos))
 
     def _pieces(self, text: str, options: Text2TextOptions) -> Generator[Piece, None, None]:
         tokens, timings, ends, started = self._begin(text, options, [])
@@ -137,8 +143,8 @@ class Text2Text(Loaded):
     ) -> Result:
         """Turn a text into another; see `stream`."""
         own = with_keywords(options_of(options), keywords)
-        if self._passages(text, own) is not None:
-            return answer.collect(self.stream(text, own))
+        if (passages := self._passages(text, own)) is not None:
+            return answer.collect(self._in_passages(text, passages, own))
         return self._whole(text, own, [])
 
     def candidates(

@@ -24,11 +24,13 @@ ABOUT = (
 )
 WHOLE = ("flan", "instruct", "summ", "headline", "title", "tldr", "cnn", "question", "-qa", "qa-", "chat")  # in names
 
-_STOP = r"[.!?\u2026\u061f\u06d4\u0589\u0964\u0965\u1362\u1367\u104b\u17d4\u17d5]+"
-_WIDE = r"[\u3002\uff01\uff1f\uff61]+"  # after which no space follows
-_CLOSING = r"[\"'\u201d\u2019\u00bb\u203a)\]\u300d\u300f\uff09]*"
+_STOPS = r"[.!?\u2026\u061f\u06d4\u0589\u0964\u0965\u1362\u1367\u104b\u17d4\u17d5]"
+_WIDE = r"[\u3002\uff01\uff1f\uff61]++"  # after which no space follows
+_CLOSING = r"[\"'\u201d\u2019\u00bb\u203a)\]\u300d\u300f\uff09]*+"
 _OPENING = "\"'\u201c\u2018\u00ab\u2039([\u300c\u300e\u00bf\u00a1\u201e"
-_BORDER = re.compile(rf"(?:{_STOP}{_CLOSING}(?=[ \t\u00a0])|{_WIDE}{_CLOSING})")
+_BORDER = re.compile(rf"(?:(?<!{_STOPS}){_STOPS}++{_CLOSING}(?=[ \t\u00a0])|{_WIDE}{_CLOSING})")
+_BEFORE_WORDS = frozenset("([\"'\u2019-")
+_LONG = 40  # characters of a word that are looked at
 _SHORT = (  # after which a full stop ends no sentence
     " mr mrs ms dr prof sr jr st mt ft vs etc eg ie no nos vol fig figs art ch sec pp ed eds inc ltd co corp dept gen "
     "col lt sgt capt rev hon pres gov sen rep jan feb mar apr jun jul aug sep sept oct nov dec nr bzw ca usw bspw evtl "
@@ -82,18 +84,18 @@ def _one(line: str) -> list[str]:
 
 def _passages(text: str, lead: str, split: Callable[[str], list[str]]) -> Passages | None:
     """The parts of each line of a text, each after `lead`; None where it is one."""
-    texts, gaps = list[str](), [""]
-    for piece in re.split(r"(\r\n|\r|\n)", text):
+    texts, gaps = list[str](), [list[str]()]
+    for piece in re.split(r"([\r\n]+)", text):
         for part in split(piece):
             said = part.strip()
             if not any(map(str.isalnum, said)):  # nothing to answer: it stays as it is
-                gaps[-1] += part
+                gaps[-1].append(part)
                 continue
             at = part.index(said)
-            gaps[-1] += part[:at]
+            gaps[-1].append(part[:at])
             texts.append(lead + said)
-            gaps.append(part[at + len(said) :])
-    return Passages(texts, gaps) if len(texts) > 1 else None
+            gaps.append([part[at + len(said) :]])
+    return Passages(texts, ["".join(gap) for gap in gaps]) if len(texts) > 1 else None
 
 
 def sentences(line: str) -> list[str]:
@@ -111,12 +113,16 @@ def sentences(line: str) -> list[str]:
 
 def _ends(line: str, start: int, border: re.Match[str], after: int) -> bool:
     """Whether a sentence ends at a border, and another begins `after` it."""
-    following = line[after:].lstrip(_OPENING)[:1]
-    if following.islower():
+    while after < len(line) and line[after] in _OPENING:
+        after += 1
+    if line[after : after + 1].islower():
         return False
     if border[0][:1] != "." or border[0][:2] == "..":
         return True
-    word = re.split(r"[\s(\[\"'\u2019-]", line[start : border.start()])[-1]
+    begins, least = border.start(), max(start, border.start() - _LONG)
+    while begins > least and not line[begins - 1].isspace() and line[begins - 1] not in _BEFORE_WORDS:
+        begins -= 1
+    word = line[begins : border.start()]
     if len(word) == 1 and word.isalpha() and ord(word) < 0x250:  # an initial
         return False
     return not ("." in word or f" {word.lower()} " in _SHORT or (word.isdigit() and len(word) < 3))

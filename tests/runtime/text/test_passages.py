@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fake_text2text import FakeText2TextEngine, fake_text2text
 
 from edge.errors import InputError
 from edge.runtime.text.framing import Framing
-from edge.runtime.text.passages import sentences
+from edge.runtime.text.passages import _sentences, sentences
 from edge.runtime.text2text import Text2Text
 
 WHOLE = [
@@ -167,3 +168,22 @@ def test_a_vocabulary_with_line_breaks_keeps_them_itself(tmp_path: Path) -> None
     assert model.generate("One.\n\nTwo.").text == "ONE.\n\nTWO."
     assert inputs(engine) == ["One.\n\nTwo."]
     assert model.text.encode("\n") != [END]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("." * 100_000, "Fig. 1. " * 20_000, "\n" * 300_000, "It is one. And it is two. " * 10_000, ".)" * 50_000),
+        *("a. " + "(" * 100_000, "?!" * 50_000 + " x", "\u3002" * 100_000, "x. " + "'" * 100_000 + " Y."),
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_a_long_text_is_taken_apart_in_a_time_that_grows_as_it_does(text: str) -> None:
+    began = time.thread_time()
+    found = _sentences(text)
+    assert time.thread_time() - began < 5, "as often as there are characters, it would be minutes"
+    if found is not None:
+        parts = [*found.gaps]
+        for i, part in enumerate(found.texts):
+            parts.insert(2 * i + 1, part)
+        assert "".join(parts) == text
