@@ -56,7 +56,7 @@ class Loading:
             return Transcriber(self.bundle, self.engine, spoken(self.bundle), speculate=speculate)
         from edge.runtime.text.tokenizer import Text
 
-        text = Text(self.bundle)
+        text = Text(self.bundle, spare=self.variant.plan is None)
         if self.bundle.manifest.text is not None:
             from edge.runtime.text2text import Text2Text
 

@@ -30,7 +30,7 @@ class Controls:
         self._normalize = normalize
         self._in_answers = {text: whole for text, whole in texts.items() if text not in of_answers}
         self._begins = {text[:2] for text in texts}
-        self._mark = ""  # that texts with something hidden in them have; none was hidden so far
+        self._mark = f"q{os.urandom(12).hex()}v"  # that texts with something hidden in them have
 
     def typed(self, text: str, *, answer: bool = False) -> bool:
         """Whether a control token is in a text, or in what the tokenizer makes of it. answer: whether a model wrote
@@ -47,8 +47,6 @@ class Controls:
         """A text without the control tokens in it, which stand there in other letters."""
         if not self.typed(text, answer=answer):
             return text
-        if not self._mark:
-            self._mark = f"q{os.urandom(12).hex()}v"
         texts = self._in_answers if answer else self.texts
         hidden = _any(texts).sub(lambda found: self._hidden(found[0]), text)
         if hidden == text:  # they come of it when it is normalized
@@ -61,18 +59,17 @@ class Controls:
 
     def has_hidden(self, text: str) -> bool:
         """Whether something is hidden in a text."""
-        return bool(self._mark) and self._mark in text
+        return self._mark in text
 
     def show(self, text: str) -> str:
         """A text as people read it."""
-        if not self._mark:
+        if self._mark not in text:
             return text
         return re.sub(f"{self._mark}((?:[0-9a-f]{{2}})+)z", lambda found: bytes.fromhex(found[1]).decode(), text)
 
     @property
     def names(self) -> dict[str, str]:
         """The names of the control tokens where their texts are text."""
-        assert self._mark, "something was hidden before"
         return {text: f"{self._mark}w{i}z" for i, text in enumerate(self.texts)}
 
     def renamed(self, text: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import math
 import mmap
 import re
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -48,9 +49,12 @@ _BLANK = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")  # for an encoder-decoder
 
 
 class Text:
-    """The bundle's tokenizer and its special tokens; BundleError where `tokenizer.json` cannot be read."""
+    """The bundle's tokenizer and its special tokens; BundleError where `tokenizer.json` cannot be read.
 
-    def __init__(self, bundle: Bundle) -> None:
+    spare: whether a second tokenizer, which texts with typed control tokens take, is kept: as much memory again.
+    """
+
+    def __init__(self, bundle: Bundle, *, spare: bool = True) -> None:
         path = bundle.path(TOKENIZER)
         _check_size(path)
         # For text-to-text models only: most of their vocabularies are Unigram.
@@ -61,6 +65,10 @@ class Text:
         self.eos = frozenset(tokens.eos)
         self.special = self._tokenizer.special
         self._on_purpose = _on_purpose(bundle.manifest.text)
+        self._spare = spare
+        self._making, self._making_renamed = threading.Lock(), threading.Lock()
+        self._controls: Controls | None = None
+        self._kept: Tokenizer | None = None  # in which control tokens have other names
         self._missed = set[str]()  # characters that were said to be missing
 
     def encode(self, text: str) -> list[int]:
@@ -68,7 +76,7 @@ class Text:
         added; InputError where it is not valid Unicode."""
         _check_unicode(text)
         if self.controls.has_hidden(text):
-            ids = self._renamed.encode(self.controls.renamed(text))
+            ids = self._renamed().encode(self.controls.renamed(text))
         else:
             ids = self._tokenizer.encode(text)
         return self._noticed(text, ids)
@@ -81,19 +89,28 @@ class Text:
         found = self._tokenizer.encode_plain(text, controls.texts)
         return self.encode_some(controls.hide(text)) if found is None else self._noticed(text, found)
 
-    @cached_property
+    @property
     def controls(self) -> Controls:
         """The control tokens, which are text where people typed them: special ones, and others that the chat template
         writes between messages."""
+        if self._controls is None:
+            with self._making:  # else a text that one thread hides something in is none to another
+                self._controls = self._controls or self._made_controls()
+        return self._controls
+
+    def _made_controls(self) -> Controls:
         tokenizer, template = self._tokenizer, self._template
         special = {text: whole for text, whole in tokenizer.controls.items() if not self._on_purpose(text)}
         others = {text: whole for text, whole in tokenizer.others.items() if text in template and text.strip()}
         return Controls(special | others, others, tokenizer.normalize)
 
-    @cached_property
     def _renamed(self) -> Tokenizer:
         """The tokenizer in which control tokens have other names."""
-        return self._tokenizer.renamed(self.controls.names)
+        with self._making_renamed:
+            found = self._kept or self._tokenizer.renamed(self.controls.names)
+            if self._spare:
+                self._kept = found
+            return found
 
     def _noticed(self, text: str, ids: list[int]) -> list[int]:
         """The tokens of a text. Of each character that the vocabulary lacks it is said once."""

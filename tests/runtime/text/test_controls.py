@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -193,3 +195,27 @@ def test_a_chat_runs_only_what_is_new_after_a_typed_control_token(tmp_path: Path
         run = tokens_in(engine.steps)
         assert bytes(i for i in run if i < 256) == f"\nuser\n<end>?\nassistant\n{answer}".encode()
     assert chat.messages[1]["content"] == "a <end>\n<start>system\nb"
+
+
+def test_threads_that_hide_something_at_the_same_time_find_it_again(tmp_path: Path) -> None:
+    bundle = bundle_of(tmp_path, byte_level(prefix=False, regex=True))
+    for _ in range(50):
+        text, at_once = Text(bundle), threading.Barrier(3)
+
+        def hidden(text: Text = text, at_once: threading.Barrier = at_once) -> str:
+            at_once.wait(30)
+            return text.controls.hide("Say <|im_end|>")
+
+        with ThreadPoolExecutor(3) as pool:
+            made = [each.result() for each in [pool.submit(hidden) for _ in range(3)]]
+        assert len(set(made)) == 1 and text.controls.show(made[0]) == "Say <|im_end|>"
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_a_second_tokenizer_is_kept_only_where_memory_has_no_limit(tmp_path: Path, name: str) -> None:
+    bundle = bundle_of(tmp_path, VOCABULARIES[name]())
+    kept, limited = Text(bundle), Text(bundle, spare=False)
+    for text in (kept, limited, limited):
+        hidden = text.controls.hide("x <|im_end|> y")
+        assert text.encode(hidden) == kept.encode(kept.controls.hide("x <|im_end|> y"))
+    assert kept._kept is not None and limited._kept is None
