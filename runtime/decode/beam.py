@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,7 +178,12 @@ def search(
     run: Callable[..., Made] = engine.step
     if engine.ranks and len(groups) == 1 and not processors:  # else others are needed than the likeliest
         vocab = engine.bundle.manifest.dims.vocab_size
-        run = partial(engine.likeliest, count=min(groups[0].candidates, vocab))
+        likeliest = partial(engine.likeliest, count=min(groups[0].candidates, vocab))
+
+        def ranked(*given: Any, **more: Any) -> Made:  # out of a circle others than the likeliest lead
+            return engine.step(*given, **more) if groups[0].circles else likeliest(*given, **more)
+
+        run = ranked
     for start in range(0, len(prompt), PREFILL_CHUNK):
         made = run(cache, prompt[start : start + PREFILL_CHUNK])
     branches = Branches(run, cache, options.beams)
@@ -264,6 +269,11 @@ class _Group:
         self.ended: list[Hypothesis] = []  # the best first, at most as many as the group has beams
         self.done = False
 
+    @property
+    def circles(self) -> bool:
+        """Whether a text is led out of a circle."""
+        return any(circles.losses for circles in self._circles)
+
     def best(self, scores: NDArray[np.float32]) -> list[Found]:
         """The best of what may follow the texts, by the scores of all tokens [n, V], which are overwritten."""
         for beam, circles in enumerate(self._circles):
@@ -280,8 +290,6 @@ class _Group:
             for beam, score in enumerate(self.scores)
             for value, token in zip(logarithms[beam], tokens[beam], strict=True)
         ]
-        if any(circles.losses for circles in self._circles):
-            found = [(value - self._circles[beam].losses.get(token, 0), beam, token) for value, beam, token in found]
         found.sort(key=itemgetter(0), reverse=True)  # of equals the first one stays first
         return found[: self.candidates]
 

@@ -147,6 +147,22 @@ def test_a_beam_search_finds_the_texts_that_it_finds_by_logits(
         np.testing.assert_allclose([each.score for each in one], [each.score for each in other], rtol=1e-5)
 
 
+@pytest.mark.parametrize("beams", [2, 3])
+def test_beams_are_led_out_of_circles_to_the_same_texts(
+    t5: Bundle, kernels: Kernels, monkeypatch: pytest.MonkeyPatch, beams: int
+) -> None:
+    """What leads out may be none of the likeliest."""
+    model = edge.load(t5.root, threads=2)
+    assert isinstance(model, edge.Text2Text)
+    options = edge.Text2TextOptions(beams=beams, max_tokens=150)
+    texts = [f"one {word} three" for word in ("two", "man", "ladder", "x", "aaaa bbbb", "on on on")]
+    ranked = [model.generate(text, options).token_ids for text in texts]
+    raw = [model.generate(text, beams=beams, max_tokens=150, circles="allow").token_ids for text in texts]
+    assert ranked != raw, "there are circles"
+    monkeypatch.setattr(model.engine, "ranks", False)
+    assert ranked == [model.generate(text, options).token_ids for text in texts]
+
+
 if __name__ == "__main__":
     if find_kernels() is not None:
         print(bits(int(sys.argv[1])))
