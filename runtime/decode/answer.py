@@ -230,7 +230,9 @@ def ends_of(options: GenerateOptions, room: int, block: Block | None) -> Ends:
         return Ends(options.stop, options.max_tokens or ANSWER_TOKENS, room)
     if options.max_tokens is not None:
         return Ends(options.stop, options.max_tokens, room, closes=options.think_tokens)
-    closes = min(THINK_TOKENS, room * 3 // 4) if options.think_tokens is None else options.think_tokens
+    # As many whether the room is the context's, or that of a cache for as many tokens as come of it.
+    most = min(THINK_TOKENS, max(room - ANSWER_TOKENS - CLOSING, room * 3 // 4))
+    closes = most if options.think_tokens is None else options.think_tokens
     return Ends(options.stop, ANSWER_TOKENS, room, closes + CLOSING, closes)
 
 

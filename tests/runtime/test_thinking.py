@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from fake_engine import END, START, FakeEngine, byte_bundle, tokens_in
 
 from edge.errors import InputError
 from edge.manifest import Thinking
-from edge.runtime.decode.answer import GenerateOptions
+from edge.runtime.decode.answer import GenerateOptions, ends_of
 from edge.runtime.model import Model
+from edge.runtime.text.thinking import Block
 from edge.runtime.text.tokenizer import Text
 
 TURNS = (
@@ -167,3 +169,15 @@ def test_a_raw_prompt_has_no_thoughts(tmp_path: Path, option: dict) -> None:  # 
     with pytest.raises(InputError, match="a raw prompt has none"):
         model.generate("hi", raw=True, **option)
     assert model.generate("hi", GenerateOptions(max_tokens=3, think=False), raw=True).thoughts is None
+
+
+def test_thoughts_are_as_long_in_a_cache_of_its_own_as_in_the_whole_context() -> None:
+    """A chat has the whole context; `generate` a cache for as many tokens as come of it."""
+    draw, options = random.Random(52), GenerateOptions()
+    for _ in range(2000):
+        context = draw.randint(64, 9000)
+        prompt, block = draw.randint(1, context - 1), Block(MARKS, begun=True, closed=False)
+        in_chat = ends_of(options, context - prompt + 1, block)
+        cache = min(context, prompt + ends_of(options, context, block).most)
+        alone = ends_of(options, cache - prompt + 1, block)
+        assert (alone.closes, min(alone.most, alone.room)) == (in_chat.closes, min(in_chat.most, in_chat.room))
