@@ -90,6 +90,7 @@ class Chat:
         begun = self._opened(() if messages is None else messages)
         self._cache = model.engine.new_cache()
         self._capacity = self._cache.capacity
+        self._written = 0  # most rows of the cache that were in use: they keep their memory
         self._share: Share | None = None  # of a memory limit: what the cache takes of it
         self._begin(begun)
 
@@ -265,7 +266,7 @@ class Chat:
             except BaseException:  # what the cache holds, or whether the last piece counts, nobody knows
                 if any(parts) or any(thoughts):
                     self.messages = [*turn.messages, _said(parts, thoughts)]
-                self._cache = engine.new_cache()
+                self._cache, self._written = engine.new_cache(), 0
                 raise
             finally:
                 self._rest_share(engine)
@@ -275,7 +276,8 @@ class Chat:
         if engine.plan is None or engine.shares is None:
             return
         most = ends_of(options, self._capacity, self._model.block(turn.text)).most
-        size = engine.plan.answer_bytes(min(self._capacity, len(turn.tokens) + most))
+        rows = max(self._written, min(self._capacity, len(turn.tokens) + most))
+        size = engine.plan.answer_bytes(rows)
         taken = engine.shares.take(size, options.interrupted, instead=self._share, drop=weakref.WeakMethod(self._drop))
         self._share = taken or self._share
 
@@ -283,11 +285,12 @@ class Chat:
         """Keep what the cache takes of a memory limit until somebody needs it."""
         if self._share is not None:
             assert engine.plan is not None
-            self._share.rest(engine.plan.cache_bytes(self._cache.length))
+            self._written = max(self._written, self._cache.length)
+            self._share.rest(engine.plan.cache_bytes(self._written))
 
     def _drop(self) -> None:
         """Give up the cache: the next answer reads the whole conversation again."""
-        self._cache, self._cached = self._model.engine.new_cache(), []
+        self._cache, self._cached, self._written = self._model.engine.new_cache(), [], 0
 
     def _begun(self, turn: _Turn) -> KVCache:
         """The cache with what it has of a prompt. What it holds is known again when the answer ended as it should."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -12,6 +13,7 @@ from edge.errors import InputError
 
 WAIT, REFUSE = "wait", "refuse"
 WHEN_FULL = (WAIT, REFUSE)  # what becomes of an answer for which there is no room at present
+GRACE_S = 1.0  # in which a stream that this thread has begun may go on in another, as in a server's pool of threads
 POLL_S = 0.05  # between two looks: whether a stream that nobody has any more was collected, or the answer interrupted
 
 T = TypeVar("T")
@@ -61,8 +63,8 @@ class Shares:
     """A limit on what answers take together. An answer takes its share before its first step. Where there is no room,
     chats between two answers give up their caches; then it waits until others have ended, the first that came first.
 
-    Who waits has no share: a thread that has one, by a stream which it has begun, is refused instead, so that nobody
-    waits for himself or in a circle.
+    Who waits has no share: a thread that has one, by a stream which it has begun and which no other thread goes on
+    with, is refused instead, so that nobody waits for himself or in a circle.
 
     Args:
         total: in bytes.
@@ -113,18 +115,20 @@ class Shares:
         """
         share = Share(self, min(size, self._total), drop)
         with self._change:
-            holds = any(not other.idle and _ours(other) for other in self._there())
-            if (holds or not self._waiting) and self._enter(share, instead):
+            if (self._holds() or not self._waiting) and self._enter(share, instead):
                 return share
-            if self._refuse or holds:
-                raise InputError(self._full(holds))
+            if self._refuse:
+                raise InputError(self._full(self._holds()))
             self._waiting.append(share)
+        until = time.monotonic() + GRACE_S
         try:
             while not interrupted():
                 with self._change:
                     if (self.closed or self._waiting[0] is share) and self._enter(share, instead):
                         return share
-                    if any(not other.idle and _ours(other) for other in self._there()):
+                    if not self._holds():
+                        until = time.monotonic() + GRACE_S
+                    elif time.monotonic() > until:
                         raise InputError(self._full(True))
                     self._change.wait(POLL_S)
             return None
@@ -150,6 +154,10 @@ class Shares:
                 self._change.notify_all()
             finally:
                 self._change.release()
+
+    def _holds(self) -> bool:
+        """Whether a share is this thread's own, or one that nobody gives back."""
+        return any(not other.idle and _ours(other) for other in self._there())
 
     def _there(self) -> list[Share]:
         """The shares that are taken, the oldest first."""

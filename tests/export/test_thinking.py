@@ -178,8 +178,8 @@ def test_the_command_keeps_thoughts_apart(opened: Path, capsys: pytest.CaptureFi
     assert main(command) == 0
     assert "--think-tokens N closes its thoughts" in capsys.readouterr().err
     (tmp_path / "lines.txt").write_text("The moon\n\nA train\n")
-    lines = ["run", str(opened), "--lines", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "out.txt"), "--json"]
-    assert main([*lines, "--max-tokens", "30", "--think-tokens", "8"]) == 0
+    lines = ["--lines", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "out.txt"), "--json"]
+    assert main(["run", str(opened), *lines, "--max-tokens", "30", "--think-tokens", "8"]) == 0
     first = json.loads((tmp_path / "out.txt").read_text().splitlines()[0])
     assert (first["text"], first["thoughts"]) == (found["text"], found["thoughts"])
 

@@ -328,3 +328,29 @@ def test_threads_that_share_a_transcriber_keep_to_its_limit(tmp_path: Path) -> N
 def test_without_a_limit_nothing_is_counted(pristine_tiny_bundle: Bundle) -> None:
     with edge.load(pristine_tiny_bundle.root, threads=1, kind=edge.Model) as model:
         assert model.engine.shares is None
+
+
+def test_a_stream_waits_where_another_thread_goes_on_with_the_one_that_this_one_began(model: edge.Model) -> None:
+    """As in a server, whose pool of threads takes the next piece of any stream."""
+    began, other = model.stream("The moon", max_tokens=CONTEXT), model.stream("hi", max_tokens=3)
+    next(began)
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(lambda: [next(began), time.sleep(0.3), *began])
+        assert next(other).text is not None, "it waited for the other"
+        assert rest.done() or rest.result(LONG_S)
+
+
+def test_a_chat_counts_the_memory_that_its_cache_has_taken(model: edge.Model) -> None:
+    plan, chat = model.engine.plan, model.chat()
+    assert plan is not None
+    limit(model, 2)
+    chat.generate("The moon and the sea and the sun. " * 4, max_tokens=30)
+    assert chat._share is not None
+    most, rows = chat._share.size, chat._cache.length
+    assert most == plan.cache_bytes(rows)
+    chat.reset()
+    chat.generate("hi", max_tokens=2)
+    assert chat._cache.length < rows // 2 and chat._share.size == most
+    chat._drop()
+    chat.generate("hi", max_tokens=2)
+    assert chat._share.size < most
