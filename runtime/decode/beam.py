@@ -24,7 +24,7 @@ from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine, Likeliest
-from edge.runtime.engine.failures import no_token
+from edge.runtime.engine.failures import check_finite
 from edge.runtime.engine.variant import MOST_BEAMS
 from edge.runtime.largest import largest
 from edge.runtime.options import Options, integer, number, one_of, option
@@ -194,7 +194,7 @@ def search(
             reason = "interrupted"
             break
         if isinstance(made, Likeliest):
-            _check(made.logarithms[:, 0])
+            check_finite(made.logarithms[:, 0])
             groups[0].extend(groups[0].among(made))
         else:
             _extend(groups, made, processors, options.diversity)
@@ -383,17 +383,10 @@ def _same(texts: Sequence[list[int]]) -> int:
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Turn logits [S, V] into log probabilities in place."""
     best = logits.max(axis=1, keepdims=True)
-    _check(best)
+    check_finite(best)
     logits -= best
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return logits
-
-
-def _check(best: NDArray[np.float32]) -> None:
-    """BundleError where the best of a row is not finite."""
-    finite = np.isfinite(best)
-    if not finite.all():
-        raise no_token(float(best[~finite][0]))
 
 
 def _best(scores: NDArray[np.float32], count: int) -> list[Found]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort
 
 from edge.bundle import Bundle
@@ -35,3 +37,10 @@ def no_token(value: float | None = None) -> BundleError:
         f"The model's logits are not finite numbers{what}, so that no token can be chosen; check the bundle with edge "
         "verify, or export it again."
     )
+
+
+def check_finite(best: NDArray[np.float32]) -> None:
+    """BundleError where the best logit of a row is not finite."""
+    finite = np.isfinite(best)
+    if not finite.all():
+        raise no_token(float(best[~finite][0]))

@@ -24,7 +24,7 @@ OF_TEXT = (
 )
 OF_DECODERS = ("system", "raw", "date", "prefill_chunk", "kv", "batch", "think", "think_tokens")
 OF_CHATS = ("verbose", "no_history")
-NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "context")
+NOT_OF_SPEECH = ("max_tokens", "stop", "top_k", "top_p", "min_p", "repetition_penalty", "circles", "context")
 IGNORED = {
     DECODER: (*OF_SPEECH, *OF_TEXT, "beams"),
     TEXT: (*OF_SPEECH, *OF_DECODERS, *OF_CHATS),

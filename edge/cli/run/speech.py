@@ -52,7 +52,7 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
 
         progress = _Progress()
         options = TranscribeOptions(
-            **taken(args, ("beams", "seed", "task", "circles")),
+            **taken(args, ("beams", "seed", "task")),
             temperatures=_temperatures(args.temperature or 0.0),
             # Of a recording the first Ctrl-C is its end: what was said until then is still transcribed.
             interrupted=never if args.stdin_pcm else interrupted,

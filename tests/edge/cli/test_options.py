@@ -72,8 +72,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory, manifest: Manifest) -> dict[
 # edge run
 
 SAMPLING = {"temperature", "seed"}
-DRAWING = {"top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"}
-ALWAYS = {"circles", "provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
+DRAWING = {"circles", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "stop"}
+ALWAYS = {"provider", "strict", "help", "json", "threads", "memory", "skip", "output"}
 OBEYED = {
     "decoder": ALWAYS | SAMPLING | DRAWING
     | {"file", "system", "raw", "date", "speculate", "exact", "batch", "context", "prefill_chunk", "kv"}
