@@ -6,6 +6,7 @@ transcribe.py; Radford et al. 2022, section 4.5).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,12 +39,15 @@ from edge.runtime.memory.process import held
 from edge.runtime.options import Options, number, option, several, unless_none
 from edge.runtime.speculate.base import EARLIER
 from edge.runtime.speculate.speculation import Figures, Speculation
+from edge.runtime.speech.evidence import imagined, log_probabilities, weak
 from edge.runtime.speech.lengths import encoder_window, repeats
 from edge.runtime.speech.rules import speech_rules
 from edge.runtime.speech.words import Spoken
 
 PREFILL_CHUNK = 64  # tokens of earlier text run at once: 223 took 48 MB more, and 10% less of their time
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NOTHING = np.zeros(1, np.float32)
+SURE = -0.15  # mean log probability of a text that noise does not lead to
 REPETITIVE, UNSURE = 2.4, -1.0  # the reference's compression ratio and mean log probability of a text to try again
 
 
@@ -56,7 +60,8 @@ class DecodingOptions(Options):
         beams: texts pursued at a time at temperature 0; 1 is greedy.
         compression_ratio_threshold: a text that zlib compresses by more repeats itself: try again. None: any.
         logprob_threshold: a text whose mean log probability is lower is unsure: try again. None: any.
-        no_speech_threshold: an unsure window whose chance of no speech is higher is skipped. None: no window is.
+        no_speech_threshold: an unsure window whose chance of no speech is higher is skipped, and one of more than half
+            of it whose text has nothing to do with the sound. None: no window is.
         seed: of the draws; the same sound gives the same text.
         circles: "avoid": where no other temperature would be tried for it, a text that repeats itself without end is
             led out of it; "allow": it goes on.
@@ -98,13 +103,15 @@ class DecodingOptions(Options):
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one window says. `text` is without timestamps and outer spaces; the measures judge it."""
+    """What one window says. `text` is without timestamps and outer spaces; the measures judge it. imagined: the model
+    would say so of silence, too."""
 
     tokens: list[int]
     text: str
     avg_logprob: float
     no_speech_prob: float | None
     temperature: float
+    imagined: bool = False
 
     @property
     def compression_ratio(self) -> float:
@@ -126,7 +133,8 @@ class Decoder:
         self._engine, self._text, self._options = engine, text, options
         self._speech, self._end, self._context = manifest.speech, manifest.tokens.eos[0], engine.context
         self._cross: Cross | None = None
-        self._samples = np.zeros(0, np.float32)  # what is heard
+        self._samples = NOTHING  # what is heard
+        self._window = 0  # samples of it that the encoder read, with silence
         self._last: int | None = None  # its end, where the encoder reads less than a window: see `speech_rules`
         self._cache: KVCache | None = None
         self._choosers: dict[float, Sampler] = {
@@ -137,6 +145,7 @@ class Decoder:
         self._first = np.empty(vocab, np.float32)  # logits after the prompt
         self._work = np.empty(vocab, np.float32)
         self._speculation = speculation
+        self._tried: Decoded | None = None  # the first text, where others were tried after it
         self._said = list[int]()  # tokens of all decodings so far, the latest ones
         self.speculated: Figures | None = None  # what drafts did, in all windows
 
@@ -155,14 +164,15 @@ class Decoder:
         self._samples, window = samples, whole
         if encoder.any_length:
             window = encoder_window(len(samples), self._speech)
-        self._encode(window)
-
-    def _encode(self, window: int) -> None:
-        """Encode the samples and silence, `window` samples in all."""
-        assert self._engine.encoder is not None
         tick = self._speech.sample_rate // self._speech.frames_per_second
-        self._last = -(-len(self._samples) // tick) if window < self._speech.window_samples else None
-        self._cross = self._engine.encoder.encode_audio(self._samples, into=self._cross, window=window)
+        self._last = -(-len(samples) // tick) if window < whole else None
+        self._encode(samples, window)
+
+    def _encode(self, samples: NDArray[np.float32], window: int) -> None:
+        """Encode samples and silence after them, `window` samples in all."""
+        assert self._engine.encoder is not None
+        self._window = window
+        self._cross = self._engine.encoder.encode_audio(samples, into=self._cross, window=window)
         if self._cache is None:
             self._cache = self._new_cache(self._cross)
         self._cache.reset(self._cross)
@@ -188,14 +198,24 @@ class Decoder:
         in a whole one."""
         if self._last is not None:
             decoded = self._decode(prompt, self._options.temperatures[:1])
-            if decoded is None or not self._doubtful(decoded):
-                return decoded
-            self._encode(self._speech.window_samples)
-        return self._decode(prompt, self._options.temperatures)
+            if decoded is None:
+                return None
+            if not self._doubtful(decoded):
+                gains = self._likelier(prompt, decoded)
+                if gains is None or not all(map(weak, gains)):
+                    return decoded
+            self._last = None
+            self._encode(self._samples, self._speech.window_samples)
+        decoded = self._decode(prompt, self._options.temperatures)
+        if decoded is None or self.is_silence(decoded):
+            return decoded
+        first = [] if self._tried is None else [self._tried]
+        gains = self._likelier(prompt, decoded, *first)
+        return decoded if gains is None else dataclasses.replace(decoded, imagined=all(map(imagined, gains)))
 
     def _decode(self, prompt: Sequence[int], temperatures: Sequence[float]) -> Decoded | None:
         no_speech_prob = self._prefill(prompt)
-        decoded = None
+        decoded = self._tried = None
         for temperature in temperatures:
             beams = temperature == 0 and self._options.beams > 1
             generated = self._search(prompt) if beams else self._sample(prompt, temperature)
@@ -204,13 +224,31 @@ class Decoder:
             tokens, logprob = generated
             self._said = [*self._said, *tokens][-EARLIER:]
             text = self._text.decode([token for token in tokens if token < self._end]).strip()
+            self._tried = self._tried or decoded
             decoded = Decoded(tokens, text, logprob / (len(tokens) + 1), no_speech_prob, temperature)
             if not self._failed(decoded):
                 break
         return decoded
 
+    def _likelier(self, prompt: Sequence[int], decoded: Decoded, *tries: Decoded) -> list[NDArray[np.float64]] | None:
+        """By how much likelier the sound made the log probability of each word of a text, and of other tries, next to
+        silence, which the model has heard afterwards; None where nobody doubts that somebody spoke."""
+        threshold = self._options.no_speech_threshold
+        if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold / 2:
+            return None
+        if decoded.avg_logprob >= SURE or not decoded.text:
+            return None
+        alone = prompt[prompt.index(self._speech.start) :]  # what was said before makes words likely in silence, too
+        texts = [[*each.tokens, self._end] for each in (decoded, *tries) if any(map(str.isalnum, each.text))]
+        heard = [log_probabilities(self._engine, self._heard(), alone, text) for text in texts]
+        self._encode(NOTHING, self._window)
+        silent = [log_probabilities(self._engine, self._heard(), alone, text) for text in texts]
+        return [(h - s)[np.array(text) < self._end] for h, s, text in zip(heard, silent, texts, strict=True)]
+
     def is_silence(self, decoded: Decoded) -> bool:
-        """Whether a window has no speech: the model says so, and is not sure of its text."""
+        """Whether a window has no speech: the model says so, and is not sure of its text, or imagined it."""
+        if decoded.imagined:
+            return True
         threshold, sure = self._options.no_speech_threshold, self._options.logprob_threshold
         if threshold is None or decoded.no_speech_prob is None or decoded.no_speech_prob <= threshold:
             return False

@@ -50,7 +50,8 @@ class TranscribeOptions(DecodingOptions):
     """How sound is transcribed; see `DecodingOptions` for how each window is decoded.
 
     Args:
-        language: the code of the language that is spoken, such as "de"; default: heard in the first window.
+        language: the code of the language that is spoken, such as "de"; default: heard in the first window with
+            speech.
         task: "transcribe", or "translate" into English.
         previous_text: give the model the text so far with the next window: names keep their spelling, but a wrong
             window may mislead the next.
@@ -215,14 +216,14 @@ class Transcription(Iterator[Segment]):
             if options.skip_silence:
                 window = window[: sound_before_gap(window, speech.sample_rate, tick)]
             decoder.hear(window)
-            if self.language is None:
-                self.language = decoder.detect_language()
-            decoded = decoder.decode(self._prompt(said))
+            language = self.language or decoder.detect_language()
+            decoded = decoder.decode(self._prompt(language, said))
             if decoded is None:
                 return
             if decoder.is_silence(decoded):
                 self._advance(len(window))
                 continue
+            self.language = language  # noise has none: it is that of the first window with speech
             last = windows.ended and len(window) == held
             segments, heard = self._place(decoded, len(window), last=last)
             self._advance(heard)
@@ -232,11 +233,11 @@ class Transcription(Iterator[Segment]):
                 said = [*said, *(token for segment in segments for token in segment.tokens)][-room:]
             yield from segments
 
-    def _prompt(self, said: Sequence[int]) -> list[int]:
+    def _prompt(self, language: str, said: Sequence[int]) -> list[int]:
         speech = self._speech
         prompt = [speech.start]
-        if speech.languages and self.language is not None:
-            prompt.append(speech.languages[self.language])
+        if speech.languages:
+            prompt.append(speech.languages[language])
         if speech.tasks:
             prompt.append(speech.tasks[self._options.task])
         if said and speech.previous is not None:

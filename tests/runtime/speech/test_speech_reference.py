@@ -20,7 +20,10 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.export.checkpoint.whisper_vocabulary import read_vocabulary
+from edge.runtime.decode.beam import BeamOptions, new_cache
 from edge.runtime.load import open_engine
+from edge.runtime.speech import evidence
+from edge.runtime.speech.evidence import log_probabilities
 from edge.runtime.speech.transcribe import Transcriber
 
 END, START, ZERO = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|0.00|>"]
@@ -144,6 +147,43 @@ def test_texts_that_are_cut_off_are_those_of_transformers(
     found = ours(transcriber, samples, previous_text=False, beams=beams)
     wanted = theirs(model, samples, monkeypatch, condition_on_prev_tokens=False, num_beams=beams)
     assert found == wanted and [len(words) for _, _, words in found] == [MOST - 1]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_words_of_a_text_are_as_likely_as_transformers_says(
+    models: tuple[WhisperForConditionalGeneration, Transcriber], beams: int, seed: int
+) -> None:
+    model, transcriber = models
+    random, samples, engine = np.random.default_rng(seed), sound(30, seed), transcriber.engine
+    prompt = [START, transcriber.speech.languages["en"], transcriber.speech.tasks["transcribe"]][: 1 + seed]
+    text = [*random.integers(3, END, MOST - 2).tolist(), END]
+    assert engine.encoder is not None
+    cross = engine.encoder.encode_audio(samples)
+    rows = new_cache(engine, MOST, BeamOptions(beams, max_tokens=MOST), cross) if beams > 1 else None
+    cache = rows or engine.new_cache(cross=cross)
+    found = log_probabilities(engine, cache, prompt, text)
+    features = WhisperFeatureExtractor()(samples, sampling_rate=RATE, return_tensors="pt").input_features
+    with torch.no_grad():
+        logits = model(features, decoder_input_ids=torch.tensor([[*prompt, *text[:-1]]])).logits[0, len(prompt) - 1 :]
+    wanted = logits.log_softmax(-1)[range(len(text)), text]
+    assert found == pytest.approx(wanted.numpy(), abs=1e-3)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_that_is_as_likely_without_its_sound_is_not_said(
+    models: tuple[WhisperForConditionalGeneration, Transcriber], monkeypatch: pytest.MonkeyPatch, beams: int
+) -> None:
+    """A random model hears hardly anything: what it writes is imagined, unless nothing that gains so little is."""
+    options = edge.TranscribeOptions(temperatures=(0.0,), logprob_threshold=-1e9, beams=beams, language="en")
+    certain = dataclasses.replace(options, no_speech_threshold=0.0)
+    said = models[1].transcribe(sound(62, 0), dataclasses.replace(options, no_speech_threshold=None))
+    assert len(said.segments) > 3
+    monkeypatch.setattr(evidence, "LIKELIER", -1e9)
+    assert models[1].transcribe(sound(62, 0), certain) == said
+    monkeypatch.setattr(evidence, "LIKELIER", 1e9)
+    monkeypatch.setattr(evidence, "ENOUGH", 1e9)
+    assert models[1].transcribe(sound(62, 0), certain).segments == []
 
 
 def test_an_english_checkpoint_is_transcribed_as_by_transformers_and_refuses_other_languages(

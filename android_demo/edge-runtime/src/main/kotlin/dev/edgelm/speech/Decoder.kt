@@ -14,7 +14,10 @@ import java.nio.FloatBuffer
 import java.util.zip.Deflater
 import kotlin.math.exp
 
-/** What one window says. [text] is without timestamps and outer spaces; the measures judge it. */
+/**
+ * What one window says. [text] is without timestamps and outer spaces; the measures judge it. [imagined]: the model would say
+ * so of silence, too.
+ */
 internal class Decoded(
     val tokens: List<Int>,
     val text: String,
@@ -22,6 +25,8 @@ internal class Decoded(
     val noSpeechProb: Double?,
     val temperature: Double,
 ) {
+    var imagined = false
+
     /** Bytes of the text over bytes of what zlib makes of it. */
     val compressionRatio: Double
 
@@ -62,7 +67,9 @@ internal class Decoder(
     private val samplers = HashMap<Double, Sampler>() // each draws on through all windows
     private var samples = FloatArray(0) // what is heard
     private var count = 0
+    private var window = 0 // samples of it that the encoder read, with silence
     private var last: Int? = null // its end, where the encoder reads less than a window: see `Rules`
+    private var tried: Decoded? = null // the first text, where others were tried after it
     private val first = FloatArray(manifest.dims.vocabSize) // logits after the prompt
     private val scores = FloatArray(first.size)
     private val shown = FloatBuffer.wrap(scores)
@@ -75,13 +82,15 @@ internal class Decoder(
     fun hear(samples: FloatArray, count: Int) {
         this.samples = samples
         this.count = count
-        encode(if (manifest.encoder!!.anyLength) encoderWindow(count, speech) else speech.windowSamples)
+        val window = if (manifest.encoder!!.anyLength) encoderWindow(count, speech) else speech.windowSamples
+        last = if (window < speech.windowSamples) (count + speech.tick - 1) / speech.tick else null
+        encode(samples, count, window)
     }
 
-    /** Encode the samples and silence, [window] samples in all. */
-    private fun encode(window: Int) {
+    /** Encode the first [count] of [samples] and silence after them, [window] samples in all. */
+    private fun encode(samples: FloatArray, count: Int, window: Int) {
         goOn()
-        last = if (window < speech.windowSamples) (count + speech.tick - 1) / speech.tick else null
+        this.window = window
         // The cache takes it while the engine cannot be closed, and closes it with itself.
         engine.encode { encoder -> encoder.encodeAudio(samples, 0, count, room, window).also { cache.reset(it) } }
     }
@@ -101,27 +110,50 @@ internal class Decoder(
     fun decode(prompt: IntArray): Decoded {
         if (last != null) {
             val decoded = decode(prompt, options.temperatures.take(1))
-            if (!isDoubtful(decoded)) return decoded
-            encode(speech.windowSamples)
+            if (!isDoubtful(decoded) && likelier(prompt, decoded)?.all(::isWeak) != true) return decoded
+            last = null
+            encode(samples, count, speech.windowSamples)
         }
-        return decode(prompt, options.temperatures)
+        val decoded = decode(prompt, options.temperatures)
+        if (!isSilence(decoded)) decoded.imagined = likelier(prompt, decoded, tried)?.all(::isImagined) == true
+        return decoded
     }
 
     private fun decode(prompt: IntArray, temperatures: List<Double>): Decoded {
         val noSpeechProb = prefill(prompt)
         var decoded: Decoded? = null
+        tried = null
         for (temperature in temperatures) {
             val beams = temperature == 0.0 && options.beams > 1
             val (tokens, logprob) = if (beams) search(prompt) else sample(prompt, temperature)
             val text = tokenizer.decode(tokens.filter { it < end }.toIntArray()).stripped()
+            tried = tried ?: decoded
             decoded = Decoded(tokens, text, logprob / (tokens.size + 1), noSpeechProb, temperature)
             if (!hasFailed(decoded)) break
         }
         return decoded!!
     }
 
-    /** Whether a window has no speech: the model says so, and is not sure of its text. */
+    /**
+     * By how much likelier the sound made the log probability of each word of a text, and of another [tried], next to silence,
+     * which the model has heard afterwards; null where nobody doubts that somebody spoke.
+     */
+    private fun likelier(prompt: IntArray, decoded: Decoded, tried: Decoded? = null): List<List<Double>>? {
+        val threshold = options.noSpeechThreshold ?: return null
+        if ((decoded.noSpeechProb ?: return null) <= threshold / 2) return null
+        if (decoded.avgLogprob >= SURE || decoded.text.isEmpty()) return null
+        // What was said before makes words likely in silence, too.
+        val alone = prompt.copyOfRange(prompt.indexOf(speech.start), prompt.size)
+        val texts = listOfNotNull(decoded, tried).filter { folded(it.text).isNotEmpty() }.map { it.tokens.toIntArray() + end }
+        val heard = texts.map { logProbabilities(engine, cache, alone, it, scores, goOn) }
+        encode(NOTHING, 1, window)
+        val silent = texts.map { logProbabilities(engine, cache, alone, it, scores, goOn) }
+        return texts.indices.map { i -> texts[i].indices.filter { texts[i][it] < end }.map { heard[i][it] - silent[i][it] } }
+    }
+
+    /** Whether a window has no speech: the model says so, and is not sure of its text, or imagined it. */
     fun isSilence(decoded: Decoded): Boolean {
+        if (decoded.imagined) return true
         if (options.noSpeechThreshold == null || (decoded.noSpeechProb ?: return false) <= options.noSpeechThreshold) {
             return false
         }
@@ -222,6 +254,8 @@ internal class Decoder(
     override fun close() = cache.close()
 
     private companion object {
+        const val SURE = -0.15 // mean log probability of a text that noise does not lead to
+        val NOTHING = FloatArray(1)
         const val PREFILL_CHUNK = 64 // tokens of earlier text run at once: 223 took 48 MB more
     }
 }

@@ -32,7 +32,7 @@ internal fun repeats(text: String): Boolean {
 }
 
 /** The letters and digits of a text, each without its case: Java has no case folding, but this is it, ß included. */
-private fun folded(text: String): IntArray {
+internal fun folded(text: String): IntArray {
     val found = ArrayList<Int>(text.length)
     var at = 0
     while (at < text.length) {

@@ -11,7 +11,8 @@ enum class Task { TRANSCRIBE, TRANSLATE }
 /**
  * How sound is transcribed.
  *
- * @property language the code of the language that is spoken, such as "de"; null: heard in the first window.
+ * @property language the code of the language that is spoken, such as "de"; null: heard in the first window with
+ *   speech.
  * @property previousText give the model the text so far with the next window: names keep their spelling, but a wrong
  *   window may mislead the next.
  * @property skipSilence leave out stretches without any sound, from 1 second before a sound and 5 seconds after one.
@@ -19,7 +20,8 @@ enum class Task { TRANSCRIBE, TRANSLATE }
  * @property beams texts pursued at a time at temperature 0; 1 is greedy.
  * @property compressionRatioThreshold a text that zlib compresses by more repeats itself: try again. Null: any.
  * @property logprobThreshold a text whose mean log probability is lower is unsure: try again. Null: any.
- * @property noSpeechThreshold an unsure window whose chance of no speech is higher is skipped. Null: no window is.
+ * @property noSpeechThreshold an unsure window whose chance of no speech is higher is skipped, and one of more than half of it
+ *   whose text has nothing to do with the sound. Null: no window is.
  * @property seed of the draws at temperatures above 0; the same sound gives the same text.
  * @property circles where no other temperature would be tried for it: whether a text that repeats itself without end is led
  *   out of it.

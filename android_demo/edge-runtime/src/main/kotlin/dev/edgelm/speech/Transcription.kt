@@ -44,12 +44,13 @@ internal class Transcription(
         }
         val count = if (options.skipSilence) soundBeforeGap(window, held, rate, speech.tick) else held
         decoder.hear(window, count)
-        val language = language ?: decoder.detectLanguage().also { language = it }
+        val language = language ?: decoder.detectLanguage()
         val decoded = decoder.decode(prompt(language))
         if (decoder.isSilence(decoded)) {
             position += count
             return emptyList()
         }
+        this.language = language // noise has none: it is heard in the first window with speech
         val last = count == held && held < window.size
         val (spans, heard) = split(decoded.tokens, speech, count)
         val segments = spans.mapNotNull { place(it, decoded, language, if (last) Int.MAX_VALUE else count) }
