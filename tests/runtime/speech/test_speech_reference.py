@@ -170,20 +170,36 @@ def test_the_words_of_a_text_are_as_likely_as_transformers_says(
     assert found == pytest.approx(wanted.numpy(), abs=1e-3)
 
 
+CERTAIN = {"temperatures": (0.0,), "logprob_threshold": -1e9, "language": "en"}
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_text_that_is_as_likely_without_its_sound_is_not_said(
     models: tuple[WhisperForConditionalGeneration, Transcriber], monkeypatch: pytest.MonkeyPatch, beams: int
 ) -> None:
-    """A random model hears hardly anything: what it writes is imagined, unless nothing that gains so little is."""
-    options = edge.TranscribeOptions(temperatures=(0.0,), logprob_threshold=-1e9, beams=beams, language="en")
-    certain = dataclasses.replace(options, no_speech_threshold=0.0)
-    said = models[1].transcribe(sound(62, 0), dataclasses.replace(options, no_speech_threshold=None))
-    assert len(said.segments) > 3
-    monkeypatch.setattr(evidence, "LIKELIER", -1e9)
-    assert models[1].transcribe(sound(62, 0), certain) == said
+    """A random model hears hardly anything: what it writes is imagined."""
+    options = edge.TranscribeOptions(**CERTAIN, beams=beams, no_speech_threshold=0.0)
     monkeypatch.setattr(evidence, "LIKELIER", 1e9)
     monkeypatch.setattr(evidence, "ENOUGH", 1e9)
-    assert models[1].transcribe(sound(62, 0), certain).segments == []
+    assert models[1].transcribe(sound(62, 0), options).segments == []
+    unasked = dataclasses.replace(options, no_speech_threshold=None)
+    assert len(models[1].transcribe(sound(62, 0), unasked).segments) > 3
+
+
+def test_a_text_whose_words_the_sound_makes_likelier_is_said(
+    models: tuple[WhisperForConditionalGeneration, Transcriber], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with words in every piece: dots alone are never said."""
+    options = edge.TranscribeOptions(**CERTAIN, no_speech_threshold=None)
+    for seed in range(40):
+        samples = sound(30, seed)
+        said = models[1].transcribe(samples, options)
+        if said.segments and all(any(map(str.isalnum, each.text)) for each in said.segments):
+            break
+    else:
+        pytest.fail("no sound has words")
+    monkeypatch.setattr(evidence, "LIKELIER", -1e9)
+    assert models[1].transcribe(samples, dataclasses.replace(options, no_speech_threshold=0.0)) == said
 
 
 def test_an_english_checkpoint_is_transcribed_as_by_transformers_and_refuses_other_languages(
