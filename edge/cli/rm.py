@@ -45,10 +45,11 @@ class _Found:
         from edge.home import cache_dir
 
         self.name = name
+        here = is_model(Path(name))  # which goes before a model elsewhere of the same name, as in edge run
         named = None if Path(name).exists() else names.find(name)
         canonical = name if named is None else named.name
-        self.record = recorded(canonical)
-        self.bundles = named_bundles(canonical) or _of_path(Path(name))
+        self.record = None if here else recorded(canonical)
+        self.bundles = of_path(Path(name)) if here else named_bundles(canonical)
         paths = [] if self.record is None else [Path(self.record.path)]
         if named is not None and (path := named.local()) is not None:
             paths.append(path)
@@ -78,11 +79,13 @@ class _Found:
 
         total = 0
         for bundle in self.bundles:
+            if not bundle.root.exists():  # another name of it came before
+                continue
             total += sum(bundle.sizes.values())
             forget_packed(bundle)
             if not remove(bundle.root):
                 raise InputError(f"{self.name} is in use by another process; end it first.")
-        for model in self.models:
+        for model in filter(Path.exists, self.models):
             total += size_of(model)
             if model.is_dir():
                 shutil.rmtree(model)
@@ -95,14 +98,21 @@ class _Found:
         return total
 
 
-def _of_path(path: Path) -> list[Bundle]:
-    """The bundle that was made of the model at a path."""
+def is_model(path: Path) -> bool:
+    """Whether a model is at a path, of which edge run makes a bundle."""
     from edge.adapter import is_adapter
+
+    try:
+        return path.exists() and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
+    except (OSError, ValueError):  # of any name: one is too long, another has a null character
+        return False
+
+
+def of_path(path: Path) -> list[Bundle]:
+    """The bundle that was made of the model at a path."""
     from edge.cli.run.contents import contents_of
     from edge.cli.run.made import kept, target_of
 
-    if not (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path)) or not path.exists():
-        return []
     target = target_of(path, contents_of(path))
     return [bundle for bundle in kept() if bundle.root == target]
 

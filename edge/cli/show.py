@@ -21,16 +21,22 @@ def command(args: argparse.Namespace) -> None:
     """Show a model by its name: the figures of the bundle that was made of it, as edge inspect does; or what the
     catalog says, where there is none. Nothing is fetched or made."""
     from edge import names
-    from edge.adapter import is_adapter
     from edge.bundle import open_bundle
     from edge.cli.inspect import show_bundle
     from edge.cli.models import show_entry
+    from edge.cli.rm import is_model, of_path
     from edge.cli.run.here import named_bundles
     from edge.cli.run.source import missing
 
     path = Path(args.name)
-    if path.is_dir() and not ((path / "config.json").is_file() or is_adapter(path)):
+    if path.is_dir() and not is_model(path):
         show_bundle(open_bundle(args.name), args.json)
+        return
+    if is_model(path):
+        bundles = of_path(path)
+        if not bundles:
+            raise InputError(f"There is no bundle of {path} yet; edge run {path} makes one.")
+        show_bundle(bundles[0], args.json)
         return
     named = names.find(args.name)
     canonical = args.name if named is None else named.name

@@ -136,6 +136,30 @@ def test_a_bundle_of_a_file_is_listed_run_and_removed_by_its_models_name(
     assert listed(shown) == set() and path.exists(), "the file is the user's"
 
 
+def test_two_names_of_one_bundle_are_removed_together_and_a_path_is_shown(
+    tmp_path: Path, exports: list[Path], shown: Shown, pristine_tiny_bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, name = write_gguf(tmp_path / "m.gguf", tiny_model("llama")), pristine_tiny_bundle.manifest.name
+    assert main(["show", str(path)]) == 2
+    assert f"There is no bundle of {path} yet" in capsys.readouterr().err
+    shown("run", str(path), *ASKED)
+    assert json.loads(shown("show", str(path), "--json")) == json.loads(shown("inspect", str(exports[0]), "--json"))
+    assert shown("rm", str(path), name).startswith(f"{path}: ")
+    assert listed(shown) == set()
+
+
+def test_a_path_that_is_there_means_no_model_elsewhere_of_that_name(
+    tmp_path: Path, exports: list[Path], shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown("run", str(write_gguf(tmp_path / "m.gguf", tiny_model("llama"))), *ASKED)
+    recorded.remember(Record("org/toy", str(tmp_path / "m.gguf"), exports[0].name))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/toy").mkdir(parents=True)
+    (tmp_path / "org/toy/config.json").write_text("{}")
+    assert main(["rm", "org/toy"]) == 2
+    assert exports[0].exists() and recorded.recorded("org/toy") is not None
+
+
 def test_two_bundles_of_a_name_are_told_apart(
     tmp_path: Path, exports: list[Path], shown: Shown, capsys: pytest.CaptureFixture[str], pristine_tiny_bundle: Bundle
 ) -> None:
