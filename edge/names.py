@@ -3,6 +3,7 @@ or a `.gguf` file at an address. People write names as they know them from Ollam
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import re
 import urllib.parse
@@ -22,7 +23,6 @@ HUBS = ("hf.co", "huggingface.co", "www.huggingface.co")
 PREFIXES = (*(f"{hub}/" for hub in HUBS), "hf://")  # before org/NAME
 # What is taken of a repository of GGUF files where no file is asked for: the first of these that it has.
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "Q5_K_M", "Q6_K", "Q8_0", "F16", "BF16")
-WEIGHTS = (".safetensors", ".bin")
 LISTED = 12  # kinds of files that a sentence names
 LONGEST_ID = 200  # characters of a name on the hub, whose own limits are lower
 
@@ -113,7 +113,7 @@ class OnHub:
         if self.tag is not None:
             return False
         return not names or (
-            ("config.json" in names or CONFIG in names) and any(name.endswith(WEIGHTS) for name in names)
+            ("config.json" in names or CONFIG in names) and any(map(_holds_weights, names))
         )
 
     def _chosen(self, names: Sequence[str]) -> str:
@@ -194,8 +194,11 @@ def _on_hub(text: str) -> OnHub | None:
 
 
 def _at_address(text: str) -> Named:
-    address = urllib.parse.urlsplit(text)
-    host = address.hostname or ""
+    try:
+        address = urllib.parse.urlsplit(text)
+        host = address.hostname or ""
+    except ValueError as e:
+        raise InputError(f"{text[:200]} is no address ({e}); write https://HOST/PATH.gguf.") from None
     if host in HUBS:
         path = urllib.parse.unquote(address.path)
         if match := _FILE.fullmatch(path):
@@ -211,6 +214,11 @@ def _at_address(text: str) -> Named:
             "org/NAME."
         )
     return AtAddress(text)
+
+
+def _holds_weights(name: str) -> bool:
+    """Whether a file in a repository has weights of a directory, of which others may be notes of a training."""
+    return name.endswith(".safetensors") or any(fnmatch.fnmatchcase(name, each) for each in fetch.HUB_BIN_FILES)
 
 
 def _is_model(name: str) -> bool:

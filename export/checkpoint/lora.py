@@ -188,6 +188,10 @@ class LoRACheckpoint(FolderCheckpoint):
             raise CheckpointError(
                 f"{self._path} names {base[:200]!r} as its base, which is an adapter, too; merge that one first."
             )
+        if place is None and "://" in base:  # a stranger's folder says where to go
+            raise CheckpointError(
+                f"{self._path} names the address {base[:200]!r} as its base; fetch it, and write its path there."
+            )
         source = base if place is None else str(place)
         if place is None and isinstance(revision, str) and revision:
             source = f"{base}@{revision}"

@@ -74,6 +74,8 @@ def test_a_name_of_the_catalog_goes_before_the_others() -> None:
         ("https://example.org/page.html", "is no address of a .gguf file"),
         ("https://example.org/", "is no address of a .gguf file"),
         ("https://huggingface.co/models?search=m", "is no address of a .gguf file"),
+        ("https://[bad/x.gguf", "is no address .*; write https"),
+        ("https://[1::2::3]/x.gguf", "is no address"),
     ],
 )
 def test_an_address_of_something_else_is_refused(text: str, sentence: str) -> None:
@@ -155,6 +157,12 @@ def test_a_directory_goes_before_files_next_to_it(hub: Hub) -> None:
     path = OnHub("org/toy").fetch()
     assert path.is_dir() and {each.name for each in path.iterdir()} == {"config.json", "model.safetensors"}
     assert OnHub("org/toy", None, "Q4_K_M").fetch().is_file()
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "imatrix.bin", "optimizer.bin", "scheduler.bin"])
+def test_notes_of_a_training_make_no_directory_of_a_model(gguf_hub: Hub, name: str) -> None:
+    gguf_hub.files.update({"config.json": b"{}", name: b"x"})
+    assert OnHub("org/toy").fetch().name == "m-Q4_K_M.gguf"
 
 
 class Web(Server):

@@ -194,6 +194,17 @@ def test_a_base_that_cannot_be_had_is_named(adapter: Path, monkeypatch: pytest.M
         open_checkpoint(str(adapter))
 
 
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8765/x.gguf", "https://example.org/x.gguf", "https://huggingface.co/org/base", "ftp://x/y"]
+)
+def test_an_adapter_leads_to_no_address(adapter: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    for place in ("edge.download.open_address", "edge.fetch.snapshot"):
+        monkeypatch.setattr(place, lambda *_: pytest.fail("something was asked for"))
+    tell(adapter, base_model_name_or_path=address)
+    with pytest.raises(CheckpointError, match="names the address .* as its base; fetch it"):
+        open_checkpoint(str(adapter))
+
+
 def test_a_base_that_is_quantized_is_dequantized_where_it_changes_and_kept_elsewhere(
     adapter: Path, tiny_checkpoint: Path
 ) -> None:
