@@ -59,3 +59,11 @@ def write_whole(path: Path, text: str) -> None:
 def is_device(path: Path) -> bool:
     """Whether this is a device or a pipe: renaming a file to its name would take its place away."""
     return path.exists() and not path.is_file()
+
+
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two names are of one file that is there."""
+    try:
+        return a.samefile(b)
+    except OSError:  # one of them is not there
+        return False

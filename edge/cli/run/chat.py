@@ -127,7 +127,8 @@ class Talk:
             shown = self.session.system
             note("There is no system message; /system TEXT sets one." if shown is None else f"System: {shown}")
             return
-        text = rest.strip("\"'")
+        quoted = len(rest) > 1 and rest[0] in "\"'" and rest[0] == rest[-1] and rest[0] not in rest[1:-1]
+        text = rest[1:-1] if quoted else rest
         self._begin([{"role": "system", "content": text}] if text.strip() else [])
         note("The conversation starts over with this system message." if text else "There is no system message now.")
 

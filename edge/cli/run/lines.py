@@ -141,11 +141,15 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
             )
         quiet = kept.path is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         shown = contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting))
-        with shown as advance, contextlib.closing(make(waiting)) as answers:
-            for place, one in answers:
-                kept.add(place, one.shown)
-                advance(1)
-                made.append(one)
+        try:
+            with shown as advance, contextlib.closing(make(waiting)) as answers:
+                for place, one in answers:
+                    kept.add(place, one.shown)
+                    advance(1)
+                    made.append(one)
+        except KeyboardInterrupt:  # Ctrl-C once more, or SIGTERM
+            kept.tell_stopped()
+            raise
         seconds = time.monotonic() - begun
         stopped = len(made) < len(waiting)
         if not stopped:

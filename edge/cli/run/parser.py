@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.cli.arguments import Parser, add_provider, add_strict, add_threads, listed
+from edge.cli.reports import same_file
+from edge.cli.run.prompt import DASH, has_piped
 from edge.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,6 +74,14 @@ def check_lines(given: argparse.Namespace) -> None:
     if given.lines is not None and (given.prompt is not None or given.file is not None):
         other = repr(given.prompt) if given.prompt is not None else f"-f {given.file[0]}"
         raise InputError(f"Each line of {given.lines} is a whole prompt; leave out {other[:60]}, or --lines.")
+    if given.lines is not None and str(given.lines) != DASH and has_piped():
+        raise InputError(
+            f"Each line of {given.lines} is a whole prompt, so that what is piped in would be dropped; leave one out."
+        )
+    if given.lines is not None and given.output is not None:
+        kept = given.output.with_name(f"{given.output.name}.part")
+        if any(same_file(given.lines, path) for path in (given.output, kept)):
+            raise InputError(f"The answers would overwrite the prompts in {given.lines}; name another --output.")
     if given.output is not None and given.lines is None:
         advice = "redirect the output" if given.file is None else f"write --lines {given.file[0]} if each line is one"
         raise InputError(f"--output takes the answers to the prompts in a file's lines, one a line; {advice}.")

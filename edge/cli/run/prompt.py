@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,21 @@ def read_prompt(prompt: str | None, files: Sequence[Path] | None) -> str | None:
         parts.insert(0, piped)
     *context, last = parts
     return BETWEEN.join([*(each.rstrip("\r\n") for each in context), last])
+
+
+def has_piped() -> bool:
+    """Whether something is in a pipe or a file on standard input at this moment."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, ImportError):
+        import fcntl
+        import termios
+
+        number = sys.stdin.fileno()
+        found = os.fstat(number)
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size > os.lseek(number, 0, os.SEEK_CUR)
+        if stat.S_ISFIFO(found.st_mode):
+            return any(fcntl.ioctl(number, termios.FIONREAD, bytes(4)))
+    return False
 
 
 def read_lines(file: Path) -> list[str]:

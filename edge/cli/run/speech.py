@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from edge.cli.ending import INTERRUPTED
-from edge.cli.reports import check_target
+from edge.cli.ending import INTERRUPTED, Terminated
+from edge.cli.reports import check_target, same_file
 from edge.cli.run.parser import taken
 from edge.cli.run.terminal import CtrlC, peak_memory
 from edge.cli.screen import below, screened
@@ -77,8 +77,10 @@ def run_speech(args: argparse.Namespace, bundle: Bundle) -> int:
                     raise InputError(
                         f"Standard input ended without a sample; pipe 16-bit mono samples at {rate:,} Hz into it."
                     )
-        except KeyboardInterrupt:  # Ctrl-C once more
+        except KeyboardInterrupt as e:  # Ctrl-C once more, or SIGTERM
             print(output.interruption(), file=sys.stderr)
+            if isinstance(e, Terminated):
+                raise
             return INTERRUPTED
         if not running.complete:
             print(_figures(running, output, progress.seconds), output.interruption(), sep=" · ", file=sys.stderr)
@@ -134,15 +136,8 @@ def _check(args: argparse.Namespace) -> None:
         )
     if not (args.audio or args.stdin_pcm):
         raise InputError(f"{args.bundle} transcribes sound; name a file with --audio or pipe one into --stdin-pcm.")
-    if args.audio and args.output and _same_file(Path(args.audio), args.output):
+    if args.audio and args.output and same_file(Path(args.audio), args.output):
         raise InputError(f"The transcript would overwrite the recording {args.audio}; name another file with --output.")
-
-
-def _same_file(a: Path, b: Path) -> bool:
-    try:
-        return a.samefile(b)
-    except OSError:  # one of them is not there
-        return False
 
 
 def _temperatures(first: float) -> list[float]:

@@ -45,6 +45,21 @@ def test_a_system_message_begins_a_conversation_anew(talk: Talk) -> None:
     assert err.rstrip().endswith("/system TEXT sets one.")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ('Answer with "yes" or "no"', 'Answer with "yes" or "no"'),
+        ('"Be brief."', "Be brief."),
+        ("'Be brief.'", "Be brief."),
+        ('"Yes" is "no"', '"Yes" is "no"'),
+        ("It's 'short'", "It's 'short'"),
+        ('"', '"'),
+    ],
+)
+def test_a_system_message_loses_no_quotes_of_its_own(talk: Talk, given: str, kept: str) -> None:
+    assert f"System: {kept}\n" in talk([f"/system {given}", "/system"], "Hello.")[1]
+
+
 def test_a_setting_holds_from_the_next_answer_on(talk: Talk) -> None:
     lines = [
         "/set max-tokens 3",

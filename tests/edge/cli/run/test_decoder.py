@@ -286,6 +286,32 @@ def test_bad_input_gets_one_sentence_and_status_2(
     assert sentence in err and err.startswith("edge: ") and err.endswith(".\n") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("output", ["q.txt", "link", "../here/q.txt", "part"])
+def test_answers_never_overwrite_the_prompts(
+    run: Run, tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    lines = "part.part" if output == "part" else "q.txt"
+    Path(lines).write_text("one\ntwo\n")
+    Path("link").symlink_to("q.txt")
+    status, out, err = run(tiny_bundle.root, "--lines", lines, "--output", output, "--max-tokens", 2)
+    assert (status, out) == (2, "") and f"The answers would overwrite the prompts in {lines}" in err
+    assert Path(lines).read_text() == "one\ntwo\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes as POSIX has them")
+def test_nothing_that_is_piped_is_dropped_because_of_lines(
+    run: Run, tiny_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "q.txt").write_text("one\n")
+    (tmp_path / "piped.txt").write_text("a report")
+    with (tmp_path / "piped.txt").open(encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        status, _, err = run(tiny_bundle.root, "--lines", tmp_path / "q.txt")
+    assert status == 2 and "what is piped in would be dropped" in err
+
+
 def test_a_missing_bundle_and_no_arguments_get_a_sentence(run: Run, tmp_path: Path) -> None:
     assert "There is no bundle at" in run(tmp_path / "none.edge", "hi")[2]
     assert "required: MODEL" in run()[2]

@@ -15,7 +15,7 @@ import pytest
 
 from edge.bundle import Bundle
 from edge.cli.run import prompt as prompts
-from edge.cli.run.prompt import read_prompt
+from edge.cli.run.prompt import has_piped, read_prompt
 from edge.cli.streams import StandardInputClosed
 from edge.errors import InputError
 
@@ -48,6 +48,23 @@ def test_all_parts_that_are_there_make_the_prompt_in_their_order(
         return
     found = read_prompt(prompt, paths or None)
     assert found is not None and found.rstrip("\r\n") == "\n\n".join(wanted)
+
+
+@posix
+@pytest.mark.parametrize("data", [b"", b"x"])
+@pytest.mark.parametrize("kind", ["pipe", "file", "nothing"])
+def test_what_is_piped_is_seen_without_being_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, data: bytes
+) -> None:
+    """A pipe that is open and has nothing yet is not waited for."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    (tmp_path / "f").write_bytes(data)
+    opened = reading if kind == "pipe" else os.open(tmp_path / "f" if kind == "file" else os.devnull, os.O_RDONLY)
+    with os.fdopen(opened, encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert has_piped() == (bool(data) and kind != "nothing")
+    os.close(writing)
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b" \r\n\n", b"\xef\xbb\xbf"])
