@@ -123,7 +123,7 @@ class Text2Text(Loaded):
             return Stream(self._pieces(text, own))
         return self._in_passages(text, passages, own)
 
-    def _in_passages(self, text: str, passages: Passages, options: Text2TextOptions) -> Stream:
+    def _in_passages(self, text: str, passages: Passages, options: Text2TextOptions) -> Iterator[Piece]:
         self._sources(text, passages, options)  # refuses one that is too long before the first is begun
         return Stream(passages_stream(passages, options, self._pieces, self.text.eos))
 

@@ -135,10 +135,8 @@ def _fill(kept: Kept, order: Sequence[int], make: Callable[[Sequence[int]], Answ
     with kept:
         waiting = [i for i in order if i not in kept.answers]
         if kept.answers:
-            print(
-                f"{len(kept.answers)} lines were done already, in {kept.path}; going on with the others.",
-                file=sys.stderr,
-            )
+            done = f"{len(kept.answers)} lines were done already, in {kept.path}; going on with the others."
+            print(done, file=sys.stderr)
         quiet = kept.path is None and sys.stdout.isatty()  # answers and a bar would be drawn over each other
         shown = contextlib.nullcontext(_ignore) if quiet else bar("Lines", len(waiting))
         try:
