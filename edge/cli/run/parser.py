@@ -78,10 +78,9 @@ def check_lines(given: argparse.Namespace) -> None:
         raise InputError(
             f"Each line of {given.lines} is a whole prompt, so that what is piped in would be dropped; leave one out."
         )
-    if given.lines is not None and given.output is not None:
-        kept = given.output.with_name(f"{given.output.name}.part")
-        if any(same_file(given.lines, path) for path in (given.output, kept)):
-            raise InputError(f"The answers would overwrite the prompts in {given.lines}; name another --output.")
+    written = () if given.output is None else (given.output, Path(f"{given.output}.part"))
+    if given.lines is not None and any(same_file(given.lines, path) for path in written):
+        raise InputError(f"The answers would overwrite the prompts in {given.lines}; name another --output.")
     if given.output is not None and given.lines is None:
         advice = "redirect the output" if given.file is None else f"write --lines {given.file[0]} if each line is one"
         raise InputError(f"--output takes the answers to the prompts in a file's lines, one a line; {advice}.")
