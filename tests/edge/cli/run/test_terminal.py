@@ -210,6 +210,7 @@ def test_whatever_ends_an_answer_the_terminal_is_as_it_was(begin: Begin, number:
     chat.until("This ")
     assert chat.modes == termios.NOFLSH
     if isinstance(number, signal.Signals):
+        chat.settle()
         chat.process.send_signal(number)
     status = chat.end()
     assert chat.modes == USUAL
@@ -222,6 +223,7 @@ def test_a_chat_that_waits_for_words_ends_when_it_is_told_to(begin: Begin, edito
     chat = begin("Hello.", editor=editor)
     chat.type("half a li")
     chat.until("half a li")
+    chat.settle()
     chat.process.send_signal(signal.SIGTERM)
     assert chat.end() > 2 and chat.modes == USUAL
 
