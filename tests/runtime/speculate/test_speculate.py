@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -522,8 +524,15 @@ def test_a_chat_drafts_from_earlier_turns(name: str, tmp_path: Path, monkeypatch
     assert second.speculation is not None and second.speculation["accepted"] > 0.6 * len(COUNT)
 
 
-def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path) -> None:
-    model, _ = songs(tmp_path, "auto")
+def test_two_answers_at_a_time_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, engine = songs(tmp_path, "auto")
+    step = engine.step  # type: ignore[attr-defined]
+
+    def as_long_as_a_step_takes(*given: Any, **more: Any) -> Any:  # else drafting takes longer, and stops
+        time.sleep(0.003)
+        return step(*given, **more)
+
+    monkeypatch.setattr(engine, "step", as_long_as_a_step_takes)
     one, two = (model.stream("sing", circles="allow") for _ in range(2))
     texts = ["", ""]
     for a, b in zip(one, two, strict=True):
