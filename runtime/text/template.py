@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     import jinja2.nodes
 
     from edge.manifest import Manifest
+    from edge.runtime.text.sandbox import Bounded
     from edge.runtime.text.tokenizer import Text
 
 
 LAYOUT = 256  # characters of a date's layout: the system makes as many times as many
 _log = logging.getLogger(__name__)
 
+LABORIOUS = 1 << 12  # steps that no honest template takes for a few words
 LONGEST = 1 << 17  # characters of a template; the longest known have a fifth of that
 MARK, WORDS = "Zq7vX7j", "Kw3pL3h"  # of conversations that show what a template does with messages
 TURNS = "user", "assistant", "user"
@@ -90,7 +92,7 @@ class ChatTemplate:
         self._source = source
         self._special = dict(special)
         self._undated = undated
-        self._template, self._begin = _compile(source, now)
+        self._template, self._environment = _compile(source, now)
         self._takes_parts: dict[str, bool | None] = {}  # by role; None: it leaves out what that role says
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
@@ -121,7 +123,7 @@ class ChatTemplate:
     def _run(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         from edge.runtime.text.meter import Exhausted
 
-        self._begin(sum(map(_length, messages)), len(messages))
+        self._environment.begin(sum(map(_length, messages)), len(messages))
         given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render({**variables, **given, **self._special})
@@ -155,19 +157,24 @@ class ChatTemplate:
     def _form(self, role: str) -> bool | None:
         """Whether the template takes what this role says in parts; None: it leaves it out, in parts and as a text. What
         it leaves out of earlier answers is its own business."""
+        from edge.runtime.text.meter import STEPS
+
         refused = True
         for before, after in self._around(role):
             for parts in (False, True):
                 message = Message(role=role, content=MARK)
+                rendered: str | None
                 try:
                     rendered = self._run([*before, _in_parts(message) if parts else message, *after], {})
                 except BundleError:  # it was stopped
                     return False
                 except InputError:
-                    continue
-                if MARK in rendered:
+                    rendered = None
+                if rendered is not None and MARK in rendered:
                     return parts
-                refused = False
+                if self._environment.meter.steps < STEPS - LABORIOUS:  # no honest one: it is not tried again and again
+                    return False
+                refused = refused and rendered is None
         return False if refused or role == "assistant" else None
 
     def _around(self, role: str) -> list[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
@@ -262,8 +269,8 @@ def _length(message: Mapping[str, Any]) -> int:
     return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
-def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, Callable[[int, int], None]]:
-    """The template, and what is called before each render with the conversation's characters and messages."""
+def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, Bounded]:
+    """The template, and the sandbox in which it renders."""
     # Importing jinja2 takes 40 ms.
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, LoopControlExtension
@@ -292,7 +299,7 @@ def _compile(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template,
     environment.add_filter("tojson", _to_json)
     environment.globals.update(raise_exception=refuse, **{CLOCK: lambda layout: _date(now(), layout)})
     try:
-        return environment.from_string(source), environment.begin
+        return environment.from_string(source), environment
     except Exception as e:  # not TemplateError alone: Python's compiler refuses what is nested too deeply
         raise BundleError(f"The bundle's chat template is not valid jinja2 ({on_one_line(e)}); use --raw.") from None
 

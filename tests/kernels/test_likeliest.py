@@ -136,7 +136,7 @@ def test_a_beam_search_finds_the_texts_that_it_finds_by_logits(
 ) -> None:
     model = edge.load(t5.root, threads=2)
     assert isinstance(model, edge.Text2Text)
-    options = edge.Text2TextOptions(beams=4, n_best=4, max_tokens=20)
+    options = edge.Text2TextOptions(beams=4, n_best=4, max_tokens=20, circles="allow")
     texts = ["one two three", "a man on a ladder", "x"]
     with monkeypatch.context() as patch:
         patch.setattr(beam, "_extend", lambda *_: pytest.fail("logits were asked for"))
