@@ -42,6 +42,7 @@ class _Found:
         from edge import names
         from edge.cli.run.here import named_bundles
         from edge.cli.run.recorded import recorded
+        from edge.cli.run.source import is_model
         from edge.home import cache_dir
 
         self.name = name
@@ -96,16 +97,6 @@ class _Found:
         if self.record is not None:
             forget(self.record)
         return total
-
-
-def is_model(path: Path) -> bool:
-    """Whether a model is at a path, of which edge run makes a bundle."""
-    from edge.adapter import is_adapter
-
-    try:
-        return path.exists() and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
-    except (OSError, ValueError):  # of any name: one is too long, another has a null character
-        return False
 
 
 def of_path(path: Path) -> list[Bundle]:

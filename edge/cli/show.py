@@ -24,9 +24,9 @@ def command(args: argparse.Namespace) -> None:
     from edge.bundle import open_bundle
     from edge.cli.inspect import show_bundle
     from edge.cli.models import show_entry
-    from edge.cli.rm import is_model, of_path
+    from edge.cli.rm import of_path
     from edge.cli.run.here import named_bundles
-    from edge.cli.run.source import missing
+    from edge.cli.run.source import is_model, missing
 
     path = Path(args.name)
     if path.is_dir() and not is_model(path):

@@ -28,13 +28,9 @@ def open_source(given: str | Path) -> Bundle:
         EdgeError: it is neither, or no bundle can be made of it.
     """
     path = Path(given)
-    try:
-        there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
-        is_model = there and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
-    except OSError as e:
-        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
-    if is_model:
+    if is_model(path):
         return _of_files(path, path)
+    there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
     named = None if there or path.suffix == ".edge" else _named(str(given))
     if named is not None:
         return _of_name(named)
@@ -43,6 +39,15 @@ def open_source(given: str | Path) -> Bundle:
     if (bundle := _listed(str(given))) is not None:
         return bundle
     raise BundleError(missing(str(given)))
+
+
+def is_model(path: Path) -> bool:
+    """Whether a model is at a path, of which a bundle can be made; BundleError where the path cannot be read."""
+    try:
+        there = os.path.exists(path)  # noqa: PTH110 - of any name: Path's raises where one is too long
+        return there and (path.suffix == ".gguf" or (path / "config.json").is_file() or is_adapter(path))
+    except OSError as e:
+        raise BundleError(f"{path} cannot be read: {e.strerror}.") from None
 
 
 def _listed(name: str) -> Bundle | None:
