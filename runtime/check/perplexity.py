@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge.bundle import Bundle
 from edge.errors import InputError
 from edge.manifest import Tokens
+from edge.runtime.decode.log_softmax import log_softmax
 from edge.runtime.engine.engine import Engine
 
 ROWS = 4  # of logits that are judged at a time, which takes six times their memory; pieces have a multiple of them
@@ -164,13 +165,6 @@ def compare(
         reference=_exp(nll_reference / len(kl)),
         candidate=_exp(nll_candidate / len(kl)),
     )
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-probabilities of `logits` [R, V]."""
-    shifted: NDArray[np.float32] = logits - logits.max(-1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return shifted
 
 
 def _told(texts: Sequence[NDArray[np.int64]], progress: Progress | None) -> Iterator[NDArray[np.int64]]:

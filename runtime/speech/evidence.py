@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.runtime.decode.log_softmax import log_softmax
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.engine import Engine
 
@@ -36,9 +37,7 @@ def log_probabilities(
         at = len(prompt) - 1 + begin
         rows = np.arange(len(wanted), dtype=np.int64)
         logits = engine.step(cache, tokens[at : at + len(wanted)], rows)  # [len(wanted), V]
-        largest = logits.max(axis=1)
-        total = np.log(np.exp(logits - largest[:, None]).sum(axis=1))
-        found[begin : begin + ROWS] = logits[rows, wanted] - largest - total
+        found[begin : begin + ROWS] = log_softmax(logits)[rows, wanted]
     return found
 
 
