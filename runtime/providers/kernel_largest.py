@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from edge.runtime.providers.graph_wires import Wires, numbers, set_inputs
+from edge.runtime.providers.kernel_nodes import FLOAT, LOGITS, whole_numbers
 from edge.runtime.providers.kernels import DOMAIN
 
 LARGEST = "Largest"
-LOGITS, TOKENS = "logits", "tokens"  # outputs of a decoder's graph
-FLOAT, INT64 = 1, 7  # TensorProto.DataType
+TOKENS = "tokens"  # an output of a decoder's graph, as LOGITS is
 
 
 def take_largest(graph: Any, weights: dict[str, Any]) -> None:
@@ -44,10 +44,7 @@ def _looks_in_blocks(wires: Wires, weights: dict[str, Any]) -> bool:
         return [*node.input] if same and len(node.attribute) == len(wanted) else []
 
     def stored(name: str) -> list[int]:
-        tensor = weights.get(name)
-        if tensor is None or tensor.data_type != INT64 or tensor.data_location:
-            return []
-        return [int(number) for number in np.frombuffer(tensor.raw_data, np.int64)]
+        return whole_numbers(weights.get(name)) or []
 
     match made(TOKENS, "Reshape"):
         case [total, shape] if stored(shape) == [0, -1]:

@@ -150,7 +150,7 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
         """What a Slice takes the first columns of, and the number of these, a graph's input in 32 bits."""
         if node is None or len(node.input) != 4:
             return None
-        start, last = (_whole_numbers(weights.get(name)) for name in (node.input[1], node.input[3]))
+        start, last = (whole_numbers(weights.get(name)) for name in (node.input[1], node.input[3]))
         size = made(node.input[2], "Reshape")
         count = None if size is None else made(size.input[0], "Cast")
         return None if count is None or (start, last) != ([0], [axis]) else (node.input[0], count.input[0])
@@ -164,7 +164,7 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
             continue
         tokens, keys = made(far.input[0], "Reshape"), first_columns(made(far.input[1], "Slice"), 0)
         stored = weights.get(table.input[0])
-        if tokens is None or _whole_numbers(weights.get(tokens.input[1])) != [-1, 1] or keys is None:
+        if tokens is None or whole_numbers(weights.get(tokens.input[1])) != [-1, 1] or keys is None:
             continue
         if allowed[1] != keys[1] or stored is None or len(stored.dims) != 2:
             continue
@@ -176,7 +176,7 @@ def take_position_bias(graph: Any, weights: dict[str, Any]) -> None:
         wires.drop([])  # what nothing reads any more
 
 
-def _whole_numbers(tensor: Any) -> list[int] | None:
+def whole_numbers(tensor: Any) -> list[int] | None:
     """What a stored tensor of int64 holds."""
     if tensor is None or tensor.data_type != INT64 or tensor.data_location:
         return None
