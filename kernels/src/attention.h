@@ -8,9 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace edge {
 
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // the score of what may not be chosen
 constexpr int kKeys = 64;    // of a block
 constexpr int kChunk = 256;  // keys
 constexpr int kLanes = 16;   // sums that the sum of a block's weights is made of: lane i has the keys i, i + 16 ...

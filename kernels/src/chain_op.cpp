@@ -94,14 +94,14 @@ class Chain : public Kernel {
     if (handed.memory.size() < memory_) handed.memory.resize(memory_);
     const int64_t rows = Rows(call);
     const bool alone = pace_.alone(rows);
-    const Pace::Time began = Pace::Time::Now();
+    const Pace::Time began = pace_.now();
     call.team.Lead(alone, [&](Team& team) {
       for (const Link& link : links_) {
         Inner inner(*this, link, call, team, handed);
         link.kernel->Compute(inner);
       }
     });
-    pace_.Note(rows, alone, began, Pace::Time::Now());
+    pace_.Note(rows, alone, began, pace_.now());
   }
 
  private:

@@ -10,7 +10,6 @@
 namespace edge {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kSmallest = -87.0f;  // of what exp gives a number for that is not 0
 
 // exp of what is not positive; of no number, no number. Source: the usual reduction to 2 ** n * exp(r) with |r| <=

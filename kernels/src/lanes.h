@@ -88,7 +88,8 @@ inline bool RoundsToZeros(float largest, int block, int8_t* values, float& inver
   return true;
 }
 
-constexpr int kGroup = 64;  // numbers of a row of which the largest is looked for first
+constexpr int kGroup = 64;   // numbers of a row of which the largest is looked for first
+constexpr int kPart = 2048;  // logits of a row that one thread looks at, which is likely the one that has made them
 
 // What is done to a row before it is rounded, and to a row of scores.
 struct RowsForm {

@@ -10,9 +10,6 @@
 namespace edge {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int kPart = 2048;  // logits of a row that one thread looks at, which is likely the one that has made them
-
 class Largest : public Kernel {
  public:
   Largest(const Node&, const Form& form) : form_(form.rows) {}

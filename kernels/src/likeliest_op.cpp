@@ -14,9 +14,6 @@
 namespace edge {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int kPart = 2048;  // logits of a row that one thread looks at, which is likely the one that has made them
-
 // Logits that may be among the best: where they are in the row, and what they are.
 struct Found {
   std::vector<int> places;

@@ -16,24 +16,27 @@ namespace edge {
 // bits of a result do not depend on it.
 class Pace {
  public:
-  // Nanoseconds, of a clock on the wall and of this thread's work.
+  // Nanoseconds, of a clock on the wall and of this thread's work; kUnknown: that was not looked at.
   struct Time {
     int64_t wall, work;
-    static Time Now() {
-      const int64_t wall = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
-#if defined(CLOCK_THREAD_CPUTIME_ID)
-      timespec found{};
-      if (!clock_gettime(CLOCK_THREAD_CPUTIME_ID, &found))
-        return {wall, int64_t{found.tv_sec} * 1'000'000'000 + found.tv_nsec};
-#endif
-      return {wall, wall};  // then only slow runs show that a machine is busy
-    }
   };
+
+  // The clock of a thread's work takes as long as a hundredth of a short run. Of these the quickest were hardly put
+  // aside, so that slow ones show that a machine is busy.
+  Time now() const {
+    Time found{std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1), kUnknown};
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+    timespec work{};
+    if (long_.load(std::memory_order_relaxed) && !clock_gettime(CLOCK_THREAD_CPUTIME_ID, &work))
+      found.work = int64_t{work.tv_sec} * 1'000'000'000 + work.tv_nsec;
+#endif
+    return found;
+  }
 
   // Whether a run of so many rows is to be alone. A prompt's is not, nor one of as many rows as none had so far: then
   // there is nothing to compare it with.
   bool alone(int64_t rows) const {
-    return Counts(rows) && alone_.load(std::memory_order_relaxed) && known_.load(std::memory_order_relaxed) >> rows & 1;
+    return Counts(rows) && alone_.load(std::memory_order_relaxed) && quickest_[rows - 1].load(std::memory_order_relaxed);
   }
 
   // A run of so many rows, alone or not. Of runs of several threads at a time some are left out.
@@ -41,17 +44,22 @@ class Pace {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!Counts(rows) || !lock) return;
     const auto took = static_cast<double>(ended.wall - began.wall);
-    double& quickest = quickest_[rows - 1];
-    if (!alone) quickest = quickest == 0 || took < quickest ? took : quickest + (took - quickest) / kForgets;
-    known_ = known_ | 1u << rows;
+    double quickest = quickest_[rows - 1];
+    if (!alone) {
+      quickest = quickest == 0 || took < quickest ? took : quickest + (took - quickest) / kForgets;
+      quickest_[rows - 1] = quickest;
+      long_ = quickest > kLong;
+    }
     if (alone != alone_ || began.wall < since_) return;
+    const bool known = began.work != kUnknown && ended.work != kUnknown;
     runs_++;
     took_ += took;
-    worked_ += static_cast<double>(ended.work - began.work);
+    worked_ += known ? static_cast<double>(ended.work - began.work) : took;
     usual_ += quickest;
     if (runs_ < kRuns || took_ < kWindow) return;
     const double slowness = took_ / usual_, worked = worked_ / took_;
-    Forget();
+    took_ = worked_ = usual_ = 0;
+    runs_ = 0;
     Decide(slowness, worked < kAside || slowness > kSlow, ended.wall);
   }
 
@@ -89,9 +97,7 @@ class Pace {
     until_ = now + time;
   }
 
-  void Forget() { took_ = worked_ = usual_ = 0, runs_ = 0; }
-
-  static constexpr int64_t kMilli = 1'000'000;
+  static constexpr int64_t kUnknown = -1, kMilli = 1'000'000, kLong = kMilli;
   static constexpr int64_t kRows = 16;  // of a step
   static constexpr int kRuns = 3;       // of a decision, at least, and their time
   static constexpr double kWindow = 250 * kMilli;
@@ -102,9 +108,9 @@ class Pace {
 
   std::mutex mutex_;
   std::atomic<bool> alone_{false};
-  std::atomic<uint32_t> known_{0};  // a bit for each number of rows that ran together
+  std::atomic<bool> long_{false};  // whether runs of as many rows as the last one together are
   State state_ = State::kTogether;
-  double quickest_[kRows] = {};  // nanoseconds of a run together, by its rows
+  std::atomic<double> quickest_[kRows] = {};  // nanoseconds of a run together, by its rows; 0: there was none
   double took_ = 0, worked_ = 0, usual_ = 0;
   int runs_ = 0;
   double together_slowness_ = 0, alone_slowness_ = 0;
