@@ -309,9 +309,7 @@ class _Group:
                 self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
         self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
         if self._circles:
-            self._circles = [self._circles[beam].copy() for _, beam, _ in chosen]
-            for circles, (_, _, token) in zip(self._circles, chosen, strict=True):
-                circles.push(token)
+            self._circles = self._followed(chosen)
         self.tokens = [token for _, _, token in chosen]
         self.parents = [self.leaves[beam] for _, beam, _ in chosen]
         self.scores = [value for value, _, _ in chosen]
@@ -319,6 +317,16 @@ class _Group:
         self.done = not chosen or self._cannot_improve(found[0][0] if self._grouped else self.scores[0])
         if last and not self.done:
             self.cut("length")
+
+    def _followed(self, chosen: Sequence[Found]) -> list[Circles]:
+        """What follows the texts after what was chosen. The first that continues a text takes over what followed that
+        one, so that little is copied."""
+        beams = [beam for _, beam, _ in chosen]
+        own = [self._circles[beam] for beam in beams]
+        found = [each if beams.index(beam) == at else each.copy() for at, (beam, each) in enumerate(zip(beams, own))]
+        for circles, (_, _, token) in zip(found, chosen, strict=True):
+            circles.push(token)
+        return found
 
     def _cannot_improve(self, best: float) -> bool:
         options = self._options

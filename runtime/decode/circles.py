@@ -13,7 +13,6 @@ as it is: both change most answers that have a list or a table in them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from edge.runtime.options import one_of
@@ -55,7 +54,8 @@ class Circles:
 
     def copy(self) -> Circles:
         """The same text so far, to go on by itself."""
-        other = copy.copy(self)
+        other = Circles.__new__(Circles)  # copy.copy takes as long as all that is copied
+        vars(other).update(vars(self))
         other._text, other._last = self._text.copy(), self._last.copy()
         other._before, other._repeated = self._before.copy(), self._repeated.copy()
         return other
