@@ -321,9 +321,10 @@ class _Group:
     def _followed(self, chosen: Sequence[Found]) -> list[Circles]:
         """What follows the texts after what was chosen. The first that continues a text takes over what followed that
         one, so that little is copied."""
-        beams = [beam for _, beam, _ in chosen]
-        own = [self._circles[beam] for beam in beams]
-        found = [each if beams.index(beam) == at else each.copy() for at, (beam, each) in enumerate(zip(beams, own))]
+        found, taken = list[Circles](), set[int]()
+        for _, beam, _ in chosen:
+            found.append(self._circles[beam].copy() if beam in taken else self._circles[beam])
+            taken.add(beam)
         for circles, (_, _, token) in zip(found, chosen, strict=True):
             circles.push(token)
         return found
