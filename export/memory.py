@@ -151,7 +151,7 @@ class _Decoder:
         self.embedding = counts[EMBEDDING]
         self.layer = max(sum(counts[name] for name in names) for names in layers.values())
         self.matrix = max(counts[name] for name in in_layers)  # the largest one of a layer
-        self._in_layers = in_layers
+        self._layers = list(layers.values())
         self.moments = max(sum(self.shapes[name][1] ** 2 for name in names) for names in layers.values())
         config = SimpleNamespace(**checkpoint.config)
         heads = heads_of(config)
@@ -167,10 +167,16 @@ class _Decoder:
         """Bytes of a layer's attention."""
         return self.heads * tokens**2 * ATTENTION * FLOAT
 
-    def solving(self, most: int) -> int:
-        """Bytes for any matrix of a layer and those that are solved with it, `most` rows at a time."""
-        together = ((self.shapes[name], len(packed_with(name, self._in_layers))) for name in self._in_layers)
-        return max(_solving(min(most, rows * count), columns) for (rows, columns), count in together)
+    def solving(self, most: int, side_by_side: int = 1) -> int:
+        """Bytes for any matrix of a layer and those that are solved with it, `most` rows at a time; of so many at a
+        time."""
+        found = [0]
+        for names in self._layers:
+            together = {tuple(packed_with(name, names)) for name in names}
+            shapes = [(sum(self.shapes[name][0] for name in each), self.shapes[each[0]][1]) for each in together]
+            takes = sorted(_solving(min(most, rows), columns) for rows, columns in shapes)
+            found.append(sum(takes[-side_by_side:]))
+        return max(found)
 
     def states(self, tokens: int) -> int:
         """Bytes of what passes from layer to layer."""
@@ -207,7 +213,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     from edge.export.check import QUICK_WINDOW
     from edge.export.quantize.allocate import WINDOWS
     from edge.export.quantize.calibration import WINDOW
-    from edge.export.quantize.gptq import BLOCK, EFFORTS, OTHERS, budget_of, in_one_run
+    from edge.export.quantize.gptq import BLOCK, EFFORTS, OTHERS, SIDE_BY_SIDE, budget_of, in_one_run
     from edge.export.quantize.sampled import PIECE, TOGETHER
     from edge.export.quantize.solve import ROWS
 
@@ -229,7 +235,7 @@ def _calibrated(sizes: _Decoder, options: Options, lead: int) -> Iterator[Stage]
     hidden = 2 * windows * sizes.states(WINDOW)
     running = sizes.activations(WINDOW) + sizes.scores(WINDOW)
     vocabulary = sizes.vocabulary * FLOAT
-    solving = sizes.solving(ROWS)
+    solving = sizes.solving(ROWS, SIDE_BY_SIDE)
     layer = (2 * sizes.layer + sizes.moments) * FLOAT + sizes.layer  # as floats, stacked, and integers
     head = _solving(ROWS, sizes.hidden) + STACKED * sizes.embedding * (FLOAT + 1)
     yield Stage(

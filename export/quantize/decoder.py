@@ -38,7 +38,7 @@ class Decoder:
         with torch.no_grad(), replaced(self.layers, record):
             model.model(window[None], use_cache=False)
         _, family = find_family(model.config.model_type)
-        self._head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
+        self.head_scale = 1.0 if family.layers is None else family.layers(model.config).head_scale
 
     @property
     def embedding(self) -> nn.Parameter:
@@ -80,7 +80,7 @@ class Decoder:
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head reads: [S, hidden]."""
         final: torch.Tensor = self.model.model.norm(hidden)[0]
-        return final * self._head_scale
+        return final * self.head_scale
 
     @contextmanager
     def watch(self, layer: int) -> Iterator[Seen]:

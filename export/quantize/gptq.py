@@ -1,7 +1,7 @@
 """4 bits by GPTQ: how much is done for them, and in what formats.
 
-`gptq_quick.py` calibrates all matrices in one run of the reference in numpy, `gptq_layers.py` layer after layer in
-Torch, each on what the layers already quantized hand it.
+`gptq_quick.py` calibrates all matrices in one run of the reference in numpy, `gptq_layers.py` in Torch, on more text
+and with more done for each. Both do so on what the matrices read in the float model.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ BITS, BLOCK = 4, 64
 OTHERS = Format(4, 128), Format(4, 32), Format(8, 64)  # that matrices may get instead, under a budget
 SYMMETRIC_BLOCK = 32  # which the fast paths of NPUs and GPUs take
 ATTENTION_STRIDE = 4  # of the queries of each head, every fourth is taken
+SIDE_BY_SIDE = 2  # groups of a layer's matrices that are solved at a time: more would take more memory
 LOOKUP = 0.2  # weight of a tied embedding's lookups: its head costs SmolLM2 four times as much divergence
 
 

@@ -1,14 +1,18 @@
-"""4 bits by GPTQ: layer after layer, each calibrated on what the layers already quantized hand it."""
+"""4 bits by GPTQ: layer after layer, each calibrated on what it reads in the float model, so that one run of the text
+does for all. On SmolLM2 the result is as good as on the outputs of layers that are quantized already, for which each
+runs three times (docs/lab/export.md)."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,19 +29,21 @@ from edge.export.quantize.gptq import (
     EFFORTS,
     LOOKUP,
     OTHERS,
+    SIDE_BY_SIDE,
     Budget,
     Effort,
     budget_of,
     format_of,
     one_format,
 )
-from edge.export.quantize.gptq_quick import calibrate
+from edge.export.quantize.gptq_quick import calibrated
 from edge.export.quantize.sampled import sampled_windows
 from edge.export.quantize.solve import ROUNDS, solve
 from edge.export.quantize.tune import Teacher, tune
 from edge.export.streamed import StreamedModel
 from edge.export.torch_reference import load_torch
 from edge.runtime.memory.process import release_freed
+from edge.runtime.providers.cores import usable_cores
 
 if TYPE_CHECKING:
     from edge.export.checkpoint.base import Checkpoint
@@ -52,6 +58,13 @@ class Way:
     format: Format
     rounds: int = ROUNDS
     formats: Mapping[str, Format] = field(default_factory=dict)
+
+
+class Group(NamedTuple):
+    """Weights that read the same input, and its second moment [K, K]."""
+
+    weights: list[torch.Tensor]
+    moment: torch.Tensor
 
 
 def quantize_layers(checkpoint: Checkpoint, options: Options) -> dict[str, Weight]:
@@ -70,20 +83,18 @@ def quantize_layers(checkpoint: Checkpoint, options: Options) -> dict[str, Weigh
         windows = _with_own_text(checkpoint, windows, effort.own, options, kept)
         decoder = Decoder(StreamedModel(checkpoint, copy=True), windows[0])
         head = EMBEDDING if decoder.head is decoder.embedding else HEAD
-        with torch.no_grad():
-            finals = kept.tensor("finals", lambda: _finals(decoder, windows, options.report))
 
-        def teacher() -> Teacher:
+        def teacher(finals: torch.Tensor) -> Teacher:
             return Teacher(finals, torch.from_numpy(checkpoint.read(head)).to(fast_dtype()))
 
         if budget is not None:
-            sketch = partial(_formats, decoder, checkpoint, windows, teacher, forms, budget, options)
-            found = zip(matrices(checkpoint), kept.tensor("formats", sketch).tolist(), strict=True)
+            trying = partial(_formats, decoder, checkpoint, windows, teacher, forms, budget, options)
+            found = zip(matrices(checkpoint), kept.tensor("formats", trying).tolist(), strict=True)
             way = dataclasses.replace(way, formats={name: forms[i] for name, i in found})
         with torch.no_grad():
-            weights = quantize_decoder(decoder, windows, finals, way, options.report, kept)
+            weights, finals = quantize_decoder(decoder, windows, way, options.report, kept)
         if effort.passes:
-            weights = tune(decoder, weights, windows, teacher(), options.report, effort.passes)
+            weights = tune(decoder, weights, windows, teacher(finals), options.report, effort.passes)
     return {name: weights[name] for name in matrices(checkpoint)}
 
 
@@ -123,7 +134,7 @@ def _formats(
     decoder: Decoder,
     checkpoint: Checkpoint,
     windows: torch.Tensor,
-    teacher: Callable[[], Teacher],
+    teacher: Callable[[torch.Tensor], Teacher],
     forms: Sequence[Format],
     budget: Budget,
     options: Options,
@@ -134,9 +145,10 @@ def _formats(
         ExportError: they take more bits than were asked for.
     """
     names = matrices(checkpoint)
-    weights = calibrate(checkpoint, options, TRYING)
-    text = windows[: EFFORTS["quick"].windows]
-    units = measure(decoder, weights, text, teacher(), forms, checkpoint.read, options.report)
+    sketch = calibrated(checkpoint, options, TRYING)
+    weights = {name: sketch.weights[name] for name in names}
+    finals = torch.from_numpy(sketch.read) * decoder.head_scale
+    units = measure(decoder, weights, windows[: len(finals)], teacher(finals), forms, checkpoint.read, options.report)
     count = sum(weight.q.size for weight in weights.values())
     usual = sum(unit.costs[forms[0]] for unit in units) / count
     bits = max(budget.by_default or 0, usual) if budget.bits is None else budget.bits
@@ -159,29 +171,15 @@ def _formats(
     return torch.tensor([forms.index(chosen[name]) for name in names])
 
 
-def _finals(decoder: Decoder, windows: torch.Tensor, report: Callable[[int, int, str], None]) -> torch.Tensor:
-    """What the float model's head reads, [W, S, hidden]."""
-    hidden, total = [decoder.embed(window) for window in windows], len(decoder.layers)
-    for layer in range(total):
-        report(layer, total, "running the calibration text")
-        decoder.fetch(layer)
-        for i, h in enumerate(hidden):
-            hidden[i] = decoder.run(layer, h)
-        decoder.forget(layer)
-        release_freed()
-    return torch.stack([decoder.finish(h) for h in hidden])
-
-
 def quantize_decoder(
     decoder: Decoder,
     windows: torch.Tensor,
-    finals: torch.Tensor,
     way: Way,
     report: Callable[[int, int, str], None],
     kept: Kept | None = None,
-) -> dict[str, QTensor]:
-    """Quantize all matrices of a decoder, and return them by name. Of the decoder's own, only embedding and head are
-    left, as the kernels will compute with them.
+) -> tuple[dict[str, QTensor], torch.Tensor]:
+    """Quantize all matrices of a decoder. Returns them by name, and what the float model's head reads of the windows,
+    [W, S, hidden]. Of the decoder's own, only embedding and head are left, as the kernels will compute with them.
 
     kept: gives those that were quantized before, and takes the others.
     """
@@ -190,55 +188,60 @@ def quantize_decoder(
     done: dict[str, QTensor] = {}
     keep = kept or Kept()
 
-    def solved(groups: Iterable[tuple[list[torch.Tensor], torch.Tensor]]) -> dict[str, QTensor]:
+    def solved(groups: Sequence[Group]) -> dict[str, QTensor]:
+        def solve_group(group: Group) -> list[QTensor]:
+            form = way.formats.get(names[id(group.weights[0])], way.format)
+            return _solve(group.weights, group.moment, form, way.rounds)
+
+        longest_first = sorted(groups, key=lambda group: -group.moment.numel())
         found = {}
-        for weights, moment in groups:
-            form = way.formats.get(names[id(weights[0])], way.format)
-            for weight, stored in zip(weights, _solve(weights, moment, form, way.rounds), strict=True):
-                found[names[id(weight)]] = stored
+        with ThreadPoolExecutor(min(SIDE_BY_SIDE, usable_cores())) as pool:
+            for group, parts in zip(longest_first, pool.map(solve_group, longest_first), strict=True):
+                found.update({names[id(weight)]: part for weight, part in zip(group.weights, parts, strict=True)})
+        release_freed()
         return found
 
-    def store(part: str, groups: Callable[[], Iterable[tuple[list[torch.Tensor], torch.Tensor]]]) -> None:
-        there = part in keep
-        found = keep.weights(part, lambda: solved(groups()))
-        for name, weight in found.items() if there else ():
-            parameters[name].data = torch.from_numpy(weight.dequantize())
-        done.update(found)
-
     total = len(decoder.layers) + 1
-    report(0, total, "quantizing to 4 bits")
-    store("vocabulary", lambda: _vocabulary(decoder, finals))
     hidden = [decoder.embed(window) for window in windows]  # each [1, S, hidden]
     for layer in range(len(decoder.layers)):
-        report(layer + 1, total, "quantizing to 4 bits")
-        store(f"layer.{layer}", partial(_moments, decoder, layer, hidden))
-        for i, h in enumerate(hidden):
-            hidden[i] = decoder.run(layer, h)
+        report(layer, total, "quantizing to 4 bits")
+        part, groups = f"layer.{layer}", list[Group]()
+        decoder.fetch(layer)
+        if part in keep:
+            hidden = [decoder.run(layer, h) for h in hidden]
+        else:
+            groups, hidden = _moments(decoder, layer, hidden)
+        done.update(keep.weights(part, partial(solved, groups)))
         decoder.forget(layer)  # tuning builds them from the integers
         release_freed()
+    finals = torch.stack([decoder.finish(h) for h in hidden])
+    report(total - 1, total, "quantizing to 4 bits")
+    vocabulary = keep.weights("vocabulary", lambda: solved(_vocabulary(decoder, finals)))
+    for name, weight in vocabulary.items():
+        parameters[name].data = torch.from_numpy(weight.dequantize())
     report(total, total, "quantizing to 4 bits")
-    return done
+    return done | vocabulary, finals
 
 
-def _vocabulary(decoder: Decoder, finals: torch.Tensor) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
+def _vocabulary(decoder: Decoder, finals: torch.Tensor) -> list[Group]:
     """Embedding and head, with the moments of what they are judged by. Where they are one matrix, errors of a lookup
     count in addition to those of a logit."""
     read = _rows(finals)
     moment = read.T @ read
     plain = torch.eye(len(moment)) * moment.diagonal().mean()
     if decoder.head is decoder.embedding:
-        return [([decoder.embedding], moment + LOOKUP * plain)]
-    return [([decoder.embedding], plain), ([decoder.head], moment)]
+        return [Group([decoder.embedding], moment + LOOKUP * plain)]
+    return [Group([decoder.embedding], plain), Group([decoder.head], moment)]
 
 
-def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Second moments [K, K] of what a layer's linears read, with the weights that read the same tensor; of a value
-    projection's inputs under attention, as `gptq_quick.Calibrating.scores` says."""
+def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> tuple[list[Group], list[torch.Tensor]]:
+    """The weights of a layer with second moments of what they read; of a value projection's inputs under attention, as
+    `gptq_quick.Calibrating.scores` says. And what the layer makes of each of `hidden`."""
     moments: dict[tuple[str, ...], torch.Tensor] = {}
-    decoder.fetch(layer)
+    made = list[torch.Tensor]()
     with decoder.watch(layer) as seen:
         for h in hidden:
-            decoder.run(layer, h)
+            made.append(decoder.run(layer, h))
             readers: dict[tuple[int, bool], list[str]] = {}
             for name, tensor in seen.inputs.items():
                 readers.setdefault((id(tensor), name.endswith("v_proj")), []).append(name)
@@ -249,21 +252,15 @@ def _moments(decoder: Decoder, layer: int, hidden: list[torch.Tensor]) -> list[t
                 moments[same] = moments[same].addmm_(x.T, x) if same in moments else x.T @ x
     release_freed()
     module = decoder.layers[layer]
-    return [([module.get_parameter(f"{n}.weight") for n in same], moment) for same, moment in moments.items()]
+    return [Group([module.get_parameter(f"{n}.weight") for n in same], each) for same, each in moments.items()], made
 
 
-def _solve(weights: list[torch.Tensor], moment: torch.Tensor, form: Format, rounds: int) -> list[QTensor]:
-    """Quantize weights that read the same input, and put what the kernels will compute with in their place."""
+def _solve(weights: Sequence[torch.Tensor], moment: torch.Tensor, form: Format, rounds: int) -> list[QTensor]:
+    """Quantize weights that read the same input."""
     stacked = weights[0].data if len(weights) == 1 else torch.cat([w.data for w in weights])
-    whole, result, start = solve(stacked.numpy(), moment.numpy(), form, rounds), [], 0
-    del stacked
-    for weight in weights:
-        stored = whole.cut(start, start + len(weight))
-        weight.data.copy_(torch.from_numpy(stored.dequantize()))
-        result.append(stored)
-        start += len(weight)
-    release_freed()
-    return result
+    whole = solve(stacked.numpy(), moment.numpy(), form, rounds)
+    starts = [0, *accumulate(map(len, weights))]
+    return [whole.cut(start, stop) for start, stop in pairwise(starts)]
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

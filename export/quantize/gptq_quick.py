@@ -28,23 +28,31 @@ HEAD_ROWS = 8192  # of the vocabulary, read and solved at a time: bounds memory
 GATHERED = 1024  # rows of averaged inputs whose moments are taken together
 
 
-def calibrate(checkpoint: Checkpoint, options: Options, doing: str | None = None) -> dict[str, QTensor]:
-    """Every matrix of the checkpoint by its name, in one format. doing: what its progress is called."""
-    calibrating = options.measured
-    if not isinstance(calibrating, Calibrating):
-        windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS["quick"].windows]
-        calibrating = Calibrating(checkpoint, format_of(options), windows)
-        Reference(checkpoint, windows.shape[1], options.progress, doing or calibrating.doing).hidden(
-            calibrating.texts, calibrating
-        )
-    return {name: calibrating.weights[name] for name in matrices(checkpoint)}
+def calibrate(checkpoint: Checkpoint, options: Options) -> dict[str, QTensor]:
+    """Every matrix of the checkpoint by its name, in one format."""
+    weights = calibrated(checkpoint, options).weights
+    return {name: weights[name] for name in matrices(checkpoint)}
+
+
+def calibrated(checkpoint: Checkpoint, options: Options, doing: str | None = None) -> Calibrating:
+    """The same with what the head read. doing: what its progress is called."""
+    if isinstance(options.measured, Calibrating):
+        return options.measured
+    windows = calibration_windows(checkpoint, options.calibration)[: EFFORTS["quick"].windows]
+    calibrating = Calibrating(checkpoint, format_of(options), windows)
+    reference = Reference(checkpoint, windows.shape[1], options.progress, doing or calibrating.doing)
+    reference.hidden(calibrating.texts, calibrating)
+    return calibrating
 
 
 class Calibrating(Watch):
     """Solves the matrices of a checkpoint while the reference reads `windows` [W, S], the last of its texts.
 
-    weights: those that are solved, by name; all of them after the run.
+    weights: those that are solved, by name; all of them after the run. read: what the output head reads [W, S, hidden],
+    after the run.
     """
+
+    read: Floats
 
     doing = "quantizing to 4 bits"
 
@@ -78,6 +86,7 @@ class Calibrating(Watch):
     def finals(self, x: Floats, texts: Sequence[slice]) -> None:
         self._solve_readers()
         self._inputs = None
+        self.read = x[self._own].reshape(len(self.texts), -1, x.shape[1])
         moment = _moment(x[self._own])
         plain = np.eye(len(moment), dtype=np.float32) * moment.diagonal().mean()
         if HEAD in self._checkpoint.names():

@@ -181,9 +181,11 @@ def divergence(model: Any, wanted: torch.Tensor, windows: torch.Tensor) -> float
 def walk(model: Any, windows: torch.Tensor) -> tuple[Decoder, Teacher, dict[str, QTensor]]:
     decoder = Decoder(model, windows[0])
     with torch.no_grad():
-        finals = model.model(windows).last_hidden_state
-        teacher = Teacher(finals, decoder.head.data.clone())
-        return decoder, teacher, quantize_decoder(decoder, windows, finals, Way(Format(4, 32)), lambda *_: None)
+        head = decoder.head.data.clone()
+        wanted = model.model(windows).last_hidden_state * decoder.head_scale
+        weights, finals = quantize_decoder(decoder, windows, Way(Format(4, 32)), lambda *_: None)
+    torch.testing.assert_close(finals, wanted, rtol=1e-3, atol=1e-4)  # of the float model, to the end
+    return decoder, Teacher(finals, head), weights
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -232,7 +234,9 @@ def test_values_are_judged_by_what_attention_makes_of_their_errors() -> None:
     with torch.no_grad():
         attention.k_proj.weight.mul_(0.1)  # broad attention, which averages over many tokens
         hidden = [decoder.embed(w) for w in windows]
-        moments = {id(weights[0]): moment for weights, moment in _moments(decoder, 0, hidden)}
+        groups, made = _moments(decoder, 0, hidden)
+        moments = {id(weights[0]): moment for weights, moment in groups}
+        assert all(torch.equal(after, decoder.run(0, before)) for before, after in zip(hidden, made, strict=True))
         original = attention.v_proj.weight.detach().clone()
 
         def outputs() -> torch.Tensor:
@@ -345,7 +349,7 @@ def test_an_effort_says_what_is_done(effort: str, sizes: set[int], stages: set[s
 
 def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, solve_one = TinyCheckpoint(tiny_model(CONFIGS["llama, tied"]())), gptq_layers._solve
-    # Groups: one of the vocabulary and five of each layer.
+    # Groups: five of each layer and one of the vocabulary.
     solved, told, stop = list[int](), set[str](), 8
 
     def solve_until(*arguments: Any) -> Any:
@@ -362,10 +366,10 @@ def test_after_an_interruption_no_finished_layer_is_calibrated_again(monkeypatch
     with pytest.raises(KeyboardInterrupt):
         run()
     (kept,) = (cache_dir() / "exports").iterdir()
-    assert {"vocabulary.safetensors", "layer.0.safetensors"} <= {file.name for file in kept.iterdir()}
+    assert {"formats.safetensors", "layer.0.safetensors"} <= {file.name for file in kept.iterdir()}
     solved, stop = [], 100
     again = run()
-    assert len(solved) == 5 and "writing text to calibrate on" not in told
+    assert len(solved) == 6 and "writing text to calibrate on" not in told
     assert not kept.exists()  # the export is done
     solved = []
     whole = run()
