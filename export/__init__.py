@@ -20,8 +20,6 @@ from typing import Any
 from edge.bundle import Bundle, BundleWriter
 from edge.errors import CheckpointError, ExportError, InputError
 from edge.export import quantize as methods
-from edge.export import timeline
-from edge.export.memory import DRAFTS, Request, leave_out, read_limit
 from edge.export.quantize.base import Options, Progress
 from edge.extras import needing
 from edge.runtime.mapped_file import check_all
@@ -62,6 +60,7 @@ def export(
     soc: Sequence[str] = (),
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    expect: Callable[[str, Callable[[], float]], None] | None = None,
 ) -> Bundle:
     """Turn a checkpoint into a bundle.
 
@@ -107,6 +106,8 @@ def export(
         soc: chips to compile them for, such as ``sm8650``; default: none, and the device compiles them at each start.
         progress: told how far each stage is; a total of 0 is one that is not known.
         say: told in sentences what is done to the model.
+        expect: told before that how long it takes, where that is known: a sentence, and a function that returns how
+            many seconds are left.
 
     Returns:
         The bundle, written whole; where anything fails, nothing is left at `out`.
@@ -114,7 +115,7 @@ def export(
     Raises:
         EdgeError: one of its subclasses, with a sentence that says what is wrong.
     """
-    tell, advance = say or _silent, progress or _silent
+    tell = say or _silent
     if weights is not None:
         methods.METHODS.find(weights)
     if not (segments is None or segments == "ffn" or (isinstance(segments, int) and segments >= 1)):
@@ -132,16 +133,11 @@ def export(
         raise InputError(f"--bits {bits:g} is no number of bits a weight; name one like 4.8.")
     if perplexity is not None and not 1 < perplexity < math.inf:
         raise InputError(f"--perplexity {perplexity:g} is relative to the float model's: name more than 1, like 1.05.")
-    limit = read_limit(memory)
+    limit = None if memory is None else _read_limit(memory)
     if isinstance(calibration, Path) and not calibration.is_file():
         raise ExportError(f"The calibration file {calibration} cannot be read: there is no such file.")
     if weights is not None and encoder_weights is not None and decoder_weights is not None:
         raise InputError("--encoder-weights and --decoder-weights say all that --weights does; leave it out.")
-
-    from edge.export.checkpoint import open_checkpoint
-    from edge.export.choices import bits_within, choose, count_weights, described
-    from edge.export.routers import read_routers, write_routers
-    from edge.export.written import write_golden
 
     if target is None and (soc or (target_context, target_weights, target_activations) != (None, None, None)):
         raise InputError(
@@ -149,12 +145,49 @@ def export(
             "name one."
         )
 
+    from edge.export.choices import Named
+    from edge.export.foretold import Command
+    from edge.export.glance import glance_at
+    from edge.export.timeline import Timeline
+
+    progress = advance = line = Timeline(progress or _silent)
     advance(0, 0, "opening the checkpoint")
+    anew = symmetric or (block_size, bits, size, perplexity, calibration) != (None,) * 5
+    command = Command(
+        weights="int4" if decoder_weights == "int4" else weights,
+        options=Options(block_size, None, None, effort, symmetric, bits, perplexity),
+        limited=symmetric or (bits, size, perplexity) != (None,) * 3,
+        anew=anew,
+        compare=check,
+        candidates=candidates,
+        draft_text=draft_text,
+        target=target,
+    )
+
+    def begin(model: Named) -> bool:
+        if (foretold := command.foretell(model)) is None:
+            return False
+        sentence, stages = foretold
+        line.begin(stages)
+        if expect is not None:
+            expect(sentence, line.left)
+        return True
+
+    glance = glance_at(str(source))
+    begun = glance is not None and begin(glance)
+
+    from edge.export.checkpoint import open_checkpoint
+    from edge.export.choices import bits_within, choose, count_weights, default_tokens, described
+    from edge.export.memory import DRAFTS, Request, leave_out
+    from edge.export.routers import read_routers, write_routers
+    from edge.export.written import write_golden
+
     checkpoint = open_checkpoint(str(source), progress=progress, say=say)
+    if not begun:
+        begin(checkpoint)
     both = bool(checkpoint.config.get("is_encoder_decoder"))
     routers = read_routers(checkpoint)
-    anew = symmetric or effort == BEST or (block_size, bits, size, perplexity, calibration) != (None,) * 5
-    chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK, anew=anew)
+    chosen = choose(checkpoint, weights, block_size, max_context, quick=effort == QUICK, anew=anew or effort == BEST)
     context = chosen.context
     wanted = None
     if target is not None:
@@ -164,9 +197,6 @@ def export(
         check_wanted(wanted, checkpoint, context)
     if effort == QUICK:
         candidates, draft_text = False, draft_text or 0
-    if progress is not None and chosen.weights == "int4" and not both:
-        written = [] if draft_text == 0 else [timeline.DRAFTS]
-        advance = progress = timeline.Timeline(progress, [*timeline.OF_INT4[effort], *written])
     name = name or Path(checkpoint.name).name  # a hub id's owner is no part of the name
     tell(described(checkpoint, chosen.weights))
     place = Path(f"{name}.edge" if out is None else out)
@@ -196,7 +226,6 @@ def export(
                 raise InputError(f"{name} is a decoder alone; --encoder-weights and --decoder-weights have no place.")
             from edge.export.decoder import stage_decoder
             from edge.export.finish import finish_decoder
-            from edge.export.successors import default_tokens
 
             text = methods.read_calibration(calibration) if isinstance(calibration, Path) else calibration
 
@@ -259,6 +288,12 @@ def _no_folders_left(target: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # never made, or another program has put something there
                 folder.rmdir()
         raise
+
+
+def _read_limit(memory: int | str) -> int | None:
+    from edge.export.memory import read_limit
+
+    return read_limit(memory)
 
 
 def _silent(*args: Any) -> None:

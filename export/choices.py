@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edge import catalog
 from edge.bundle import PAGE
 from edge.errors import CheckpointError, InputError
 from edge.export.graph.families import find_family
-from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, matrices
+from edge.export.quantize.base import EMBEDDING, FLOATS, HEAD, Format, matrices
 from edge.export.tokenizer import compact
 
 if TYPE_CHECKING:
@@ -20,6 +21,33 @@ LEAST_CONTEXT = 16
 MOST_CONTEXT = 8192  # of the default: rope tables and verification cost memory for every position; more must be asked
 
 OTHER_FILES = 5_000_000  # maximum bytes of graphs, recorded answers and what drafts begin with
+
+# Text to draft from: by default as many tokens as take about a minute on two cores, WORK multiplications by weights, at
+# most MAXIMUM_TEXT, and none where the model is so small that its steps cost nothing.
+WORK = 2.2e12
+MAXIMUM_TEXT = 16_000
+MINIMUM_WEIGHTS = 10_000_000
+
+
+class Named(Protocol):
+    """What defaults depend on: of a checkpoint, or of a glance at one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def stored_type(self, name: str) -> str: ...
+
+    def form(self, name: str) -> Format | None: ...
 
 
 @dataclass(frozen=True)
@@ -48,21 +76,38 @@ def choose(
         CheckpointError: the model's context is too small to be one.
         InputError: the context is out of range.
     """
-    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
-    defaults = {} if entry is None else entry.export
+    defaults = _defaults(checkpoint)
+    chosen = choose_weights(checkpoint, weights, quick=quick, anew=anew)
+    if block_size is None and chosen == defaults.get("weights"):
+        block_size = defaults.get("block_size")
+    return Choices(
+        chosen, block_size, _context(checkpoint, defaults.get("max_context") if max_context is None else max_context)
+    )
+
+
+def choose_weights(checkpoint: Named, weights: str | None, *, quick: bool, anew: bool) -> str:
+    """The weights alone, as `choose` says."""
+    if weights is not None:
+        return weights
     both = bool(checkpoint.config.get("is_encoder_decoder"))
     folder = getattr(checkpoint, "root", None) is not None
-    if weights is None and folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
-        weights = "keep"
-    if quick and weights is None and not both:
+    if folder and not both and not anew and any(map(checkpoint.form, checkpoint.names())):
+        return "keep"
+    if quick and not both:
         blocks = not folder and {*map(checkpoint.stored_type, checkpoint.names())} - FLOATS
-        weights = "keep" if blocks else "int8"
-    if block_size is None and weights in (None, defaults.get("weights")):
-        block_size = defaults.get("block_size")
-    weights = weights or str(defaults.get("weights", "int8" if both else "int4"))
-    return Choices(
-        weights, block_size, _context(checkpoint, defaults.get("max_context") if max_context is None else max_context)
-    )
+        return "keep" if blocks else "int8"
+    return str(_defaults(checkpoint).get("weights", "int8" if both else "int4"))
+
+
+def default_tokens(weights: int) -> int:
+    """How many tokens of text to draft from a model of `weights` weights writes by default."""
+    return min(MAXIMUM_TEXT, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
+
+
+def _defaults(checkpoint: Named) -> dict[str, Any]:
+    """The catalog's."""
+    entry = catalog.find(checkpoint.name) if checkpoint.kind == "catalog" else None
+    return {} if entry is None else entry.export
 
 
 def described(checkpoint: Checkpoint, weights: str) -> str:
@@ -72,7 +117,7 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
     return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}."
 
 
-def count_weights(checkpoint: Checkpoint) -> int:
+def count_weights(checkpoint: Named) -> int:
     return sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 

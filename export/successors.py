@@ -31,12 +31,6 @@ from edge.runtime.speculate.successors import FILE, Context, level_of, write_tab
 from edge.runtime.text.template import fixed_day
 from edge.runtime.text.tokenizer import Text
 
-# By default as many tokens as take about a minute on two cores: WORK multiplications by weights, at most MAXIMUM
-# tokens, and none where the model is so small that its steps cost nothing.
-WORK = 2.2e12
-MAXIMUM = 16_000
-MINIMUM_WEIGHTS = 10_000_000
-
 QUESTION, ANSWER = 128, 160  # tokens at most
 BEGUN = 16  # tokens that a model without chats adds to the first words
 OPENINGS = (
@@ -56,11 +50,6 @@ SHARES = (0.33, 0.5, 0.67, 0.9)
 UNLIKELY = 1  # levels below which a successor is worth no slot
 
 Counts = dict[Context, Counter[int]]
-
-
-def default_tokens(weights: int) -> int:
-    """How many tokens a model of `weights` weights writes by default."""
-    return min(MAXIMUM, int(WORK / weights)) if weights >= MINIMUM_WEIGHTS else 0
 
 
 def write_successors(writer: BundleWriter, bundle: Bundle, engine: Engine, tokens: int, report: Progress) -> None:

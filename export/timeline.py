@@ -1,70 +1,76 @@
-"""How long an export still takes, all of it: the stages' shares are known, and the time that they took here so far says
-how fast this machine is."""
+"""How long an export still takes, all of it: an estimate for each stage, corrected by what those before took here."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from edge.export.quantize.base import Progress
 
-RECENT_S = 20.0  # from which the speed is taken: what was kept from an interrupted export says nothing of it
-LEAST_S = 5.0  # below which nothing is said
+RECENT = 0.15  # of the whole work, after which what was learnt before counts half
+PRIOR_S = 5.0  # at least, for which the estimate is believed before anything was measured
+KEPT = 8.0  # times as fast as expected: this was kept from an interrupted export, and says nothing of the speed
 
-Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its share, in any unit
-
-_CHECK, _BEFORE = "running Torch on the check's text", "running the calibration text"
-_SOLVING, _TRYING, _CHOOSING = "quantizing to 4 bits", "trying 4 bits", "measuring what bits bring"
-_TUNING = "tuning scales"
-_OWN, _CANDIDATES = "writing text to calibrate on", "collecting candidates for drafts"
-# Seconds of exports to int4, of SmolLM2-135M on two cores of an Intel processor with AMX (model 167).
-OF_INT4: dict[str, Stages] = {
-    "quick": [(_SOLVING, 15), ("recording golden answers", 2)],
-    "normal": [
-        *((_CHECK, 2), (_OWN, 25), (_BEFORE, 22), (_TRYING, 34), (_CHOOSING, 29)),
-        *((_SOLVING, 94), (_CANDIDATES, 17)),
-    ],
-    "best": [
-        *((_CHECK, 2), (_OWN, 70), (_BEFORE, 40), (_TRYING, 34), (_CHOOSING, 29)),
-        *((_SOLVING, 180), (_TUNING, 360), (_CANDIDATES, 17)),
-    ],
-}
-DRAFTS = ("writing text to draft from", 75)
+Stages = Sequence[tuple[str, float]]  # texts of the stages in their order, each with its seconds, as expected
 
 
 class Timeline:
-    """A `Progress` that adds the remaining time to what it hands on. Stages that are not named take no time."""
+    """A `Progress` that adds the remaining time to what it hands on, once it begins. Stages that are not named take no
+    time."""
 
-    def __init__(self, report: Progress, stages: Stages, clock: Callable[[], float] = time.monotonic) -> None:
-        self._report = report
-        self._stages = stages
-        self._clock = clock
-        self._whole = sum(share for _, share in stages)
+    def __init__(self, report: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._report, self._clock = report, clock
+        self._names: list[str] = []
+        self._ends = [0.0]  # the work that is done before each stage, and in the end: seconds, as expected
         self._at = 0  # the stage
-        self._trail = deque[tuple[float, float]]()  # times, and the work that was done by then
-        self._left = ""
+
+    def begin(self, stages: Stages) -> None:
+        """Count down from here on."""
+        self._names = [name for name, _ in stages]
+        self._ends = [0.0, *accumulate(seconds for _, seconds in stages)]
+        self._since, self._done = self._clock(), 0.0  # when work was done last, and all that was
+        self._half = max(PRIOR_S, RECENT * self._ends[-1])
+        self._took = self._expected = self._half  # seconds, of what was done lately
+        self(0, 0, self._names[0])
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        names = [name for name, _ in self._stages]
-        if text in names[self._at :]:
-            at = names.index(text, self._at)
-            if at > self._at + 1:  # stages were left out, which says nothing of the speed
-                self._trail.clear()
-            self._at = at
-            before = sum(share for _, share in self._stages[: self._at])
-            self._trail.append((self._clock(), before + self._stages[self._at][1] * (done / total if total else 0)))
-            self._left = self._remaining() or self._left
-        self._report(done, total, text + self._left)
+        if text in self._names[self._at :]:
+            at = self._names.index(text, self._at)
+            share = self._ends[at + 1] - self._ends[at]
+            self._go_on(at, self._ends[at] + share * (min(done / total, 1) if total else 0))
+        self._report(done, total, f"{text} · {in_words(self.left())} left" if self._names else text)
 
-    def _remaining(self) -> str:
-        now, work = self._trail[-1]
-        while len(self._trail) > 2 and now - self._trail[1][0] >= RECENT_S:
-            self._trail.popleft()
-        start, first = self._trail[0]
-        if work <= first or now - start < LEAST_S:
-            return ""
-        seconds = (now - start) / (work - first) * (self._whole - work)
-        if seconds < 90:
-            return f" · about {max(10, round(seconds, -1)):.0f} s left"
-        return f" · about {round(seconds / 60)} min left"
+    def left(self) -> float:
+        """Seconds that the whole still takes, 0 or more. It falls as time goes by; while a stage takes longer than
+        expected it stays at what comes after it."""
+        pace = self._took / self._expected
+        after = self._ends[-1] - self._ends[self._at + 1]
+        return max(pace * after, pace * (self._ends[-1] - self._done) - (self._clock() - self._since), 0.0)
+
+    def _go_on(self, at: int, work: float) -> None:
+        """Work is done up to `work`, in the stage `at`."""
+        now, before = self._clock(), self._at
+        left_out = self._ends[at] - self._ends[before + 1] if at > before else 0  # stages in between took no time
+        took, did = now - self._since, work - left_out - self._done
+        self._at = at
+        if work <= self._done:
+            return
+        if 0 < did <= KEPT * took:
+            faded = 0.5 ** (did / self._half)
+            self._took = self._took * faded + took
+            self._expected = self._expected * faded + did
+        self._since, self._done = now, work
+
+
+def in_words(seconds: float) -> str:
+    """A time that is not known exactly: a few seconds, about 40 s, about 6 min, about 2 h 20 min."""
+    if seconds < 8:
+        return "a few seconds"
+    if seconds < 90:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"about {minutes} min"
+    hours, rest = divmod(round(minutes, -1), 60)
+    return f"about {hours} h {rest} min" if rest else f"about {hours} h"

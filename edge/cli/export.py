@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.cli.arguments import Parser
-from edge.cli.progress import drawn
+from edge.cli.progress import Countdown, drawn, time_column
 from edge.cli.tables import console, table
 from edge.errors import InterruptedExport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from edge.bundle import Bundle
 
 
 LEFT = " · "  # before the time that is left, in what a stage is called
+BAR = 18  # columns, so that the longest stage and the time that is left fit into 80
 NAME = "export"
 HELP = "Turn a checkpoint (folder, hub id, .gguf file or catalog name) into a bundle."
 # Options that go to `edge.export` under their own names.
@@ -100,8 +99,13 @@ def command(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     segments = args.segments
     try:
-        with watching(), stages() as (progress, say):
+        with watching(), stages(countdown := Countdown()) as (progress, say):
             from edge.export import export
+
+            def expect(sentence: str, left: Callable[[], float]) -> None:
+                countdown.left = left
+                say(sentence)
+
             from edge.runtime.memory.plan import parse_size
 
             bundle = export(
@@ -115,6 +119,7 @@ def command(args: argparse.Namespace) -> None:
                 check=not args.no_check,
                 progress=progress,
                 say=say,
+                expect=expect,
             )
     except KeyboardInterrupt as e:
         where = f" at {args.out}" if args.out is not None else ""
@@ -123,19 +128,22 @@ def command(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], None]]]:
+def stages(
+    countdown: Countdown | None = None,
+) -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], None]]]:
     """One line of progress on standard error for the stage at hand, and a function that prints above it.
 
-    A total of 0 shows that a stage runs and for how long. Where standard error is no terminal only the sentences
-    are printed, without what draws the line: it takes 6 MB.
+    A total of 0 shows that a stage runs. The line ends with the time that all stages still take, as far as `countdown`
+    knows it, else with the time of this one. Where standard error is no terminal only the sentences are printed,
+    without what draws the line: it takes 6 MB.
     """
     if not sys.stderr.isatty():
         yield lambda done, total, text: None, lambda sentence: print(sentence, file=sys.stderr, flush=True)
         return
-    from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-    with drawn(*columns) as bar:
+    shows = TextColumn("{task.description}", markup=False), BarColumn(BAR), time_column(countdown or Countdown())
+    with drawn(SpinnerColumn(), *shows) as bar:
         shown: dict[str, TaskID] = {}  # at most one
 
         def progress(done: int, total: int, text: str) -> None:
@@ -144,8 +152,8 @@ def stages() -> Iterator[tuple[Callable[[int, int, str], None], Callable[[str], 
                 for task in shown.values():
                     bar.remove_task(task)
                 shown.clear()
-                shown[stage] = bar.add_task(text, total=None)
-            bar.update(shown[stage], completed=done, total=total or None, description=text)
+                shown[stage] = bar.add_task(stage, total=None)
+            bar.update(shown[stage], completed=done, total=total or None)
 
         yield progress, bar.console.print
 

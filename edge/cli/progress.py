@@ -42,3 +42,26 @@ def drawn(*columns: ProgressColumn) -> Iterator[Progress]:
     with Progress(*columns, console=console(stderr=True), transient=True, redirect_stdout=to_screen) as progress:
         install()  # before what rich prints with: it obeys escape sequences
         yield progress
+
+
+class Countdown:
+    """Seconds that all tasks together still take; None while that is unknown."""
+
+    def __init__(self) -> None:
+        self.left: Callable[[], float | None] = lambda: None
+
+
+def time_column(countdown: Countdown) -> ProgressColumn:
+    """Shows the time that is left, as it goes by; where that is unknown the time that a task has taken."""
+    from rich.progress import Task, TimeElapsedColumn
+    from rich.text import Text
+
+    class TimeColumn(TimeElapsedColumn):
+        def render(self, task: Task) -> Text:
+            if (left := countdown.left()) is None:
+                return super().render(task)
+            from edge.export.timeline import in_words
+
+            return Text(f"{in_words(left)} left", style="progress.remaining")
+
+    return TimeColumn()

@@ -17,8 +17,9 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
 from edge.export import successors as own_text
+from edge.export.choices import default_tokens
 from edge.export.prompts import PREVIOUS, by_themselves
-from edge.export.successors import BEFORE, default_tokens, own_answers, successors
+from edge.export.successors import BEFORE, own_answers, successors
 from edge.runtime.load import load
 from edge.runtime.memory.plan import make_plan, needed
 from edge.runtime.model import Model

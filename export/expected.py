@@ -1,0 +1,145 @@
+"""How long an export is expected to take, by its stages: from the shapes of the tensors, what is asked for, and how
+fast this machine multiplies.
+
+The seconds below were measured: docs/lab/export.md says where and how. What nobody measured is not estimated.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.export.choices import Named
+from edge.export.quantize import gptq
+from edge.export.quantize.base import Options
+from edge.export.timeline import Stages
+from edge.runtime.providers.cores import usable_cores
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an export was asked for, as far as its time and size depend on it.
+
+    weights: the method's name. compare: with the model in float32. candidates: are collected for drafts. drafts: tokens
+    that the model writes for them.
+    """
+
+    weights: str
+    options: Options
+    compare: bool = True
+    candidates: bool = True
+    drafts: int = 0
+
+
+class Row(NamedTuple):
+    """Seconds of a stage: those that any model takes, and those of the measured model in products, which all cores
+    compute, and in what one core does column after column. The second grow with a model's weights, the third with each
+    matrix's weights times its columns."""
+
+    stage: str
+    fixed: float = 0.0
+    products: float = 0.0
+    columns: float = 0.0
+
+
+class Measured(NamedTuple):
+    """The model that seconds are of: its weights, and these times their columns."""
+
+    weights: float
+    columns: float = 1.0
+
+
+SMOLLM2 = Measured(134.5e6, 8.66e10)
+T5, WHISPER = Measured(5.29e6), Measured(72.6e6)
+PRODUCTS, CORES = 130e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
+DRAFTS = 16_000  # tokens to draft from
+
+
+def expected(model: Named, asked: Asked) -> Stages | None:
+    """Each stage with its seconds on this machine; None where nobody measured anything like it."""
+    names = [name for name in model.names() if len(model.shape(name)) > 1]
+    if any(re.search(r"(^|\.)enc(oder)?\.", name) for name in names):
+        measured = WHISPER if any("conv1" in name for name in names) else T5
+        rows = list(_encoder_decoder(asked, speech=measured is WHISPER))
+    else:
+        measured, rows = SMOLLM2, list(_decoder(asked))
+    if not rows:
+        return None
+    shapes = {name: model.shape(name) for name in names}
+    weights = sum(map(math.prod, shapes.values())) / measured.weights
+    layers = (shape for name, shape in shapes.items() if re.search(r"\.\d+\.", name))
+    columns = sum(math.prod(shape) * shape[-1] for shape in layers) / measured.columns
+    slower = PRODUCTS / speed()
+    alone = slower * usable_cores() / CORES
+    return [
+        (row.stage, alone * row.fixed + slower * weights * row.products + alone * columns * row.columns)
+        for row in rows
+    ]  # fmt: skip
+
+
+@cache
+def speed() -> float:
+    """Multiplications and additions in float32 that this machine does in a second, with what else runs on it."""
+    a = np.ones((512, 1024), np.float32)
+    b = np.ones((1024, 1024), np.float32)
+    a @ b  # wakes the threads
+    start = time.perf_counter()
+    for _ in range(3):
+        a @ b
+    return 3 * 2 * a.size * b.shape[1] / (time.perf_counter() - start)
+
+
+def _decoder(asked: Asked) -> Iterator[Row]:
+    options, quick = asked.options, asked.options.effort == "quick"
+    if asked.weights not in ("int4", "int8", "keep"):
+        return
+    calibrated = asked.weights == "int4"
+    in_one_run = calibrated and gptq.in_one_run(options)
+    yield Row("opening the checkpoint", 2 if quick and (in_one_run or not calibrated) else 6)
+    if in_one_run:
+        yield Row("quantizing to 4 bits", products=12, columns=14)
+    elif quick:
+        yield Row("running the reference", products=6)
+    elif asked.compare:
+        yield Row("running Torch on the check's text", products=4)
+    if calibrated and not in_one_run:
+        yield from _layers(options)
+    yield Row("writing weights", products=4 if quick or calibrated else 10)
+    if asked.compare:
+        yield Row("checking against the model in float32", products=0.5 if quick else 2)
+    if asked.candidates:
+        yield Row("collecting candidates for drafts", products=16)
+    yield Row("recording golden answers", products=1 if quick else 6)
+    if asked.drafts:
+        yield Row("writing text to draft from", products=75 * asked.drafts / DRAFTS)
+    if not quick:
+        yield Row("measuring keys and values", products=2)
+    yield Row("checking the KV cache in int8", products=2 if quick else 4)
+    yield Row("hashing the bundle", products=0.5)
+
+
+def _layers(options: Options) -> Iterator[Row]:
+    """Of 4 bits that are calibrated layer after layer. Windows of text and its multiples are those of `normal` in the
+    measured export."""
+    effort, normal = gptq.EFFORTS[options.effort], gptq.EFFORTS["normal"]
+    own = effort.own * effort.windows / normal.windows
+    text = effort.windows * (1 + effort.own) / (normal.windows * 2)
+    if effort.own:
+        yield Row("writing text to calibrate on", products=25 * own)
+    if gptq.budget_of(options, effort) is not None:
+        yield Row("trying 4 bits", products=17, columns=17)
+        yield Row("measuring what bits bring", products=29)
+    yield Row("quantizing to 4 bits", products=60 * text, columns=34)
+    if effort.passes:
+        yield Row("tuning scales", products=90 * effort.passes * text)
+
+
+def _encoder_decoder(asked: Asked, *, speech: bool) -> Iterator[Row]:
+    return iter(())
