@@ -53,11 +53,11 @@ class Measured(NamedTuple):
     """The model that seconds are of: its weights, and these times their columns."""
 
     weights: float
-    columns: float = 1.0
+    columns: float
 
 
 SMOLLM2 = Measured(134.5e6, 8.66e10)
-T5, WHISPER = Measured(5.29e6), Measured(72.6e6)
+WHISPER = Measured(72.6e6, 1.0)  # whose stages have nothing to do column after column
 PRODUCTS, CORES = 130e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
 DRAFTS = 16_000  # tokens to draft from
 
@@ -65,9 +65,11 @@ DRAFTS = 16_000  # tokens to draft from
 def expected(model: Named, asked: Asked) -> Stages | None:
     """Each stage with its seconds on this machine; None where nobody measured anything like it."""
     names = [name for name in model.names() if len(model.shape(name)) > 1]
-    if any(re.search(r"(^|\.)enc(oder)?\.", name) for name in names):
-        measured = WHISPER if any("conv1" in name for name in names) else T5
-        rows = list(_encoder_decoder(asked, speech=measured is WHISPER))
+    if model.config.get("is_encoder_decoder"):
+        speech, t5 = (
+            any(re.search(part, name) for name in names) for part in (r"encoder\.conv1", r"Attention|enc\.blk")
+        )
+        measured, rows = WHISPER, list(_encoder_decoder(asked, speech=speech, numpy=t5))
     else:
         measured, rows = SMOLLM2, list(_decoder(asked))
     if not rows:
@@ -141,5 +143,19 @@ def _layers(options: Options) -> Iterator[Row]:
         yield Row("tuning scales", products=90 * effort.passes * text)
 
 
-def _encoder_decoder(asked: Asked, *, speech: bool) -> Iterator[Row]:
-    return iter(())
+def _encoder_decoder(asked: Asked, *, speech: bool, numpy: bool) -> Iterator[Row]:
+    """In 8 bits; calibrating 4 bits was not timed. numpy: the reference of a quick export is the one without Torch."""
+    if asked.weights != "int8":
+        return
+    in_torch = asked.compare and not (numpy and asked.options.effort == "quick")
+    yield Row("opening the checkpoint", 5)
+    if in_torch:
+        yield Row("loading the Torch model", products=1)
+        yield Row("running Torch on the check's inputs", fixed=8, products=5)
+    elif asked.compare:
+        yield Row("running the reference", fixed=1, products=5)
+    yield Row("writing weights", fixed=0.5, products=4)
+    if asked.compare:
+        yield Row("checking against the model in float32", fixed=0.2, products=3 if speech else 1)
+    yield Row("recording golden answers", fixed=0.5, products=8 if speech else 4)
+    yield Row("hashing the bundle", products=0.3)
