@@ -140,10 +140,13 @@ def test_a_longer_time_is_never_said_to_be_shorter(seed: int) -> None:
     assert said == sorted(said)
 
 
-@pytest.mark.parametrize("effort", ["quick", "normal", "best"])
-@pytest.mark.parametrize("weights", ["int4", "int8"])
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("weights", "effort"),
+    [("int4", "quick"), ("int4", "normal"), ("int4", "best"), ("int8", "quick"), ("int8", "normal")],
+)
 def test_an_export_goes_through_the_stages_that_its_remaining_time_is_told_by(
-    effort: str, weights: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, effort: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.export.check.refuse_if_broken", lambda *_, **__: None)  # random weights in 4 bits may be
     told, begun = list[str](), list[Stages]()
