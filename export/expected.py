@@ -7,6 +7,7 @@ The seconds below were measured: docs/lab/export.md says where and how. What nob
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ class Measured(NamedTuple):
 SMOLLM2 = Measured(134.5e6, 8.66e10)
 WHISPER = Measured(72.6e6, 1.0)  # whose stages have nothing to do column after column
 PRODUCTS, CORES = 140e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
-PRODUCTS_TIMED = 9  # 3 ms each on two cores: the first wake the threads
+PRODUCTS_TIMED = 9  # 2 ms each on two cores: the first wake the threads, and others are interrupted
 DRAFTS = 16_000  # tokens to draft from
 
 
@@ -89,14 +90,26 @@ def expected(model: Named, asked: Asked) -> Stages | None:
 
 @cache
 def speed() -> float:
-    """Multiplications and additions in float32 that this machine does in a second, with what else runs on it."""
+    """Multiplications and additions in float32 a second that this machine has for one more program."""
     a, b = np.ones((256, 1024), np.float32), np.ones((1024, 512), np.float32)
     took = []
     for _ in range(PRODUCTS_TIMED):
         start = time.perf_counter()
         a @ b
         took.append(time.perf_counter() - start)
-    return 2 * a.size * b.shape[1] / sorted(took)[PRODUCTS_TIMED // 2]
+    return 2 * a.size * b.shape[1] / min(took) / crowd(*_load(), usable_cores())
+
+
+def crowd(load: float, cores: int, own: int) -> float:
+    """How much longer things take where `load` threads already run on a machine of `cores`, of which this program uses
+    `own`: all get the same share."""
+    return max(1.0, (load + own) / cores)
+
+
+def _load() -> tuple[float, int]:
+    """Threads that ran or waited for a core in the last minute, and the machine's cores."""
+    known = hasattr(os, "getloadavg")  # not on Windows
+    return os.getloadavg()[0] if known else 0.0, os.cpu_count() or 1
 
 
 def _decoder(asked: Asked) -> Iterator[Row]:

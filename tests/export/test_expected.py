@@ -22,7 +22,7 @@ from edge.errors import CheckpointError
 from edge.export import checkpoint, expected
 from edge.export.checkpoint import open_checkpoint
 from edge.export.choices import count_weights
-from edge.export.expected import PRODUCTS
+from edge.export.expected import PRODUCTS, crowd
 from edge.export.foretold import Command
 from edge.export.glance import Glance, glance_at
 from edge.export.quantize.base import Options
@@ -136,6 +136,14 @@ def test_an_estimate_is_sane_for_any_model(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expected, "speed", lambda: PRODUCTS / 4)
         assert seconds(small, weights, **asked) == pytest.approx(4 * normal)
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "own", "longer"),
+    [(0, 2, 2, 1), (2, 2, 2, 2), (17, 2, 2, 9.5), (30, 64, 2, 1), (64, 64, 64, 2), (0.4, 8, 1, 1)],
+)
+def test_a_busy_machine_is_expected_to_take_longer(load: float, cores: int, own: int, longer: float) -> None:
+    assert crowd(load, cores, own) == pytest.approx(longer)
 
 
 def parts_of(folder: Path) -> Path:
