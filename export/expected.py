@@ -59,8 +59,8 @@ class Measured(NamedTuple):
 
 SMOLLM2 = Measured(134.5e6, 8.66e10)
 WHISPER = Measured(72.6e6, 1.0)  # whose stages have nothing to do column after column
-PRODUCTS, CORES = 140e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
-PRODUCTS_TIMED = 9  # 2 ms each on two cores: the first wake the threads, and others are interrupted
+PRODUCTS, CORES = 130e9, 2  # multiplications and additions a second of that machine, by `speed`, and its cores
+PRODUCTS_TIMED = 500  # 10 µs each
 DRAFTS = 16_000  # tokens to draft from
 
 
@@ -90,14 +90,19 @@ def expected(model: Named, asked: Asked) -> Stages | None:
 
 @cache
 def speed() -> float:
-    """Multiplications and additions in float32 a second that this machine has for one more program."""
-    a, b = np.ones((256, 1024), np.float32), np.ones((1024, 512), np.float32)
+    """Multiplications and additions in float32 a second that this machine has for one more program.
+
+    Products that BLAS computes on one core, the fastest of many: what else runs interrupts longer ones, and is counted
+    by the load.
+    """
+    a = np.ones((64, 64), np.float32)
     took = []
     for _ in range(PRODUCTS_TIMED):
         start = time.perf_counter()
-        a @ b
+        a @ a
         took.append(time.perf_counter() - start)
-    return 2 * a.size * b.shape[1] / min(took) / crowd(*_load(), usable_cores())
+    cores = usable_cores()
+    return cores * 2 * len(a) ** 3 / min(took) / crowd(*_load(), cores)
 
 
 def crowd(load: float, cores: int, own: int) -> float:
