@@ -288,8 +288,23 @@ class Maker {
     Shared rows = Floats({1, r.from(1, 20), 16 * r.from(1, 8)});
     std::vector<Made> links;
     auto add = [&](Made made) { links.push_back(std::move(made)), rows = links.back().outputs[0]; };
+    const bool in_units = r.once_in(3);
+    int64_t units = 0;
+    std::vector<Pass> passes;
     for (int64_t steps = r.from(1, 6); steps > 0; steps--) {
       const int64_t heads = r.from(1, 3), dim = 16 * r.from(1, 3), group = r.from(1, 2), tokens = rows->dims[1];
+      if (in_units && tokens && r.once_in(2)) {
+        const Shared before = rows;
+        const size_t first = links.size();
+        if (r.once_in(2)) {
+          add(Product(rows, (group + 2) * heads * dim));
+          add(GroupQuery(rows, group * heads, heads, dim));
+        }
+        add(Product(rows, before->dims[2]));
+        for (size_t i = first; i < links.size(); i++) links[i].node.attributes["unit"] = units;
+        passes.push_back({units++, rows, before});
+        continue;
+      }
       switch (r.from(0, 5)) {
         case 0:
           if (rows->dims[2] % 16 == 0) add(Norm(rows));
@@ -319,18 +334,35 @@ class Maker {
     }
     if (links.empty()) add(Product(rows, 0));
     if (r.once_in(4)) links.push_back(Likeliest(rows));
-    return AsOne(links);
+    return AsOne(links, passes);
   }
 
-  Made AsOne(const std::vector<Made>& links) {
+  // What a unit makes, and what others go on with where it is left out.
+  struct Pass {
+    int64_t unit;
+    Shared made, read;
+  };
+
+  Made AsOne(const std::vector<Made>& links, const std::vector<Pass>& passes) {
     Made chain;
     chain.node.op = "Chain";
     std::vector<const Tensor*> made, given, inside;
     for (const Made& link : links)
-      for (const Shared& output : link.outputs)
-        if (output) made.push_back(output.get()), (r.once_in(3) ? given : inside).push_back(output.get());
-    if (given.empty()) given.swap(inside), given.resize(1), inside.assign(made.begin() + 1, made.end());
+      for (const Shared& output : link.outputs) {
+        if (!output) continue;
+        // What is left out is not made, but for what others go on with.
+        const bool passed =
+            std::any_of(passes.begin(), passes.end(), [&](auto& pass) { return pass.made == output; });
+        const bool left_out = link.node.attributes.count("unit") && !passed;
+        made.push_back(output.get()), (!left_out && r.once_in(3) ? given : inside).push_back(output.get());
+      }
+    if (given.empty()) given = {inside.back()}, inside.pop_back();
+    const auto units = static_cast<int64_t>(passes.size());
     auto& taken = chain.node.inputs;
+    if (units) {
+      taken.push_back(Numbers(kBool, {units}));
+      for (int64_t i = 0; i < units; i++) taken[0]->as<bool>()[i] = r.once_in(2);
+    }
     for (const Made& link : links)
       for (const Shared& input : link.node.inputs)
         if (input && std::find(made.begin(), made.end(), input.get()) == made.end() &&
@@ -342,6 +374,13 @@ class Maker {
       for (const Tensor* each : *some) values.emplace(each, values.size());
     auto& attributes = chain.node.attributes;
     attributes = {{"taken", Count(taken)}, {"given", Count(given)}, {"nodes", Count(links)}};
+    if (units) attributes["route"] = 0, attributes["units"] = attributes["passes"] = units;
+    for (const auto& pass : passes) {
+      const std::string name = "pass." + std::to_string(pass.unit) + ".";
+      attributes[name + "unit"] = pass.unit;
+      attributes[name + "made"] = values.at(pass.made.get());
+      attributes[name + "read"] = values.at(pass.read.get());
+    }
     static const std::map<std::string, int64_t> kOps = {
         {"MatMulNBits", 0}, {"GroupQueryAttention", 1}, {"SkipSimplifiedLayerNormalization", 2},
         {"Gather", 3},      {"MultiHeadAttention", 4},  {"PositionBias", 5},

@@ -26,7 +26,7 @@ using Dims = std::vector<int64_t>;
 constexpr size_t kMostBytes = size_t{1} << 22;  // of a tensor: larger ones are refused, as where there is no memory
 
 inline size_t SizeOf(Type type) {
-  return type == edge::ort::kInt64 ? 8 : type == edge::ort::kUint8 || type == edge::ort::kInt8 ? 1 : 4;
+  return type == edge::ort::kInt64 ? 8 : type == edge::ort::kFloat || type == edge::ort::kInt32 ? 4 : 1;
 }
 
 // Bytes of a tensor; more than kMostBytes where it cannot be.

@@ -190,6 +190,15 @@ class GroupQuery : public Attends {
     }
   }
 
+  // Keys and values stay as they were.
+  void Leave(Call& call) const override {
+    for (const size_t output : {1, 2}) {
+      const ort::Tensor past = call.input(output + 2);
+      if (!past.there || past.rank != 4) Refuse(call, "past_key or past_value is missing");
+      past.CopyTo(call.made(output, past.type, past.shape.data(), past.rank));
+    }
+  }
+
  private:
   // The rows before the step's, where the cache is not written in place.
   void Copy(const ort::Tensor& past, uint8_t* to, int b, int count, int rows, size_t row_bytes,

@@ -18,6 +18,8 @@ std::string TypeName(ort::Type type) {
       return "int32";
     case ort::kInt64:
       return "int64";
+    case ort::kBool:
+      return "bool";
     default:
       return "type " + std::to_string(type);
   }

@@ -139,6 +139,8 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual void Compute(Call& call) const = 0;
+  // What a run makes that leaves this out: nothing, mostly.
+  virtual void Leave(Call&) const {}
 };
 
 using Made = std::unique_ptr<Kernel> (*)(const Node&, const Form&);

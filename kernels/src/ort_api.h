@@ -24,7 +24,7 @@ struct Base {
 };
 
 constexpr uint32_t kVersion = 17;  // of the interface: custom operators have been what is declared here since it
-enum Type { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7 };
+enum Type { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kBool = 9 };
 enum Characteristic { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum Code { kFail = 1, kInvalidArgument = 2 };
 

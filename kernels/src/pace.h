@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <map>
 #include <mutex>
+#include <utility>
 
 namespace edge {
 
@@ -16,6 +18,12 @@ namespace edge {
 // bits of a result do not depend on it.
 class Pace {
  public:
+  // What runs have in common that take equally long: rows, and units of the chain.
+  struct Steps {
+    int64_t rows;
+    int units;
+  };
+
   // Nanoseconds, of a clock on the wall and of this thread's work; kUnknown: that was not looked at.
   struct Time {
     int64_t wall, work;
@@ -33,24 +41,27 @@ class Pace {
     return found;
   }
 
-  // Whether a run of so many rows is to be alone. A prompt's is not, nor one of as many rows as none had so far: then
-  // there is nothing to compare it with.
-  bool alone(int64_t rows) const {
-    return Counts(rows) && alone_.load(std::memory_order_relaxed) && quickest_[rows - 1].load(std::memory_order_relaxed);
+  // Whether a run of such steps is to be alone. A prompt's is not, nor the first of its kind: then there is nothing to
+  // compare it with.
+  bool alone(const Steps& steps) {
+    if (!alone_.load(std::memory_order_relaxed) || !Counts(steps)) return false;
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    const auto found = lock ? quickest_.find({steps.rows, steps.units}) : quickest_.end();
+    return lock && found != quickest_.end() && found->second > 0;
   }
 
-  // A run of so many rows, alone or not. Of runs of several threads at a time some are left out.
-  void Note(int64_t rows, bool alone, const Time& began, const Time& ended) {
+  // A run of such steps, alone or not. Of runs of several threads at a time some are left out.
+  void Note(const Steps& steps, bool alone, const Time& began, const Time& ended) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!Counts(rows) || !lock) return;
+    if (!lock || !Counts(steps)) return;
     const auto took = static_cast<double>(ended.wall - began.wall);
-    double quickest = quickest_[rows - 1];
+    if (quickest_.size() > kKinds) quickest_.clear();
+    double& quickest = quickest_[{steps.rows, steps.units}];  // 0: there was none
     if (!alone) {
       quickest = quickest == 0 || took < quickest ? took : quickest + (took - quickest) / kForgets;
-      quickest_[rows - 1] = quickest;
       long_ = quickest > kLong;
     }
-    if (alone != alone_ || began.wall < since_) return;
+    if (alone != alone_ || began.wall < since_ || quickest == 0) return;
     const bool known = began.work != kUnknown && ended.work != kUnknown;
     runs_++;
     took_ += took;
@@ -84,7 +95,7 @@ class Pace {
     }
   }
 
-  static bool Counts(int64_t rows) { return rows >= 1 && rows <= kRows; }
+  static bool Counts(const Steps& steps) { return steps.rows >= 1 && steps.rows <= kRows; }
 
   enum class State { kTogether, kTryAlone, kAlone, kTryTogether };
 
@@ -99,6 +110,7 @@ class Pace {
 
   static constexpr int64_t kUnknown = -1, kMilli = 1'000'000, kLong = kMilli;
   static constexpr int64_t kRows = 16;  // of a step
+  static constexpr size_t kKinds = 512;
   static constexpr int kRuns = 3;       // of a decision, at least, and their time
   static constexpr double kWindow = 250 * kMilli;
   static constexpr double kAside = 0.93, kSlow = 1.4;  // a busy machine's: the part of its time that a thread works
@@ -108,9 +120,9 @@ class Pace {
 
   std::mutex mutex_;
   std::atomic<bool> alone_{false};
-  std::atomic<bool> long_{false};  // whether runs of as many rows as the last one together are
+  std::atomic<bool> long_{false};  // whether the last run together was of a kind that is
   State state_ = State::kTogether;
-  std::atomic<double> quickest_[kRows] = {};  // nanoseconds of a run together, by its rows; 0: there was none
+  std::map<std::pair<int64_t, int>, double> quickest_;  // nanoseconds of a run together, by its rows and units
   double took_ = 0, worked_ = 0, usual_ = 0;
   int runs_ = 0;
   double together_slowness_ = 0, alone_slowness_ = 0;

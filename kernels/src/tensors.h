@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -19,6 +20,9 @@ struct Failure {
 inline void Check(Status* status) {
   if (status) throw Failure{status};
 }
+
+// Bytes of a number of one of the types that are read.
+inline size_t Size(Type type) { return type == kInt64 ? 8 : type == kFloat || type == kInt32 ? 4 : 1; }
 
 struct Tensor {
   void* data = nullptr;  // may be null where there are no elements
@@ -39,6 +43,11 @@ struct Tensor {
   template <class T>
   T* as() const {
     return static_cast<T*>(data);
+  }
+  // Copies it to where it does not lie yet.
+  void CopyTo(void* to) const {
+    const auto bytes = static_cast<size_t>(elements()) * Size(type);
+    if (bytes && to != data) std::memcpy(to, data, bytes);
   }
 };
 

@@ -32,13 +32,14 @@ int main() {
     long late = 0, late_alone = 0;
     for (long run = 0; now < until; run++) {
       const int rows = run % 5 == 0 ? few : run % 101 == 0 ? 200 : run % 5 == 1 ? few : 1;  // drafts, and some prompts
-      const bool apart = pace.alone(rows);
+      const Pace::Steps steps{rows, 0};
+      const bool apart = pace.alone(steps);
       const double vary = 1 + varies * (random() / double(random.max()) - 0.5);
       const double size = rows == 1 ? 1 : rows < 200 ? 1.2 : 9;
       const double took = (apart ? alone : together) * vary * size * 1e6;
       best += (rows == 200 ? together : std::min(alone, together)) * vary * size * 1e6;
       const auto at = static_cast<int64_t>(now);
-      pace.Note(rows, apart, {at, 0}, {at + static_cast<int64_t>(took), static_cast<int64_t>(took * works)});
+      pace.Note(steps, apart, {at, 0}, {at + static_cast<int64_t>(took), static_cast<int64_t>(took * works)});
       now += took + 0.1e6;
       if (rows == 200 && apart) return 1;
       if (now > half && rows < 200) late++, late_alone += apart;

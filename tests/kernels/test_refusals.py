@@ -231,6 +231,9 @@ def test_a_chain_whose_output_is_declared_to_be_of_another_type(kernels: Kernels
     {"0.op": 7}, {"0.op": -1}, {"0.inputs": 2**31 - 1}, {"0.inputs": 4}, {"0.outputs": 5}, {"0.input.0": -1},
     {"0.input.0": 3}, {"0.input.0": 5}, {"0.input.0": 2**31}, {"0.output.0": 0}, {"0.output.0": 4}, {"0.output.0": 9},
     {"0.output.0": 5}, {"0.output.3": 2**32 - 1}, {"0.epsilon": float("nan")}, {"0.epsilon": -1.0}, {"0.op": 2.0},
+    {"0.unit": 0}, {"units": 1, "0.unit": 0}, {"units": -1}, {"route": 9}, {"parts": 1}, {"passes": 1},
+    {"units": 1, "route": 0, "0.unit": 1}, {"parts": 1, "part.0.of": 9}, {"units": 1, "route": 0, "0.unit": 0},
+    {"units": 1, "route": 0, "passes": 1, "pass.0.unit": 0, "pass.0.made": 3, "pass.0.read": 0},
 ])  # fmt: skip
 def test_a_chain_with_another_number(kernels: Kernels, change: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="(Chain|Normalization): "):
