@@ -126,6 +126,11 @@ class Segment:
     layers: list[int]
 
 
+def cut_names(layer: int, part: str) -> tuple[str, str]:
+    """What graphs call the stream after a layer's "attention" or "feed_forward": x, and what is added to it."""
+    return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
+
+
 @dataclass(frozen=True)
 class Tokens:
     """Special token ids."""

@@ -24,6 +24,7 @@ from edge.runtime.keywords import with_keywords
 from edge.runtime.options import shown
 from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
+from edge.runtime.skip.units import as_asked
 from edge.runtime.speculate.base import check_name
 from edge.targets import CUDA, check_listed, target_for
 
@@ -130,6 +131,7 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
     check_name(options.speculate)
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
+    bundle = _as_asked(bundle, options)
     variant = choose(bundle, options, present=private_bytes())
 
     def make() -> Engine:
@@ -139,12 +141,17 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
     return Loading(bundle, options, variant, Background(make))
 
 
+def _as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
+    return as_asked(bundle, options.skip, options.speculate, options.provider, options.threads, options.strict)
+
+
 def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
     """The engine of a bundle whose files are trusted, at once; without other options it drafts nothing, its steps
     need not be exact, and its KV cache is in float32. Errors are those of `start`."""
     target = target_for(bundle, provider_name(keywords.get("provider", AUTO)))  # whose graphs have caches of their own
     options = LoadOptions(speculate=OFF, exact=False, kv=FLOAT32 if target is None else AUTO)
     options = dataclasses.replace(options, **keywords)
+    bundle = _as_asked(bundle, options)
     return make_engine(bundle, choose(bundle, options), options.provider, options.threads, options.strict)
 
 

@@ -23,6 +23,8 @@ from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
 from edge.runtime.load import load
 from edge.runtime.model import Model
+from edge.runtime.providers.base import Provider
+from edge.runtime.skip.units import InUnits, as_asked
 from edge.runtime.speculate.base import chosen
 from edge.runtime.text2text import Text2Text
 from edge.text_file import lines_of, read_text
@@ -81,8 +83,8 @@ def run_task(args: argparse.Namespace, name: str) -> None:
     items = read_items(file, task)[: args.limit]
     skips = [OFF] if skip is None else [OFF, *([skip] if args.sweep is None else settings(skip, args.sweep))]
     bundle = open_bundle(args.bundle)
-    dtype = _check_settings(bundle, skips, speculate, args.kv)
     provider = open_for(bundle, args.provider, args.threads, args.strict)
+    dtype = _check_settings(bundle, skips, speculate, args.kv, provider)
     found = []
     with stages() as (progress, _):
         for each in dict.fromkeys(skips):
@@ -135,14 +137,18 @@ def _texts(wanted: Any) -> bool:
     return isinstance(wanted, list) and bool(wanted) and all(isinstance(text, str) for text in wanted)
 
 
-def _check_settings(bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None) -> str:
+def _check_settings(
+    bundle: Bundle, skips: Sequence[str], speculate: str, kv: str | None, provider: Provider
+) -> str:
     """What the KV cache is kept in under all settings; what is wrong with any is said before the first is answered.
 
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
-    policies = [segments_policy(bundle, skip, chosen(speculate, bundle)) for skip in skips]
-    return kv_dtypes(bundle, kv or FLOAT32, whole=all(policy is None for policy in policies))[0]
+    bundles = [as_asked(bundle, skip, speculate, provider) for skip in skips]
+    policies = [segments_policy(each, skip, chosen(speculate, each)) for skip, each in zip(skips, bundles, strict=True)]
+    whole = all(policy is None or isinstance(each, InUnits) for each, policy in zip(bundles, policies, strict=True))
+    return kv_dtypes(bundle, kv or FLOAT32, whole=whole)[0]
 
 
 def _answerer(

@@ -46,6 +46,8 @@ def command(args: argparse.Namespace) -> None:
     from edge.runtime.profile.curve import load_both
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
+    from edge.runtime.skip import OFF
+    from edge.runtime.skip.units import InUnits, as_asked
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
     from edge.targets import CUDA
 
@@ -59,13 +61,15 @@ def command(args: argparse.Namespace) -> None:
 
         plan_device(opened, args.memory, context, args.beams, as_json=args.json)
         return
+    opened = as_asked(opened, OFF, speculate, args.provider)
     check_argument(speculate, opened)
-    whole, decoder = parts_of_model(speculate, opened) is None, opened.manifest.encoder is None
+    parts, decoder = parts_of_model(speculate, opened), opened.manifest.encoder is None
+    whole = parts is None or isinstance(opened, InUnits)  # in one graph
     if context is None and args.memory is None and opened.manifest.text is not None:
         context = min(USUAL, opened.manifest.context)
-    given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "prefill": whole}
     provider = best_provider(opened) if args.provider == AUTO else args.provider
-    given["kv"] = kv_dtypes(opened, args.kv, whole=whole, provider=provider)
+    given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate}
+    given |= {"prefill": parts is None, "kv": kv_dtypes(opened, args.kv, whole=whole, provider=provider)}
     make = make_exact_plan if decoder else make_plan
     plan = make(opened, args.memory, **given)
     say = partial(print, file=sys.stderr)

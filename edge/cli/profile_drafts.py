@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edge.bundle import Bundle, open_bundle
@@ -16,6 +16,7 @@ from edge.registry import Entry
 from edge.runtime.load import open_engine
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
+from edge.runtime.skip.units import as_asked
 from edge.runtime.speculate.acceptance import POSITIONS, Acceptance, measure
 from edge.runtime.speculate.base import AUTO, DRAFTERS, OFF, branches, check_argument, check_name, parts_of_model
 from edge.runtime.text.tokenizer import Text
@@ -35,10 +36,12 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
         raise InputError(f"{path} is no decoder, and drafters are measured on decoders alone.")
     names = list(dict.fromkeys(drafters))
     if not names:
-        names = [name for name, drafter in DRAFTERS.items() if _measured(drafter, bundle)]
-    for name in names:
-        check_argument(name, bundle)
-    groups = _by_engine(names, bundle)
+        parts = as_asked(bundle, OFF, "self", options.provider, options.threads, options.strict)
+        names = [name for name, drafter in DRAFTERS.items() if _measured(drafter, parts)]
+    asked = {name: as_asked(bundle, OFF, name, options.provider, options.threads, options.strict) for name in names}
+    for name, in_parts in asked.items():
+        check_argument(name, in_parts)
+    groups = _by_engine(asked)
     bundle.check_files_once()
     text = Text(bundle)
     found: list[Acceptance] = []
@@ -83,7 +86,7 @@ def _measured(drafter: Entry, bundle: Bundle) -> bool:
     return "decoder" in drafter.traits["serves"] and not needs
 
 
-def _by_engine(names: Sequence[str], bundle: Bundle) -> list[list[str]]:
+def _by_engine(asked: Mapping[str, Bundle]) -> list[list[str]]:
     """The drafters that `edge run` would run over engines of one kind, side by side: first those over that of plain
     decoding, of which there may be none; then those that draft trees; then each that runs parts of the model.
 
@@ -91,7 +94,7 @@ def _by_engine(names: Sequence[str], bundle: Bundle) -> list[list[str]]:
         InputError: the bundle lacks what one of them needs.
     """
     whole, trees, parts = list[str](), list[str](), list[list[str]]()
-    for name in names:
+    for name, bundle in asked.items():
         if parts_of_model(name, bundle) is not None:
             parts.append([name])
         else:
@@ -118,4 +121,4 @@ def _answers(
         speculate=drafter,
         kv=AUTO,
     )
-    return measure(lambda name: Model(bundle, engine, text, speculate=name), names, seconds, progress)
+    return measure(lambda name: Model(engine.bundle, engine, text, speculate=name), names, seconds, progress)

@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from edge.bundle import BundleWriter
 from edge.errors import ExportError
-from edge.export.graph.step import DECODER, cut_names, write_graph
-from edge.manifest import SKIP, Manifest, Segment
+from edge.export.graph.step import DECODER, write_graph
+from edge.manifest import SKIP, Manifest, Segment, cut_names
+from edge.runtime.skip.units import spans
 
 PATH = "graphs/skip.onnx"
 OWN = ("seqlens_k", "total_sequence_length", "key_positions", "attention_bias")  # inputs that each unit has by itself
@@ -41,22 +42,12 @@ def write_skip(writer: BundleWriter, manifest: Manifest, unit: int | str) -> Man
             f"{manifest.name} has {layers} decoder layers, of which the first and the last always run, so there is "
             "nothing to skip; leave out --segments."
         )
-    segments = [Segment(part, own) for part, own in _spans(layers, unit)]
+    segments = spans(layers, unit)
     # Policies that choose by the prompt read the stream. As an output it stays in memory until the step is done.
     watched = unit == "ffn" or manifest.routers is not None
     graph = _guarded(ir.load(writer.staging / DECODER).graph, segments, watched)
     graphs = [*manifest.graphs, write_graph(writer, SKIP, PATH, graph)]
     return dataclasses.replace(manifest, segments=segments, graphs=graphs)
-
-
-def _spans(layers: int, unit: int | str) -> list[tuple[str, list[int]]]:
-    """The part and the layers of each unit."""
-    middle = range(1, layers - 1)
-    if isinstance(unit, int):
-        spans = [("layers", list(middle[at : at + unit])) for at in range(0, len(middle), unit)]
-    else:
-        spans = [(part, [i]) for i in middle for part in ("attention", "feed_forward")]
-    return [("start", [0]), *spans, ("end", [layers - 1])]
 
 
 @dataclass

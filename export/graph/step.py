@@ -18,7 +18,7 @@ from edge.export.graph.blocks import Step
 from edge.export.graph.families import find_family
 from edge.export.lower.base import Lowering, Value
 from edge.export.lower.cpu import CPU
-from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup
+from edge.manifest import Dims, EncoderDims, Graph, KVLayer, KVLayout, PrefillGraph, TensorGroup, cut_names
 
 Lower = Callable[[GraphBuilder], Lowering]
 TARGET: type[Lowering] = CPU  # that graphs are written for where no other is named
@@ -145,11 +145,6 @@ def named(name: str, nodes: Sequence[ir.Node]) -> Sequence[ir.Node]:
         for j, value in enumerate(node.outputs):
             value.name = f"{node.name}.{j}"
     return nodes
-
-
-def cut_names(layer: int, part: str) -> tuple[str, str]:
-    """What the stream after a layer's "attention" or "feed_forward" is called: x, and what is added to it."""
-    return f"layer.{layer}.{part}.x", f"layer.{layer}.{part}.added"
 
 
 def _name_cuts(step: Step, dtype: ir.DataType) -> None:

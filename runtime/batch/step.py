@@ -13,6 +13,7 @@ from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.providers.base import Buffer
+from edge.runtime.providers.kernel_units import ROUTE, of_all
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 
@@ -67,6 +68,7 @@ class BatchStep:
         given = {"input_ids": tokens, "position_ids": positions}
         given["tokens" if asked == TOKENS else "logits"] = self._result
         given["logit_rows"] = provider.allocate((1,), np.int64)
+        given |= {ROUTE: runs, of_all("seqlens_k"): last, of_all("total_sequence_length"): total}
         for u in range(units):
             own = {"seqlens_k": provider.part(last, (size,), u * size)}
             own |= {"total_sequence_length": provider.part(total, (), u), "run": provider.part(runs, (), u)}

@@ -121,7 +121,9 @@ def emit(
                 progress(len(TURNS))
         del model
     for skip in _policies(bundle):
-        model = load(bundle.root, speculate="off", skip=skip, threads=threads, provider=provider, kind=Model)
+        # Over keys and values that every host has.
+        more: dict[str, Any] = {"kv": FLOAT32, "threads": threads, "provider": provider}
+        model = load(bundle.root, speculate="off", skip=skip, kind=Model, **more)
         for answer in _answers(model, SKIPPING):
             skips.append({"skip": skip} | answer)
             progress(1)

@@ -129,7 +129,7 @@ class Engine:
         """See what its graph can do."""
         self.chooses = "tokens" in session.outputs
         self.ranks = LIKELIEST_TOKENS in session.outputs
-        self.takes_trees = self.long_rope is None and any(n.startswith("attention_bias") for n in session.inputs)
+        self.takes_trees = self.long_rope is None and any("attention_bias" in n for n in session.inputs)
 
     def new_cache(self, capacity: int | None = None, cross: Cross | None = None) -> KVCache:
         """An empty KV cache for one conversation of up to `capacity` tokens; default: the engine's context.

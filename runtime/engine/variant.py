@@ -77,7 +77,7 @@ class LoadOptions(Options):
         exact: whether the same call gives the same text, bit for bit, whatever is drafted, whatever was asked before,
             alone or among other prompts. Default: yes where anything may draft. False is faster: drafts then change
             the last bits of logits, and so, once in a while, a word. An exact encoder-decoder takes no beams.
-        skip: which layers are left out of a decoder with segments: ``off``, or a policy such as ``unified:0.2``; see
+        skip: which layers are left out of a decoder: ``off``, or a policy such as ``unified:0.2``; see
             docs/guide/skipping.md.
         kv: what a decoder's KV cache is kept in: ``float32``, ``int8``, which takes a quarter of the memory, or
             ``auto``: int8 where kernels of our own attend to it (edge-lm-kernels), which is faster at any length;
@@ -170,6 +170,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             have; or too little memory.
         BundleError: a file that an option names cannot be read.
     """
+    from edge.runtime.skip.units import InUnits
     from edge.runtime.speculate.base import branches, check_argument
 
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
@@ -190,14 +191,15 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
+    whole = policy is None or isinstance(bundle, InUnits)  # one graph of all layers
     trees = policy is None and not exact and branches(speculate, bundle)
-    kv = kv_dtypes(bundle, options.kv, whole=policy is None, trees=trees, provider=options.provider)
+    kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
     if plan is not None:
         kv = [plan.demand.kv]
         if plan.demand.width < 2 and speculate != OFF:  # segments would stand apart for nothing
             speculate, policy = OFF, segments_policy(bundle, options.skip, OFF)
-    role = SKIP if policy is not None else DECODER if kv[0] == FLOAT32 else KV8
+    role = SKIP if not whole else DECODER if kv[0] == FLOAT32 else KV8
     if trees and kv[0] == FLOAT32:
         role = TREE
     prefill = policy is None and kv[0] == FLOAT32 and _prefill(bundle, plan)

@@ -24,6 +24,7 @@ from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError, on_one_line
 from edge.manifest import Manifest
 from edge.runtime.mapped_file import MappedFile, check, mapped_file, reading
+from edge.runtime.providers.kernel_units import Units
 
 CPU, GPU, NPU = "cpu", "gpu", "npu"  # kinds of devices
 RUNS, SIMULATES, COMPILES = "runs", "simulates", "compiles"
@@ -162,9 +163,10 @@ class Provider(Protocol):
     def devices(self) -> list[Device]:
         """What this machine has for it."""
 
-    def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
-        """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes;
-        BundleError where the bundle has no such graph, or it cannot be opened on this provider."""
+    def open(self, bundle: Bundle, role: str, *, profile: Path | None = None, units: Units | None = None) -> Session:
+        """A session over the graph with this role. profile: prefix of the file that onnxruntime's profiler writes.
+        units: that the graph is to be in, where `runs_in_units` says that it can be. BundleError where the bundle has
+        no such graph, or it cannot be opened on this provider."""
 
     def open_model(self, model: Path | bytes, name: str, folder: Path | None = None, *, weights: int = 0) -> Session:
         """As `open`, over a model: a file, or the bytes of one. name: for errors. folder: of its external weights.

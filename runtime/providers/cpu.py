@@ -33,6 +33,7 @@ from edge.runtime.providers.graph_check import read_graph
 from edge.runtime.providers.huge_pages import huge_pages
 from edge.runtime.providers.instructions import ARM
 from edge.runtime.providers.kernel_graph import KernelGraph, kernel_graph
+from edge.runtime.providers.kernel_units import Units
 from edge.runtime.providers.kernels import Kernels, find_kernels, without_kernels
 from edge.runtime.providers.threads import share_thread_pool
 
@@ -80,24 +81,29 @@ class Cpu:
     def devices(self) -> list[Device]:
         return _devices()
 
-    def open(self, bundle: Bundle, role: str, *, profile: Path | None = None) -> Session:
+    def open(self, bundle: Bundle, role: str, *, profile: Path | None = None, units: Units | None = None) -> Session:
         with unchanged([mapped_file(bundle.path(WEIGHTS))]):  # from what was packed to what is loaded
-            return self._open(bundle, role, profile)
+            return self._open(bundle, role, profile, units)
 
-    def _open(self, bundle: Bundle, role: str, profile: Path | None) -> Session:
+    def _open(self, bundle: Bundle, role: str, profile: Path | None, units: Units | None) -> Session:
         path, weights = bundle.path(bundle.manifest.graph(role).path), bundle.path(WEIGHTS)
         kernels = find_kernels() if self.own_kernels else None
         own = None
         if kernels is None:
             read_graph(path, bundle.root)
         else:
-            own = kernel_graph(bundle, path, kernels, apart=profile is not None)
+            own = kernel_graph(bundle, path, kernels, apart=profile is not None, units=units)
         if kernels is not None and own is not None:
             try:
                 return self._own(kernels, own, str(path), bundle.root, profile)
             except BundleError as e:
                 check(own.files)
                 without_kernels(str(e))
+        if units is not None:
+            raise BundleError(
+                f"edge_kernels, which leave out layers of {bundle.manifest.name}, cannot be used here; it runs without"
+                " --skip and without drafts by parts of the model."
+            )
         with huge_pages(weights.stat().st_size):
             return self._session(path, str(path), bundle.root, profile)
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from edge.runtime.providers.graph_wires import INT, NUMBER, reads
+from edge.runtime.providers.graph_wires import INT, NUMBER, numbers, reads
 from edge.runtime.providers.kernel_largest import LARGEST
 from edge.runtime.providers.kernel_nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
+from edge.runtime.providers.kernel_units import EITHER, PART, ROUTE, UNIT
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 CHAIN, GATHER = "Chain", "Gather"
@@ -27,7 +28,7 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
     chain, made, downstream = list[Any](), set[str](), set[str]()  # downstream: made of what it gives
     for node in graph.node:
         read = set(reads(node))
-        ours = node.domain in (DOMAIN, INT8_DOMAIN) and node.op_type in OPS
+        ours = node.domain in (DOMAIN, INT8_DOMAIN) and node.op_type in (*OPS, PART, EITHER)
         if not ours and not (_picks_rows(node, made) and node.input[1] in whole_numbers):
             groups.append([node])
             if read & (made | downstream):
@@ -57,6 +58,13 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
     del graph.node[:]
     graph.node.extend(ordered)
     return inside
+
+
+def are_one(graph: Any) -> bool:
+    """Whether all that units leave out is in one chain, which alone can do so."""
+    chains = [node for node in graph.node if node.op_type == CHAIN and ROUTE in node.input]
+    others = (node for node in graph.node if node.op_type in (PART, EITHER) or UNIT in numbers(node))
+    return len(chains) == 1 and next(others, None) is None
 
 
 def _picks_rows(node: Any, made: set[str]) -> bool:
@@ -90,11 +98,22 @@ def _in_order(groups: list[list[Any]]) -> Iterator[list[Any]]:
 
 def _as_one(nodes: list[Any], read: set[str]) -> Any:
     """One node that does what these do. read: what others need of them."""
-    made = [name for node in nodes for name in node.output if name]
-    inside = set(made)
+    parts, passes = ([node for node in nodes if node.op_type == kind] for kind in (PART, EITHER))
+    computing = [node for node in nodes if node.op_type not in (PART, EITHER)]
+    # What stands behind a unit is what the unit makes, or what it was handed then.
+    handed = {node.output[0]: node.input[0] for node in passes}
+    made = [name for node in (*parts, *computing) for name in node.output if name]
+    inside = {*made, *handed}
     taken = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in inside))
-    given = [name for name in made if name in read]
-    values = {name: place for place, name in enumerate([*taken, *given, *(name for name in made if name not in read)])}
+    units = [number for node in nodes if (number := numbers(node).get(UNIT)) is not None]
+    taken += [ROUTE] if units else []
+    given = [name for name in (*made, *handed) if name in read]
+    outside = {handed.get(name, name) for name in given}
+    values = {name: place for place, name in enumerate([*taken, *(handed.get(name, name) for name in given)])}
+    for name in made:
+        if name not in outside:
+            values[name] = len(values)
+    values |= {name: values[unit_makes] for name, unit_makes in handed.items()}
     one = type(nodes[0])(name=f"{nodes[0].name}.{CHAIN}", op_type=CHAIN, domain=DOMAIN, input=taken, output=given)
 
     def note(name: str, number: int) -> None:
@@ -102,8 +121,8 @@ def _as_one(nodes: list[Any], read: set[str]) -> Any:
 
     note("taken", len(taken))
     note("given", len(given))
-    note("nodes", len(nodes))
-    for place, node in enumerate(nodes):
+    note("nodes", len(computing))
+    for place, node in enumerate(computing):
         note(f"{place}.op", OPS.index(node.op_type))
         for kind, names in (("input", node.input), ("output", node.output)):
             note(f"{place}.{kind}s", len(names))
@@ -114,4 +133,17 @@ def _as_one(nodes: list[Any], read: set[str]) -> Any:
                 one.attribute.add(name=f"{place}.{attribute.name}", f=attribute.f, type=NUMBER)
             elif attribute.type == INT:
                 note(f"{place}.{attribute.name}", attribute.i)
+    if units:
+        note("route", values[ROUTE])
+        note("units", max(units) + 2)  # the last one always runs, as the first does
+        note("parts", len(parts))
+        note("passes", len(passes))
+    for place, node in enumerate(parts):
+        note(f"part.{place}.of", values[node.input[0]])
+        for name, number in numbers(node).items():
+            note(f"part.{place}.{name}", number)
+    for place, node in enumerate(passes):
+        note(f"pass.{place}.unit", numbers(node)[UNIT])
+        for name, value in zip(("made", "read"), node.input, strict=True):
+            note(f"pass.{place}.{name}", values[value])
     return one

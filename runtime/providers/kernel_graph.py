@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from edge.bundle import WEIGHTS, Bundle
 from edge.errors import BundleError
-from edge.manifest import KV8, KVLayer
+from edge.manifest import KV8, KVLayer, Segment
 from edge.runtime.mapped_file import MappedFile
 from edge.runtime.providers.graph_check import EXTERNAL, LENT, MATRIX, parse_graph, read_graph
 from edge.runtime.providers.graph_wires import INT, graphs, numbers, read_by, set_inputs
-from edge.runtime.providers.kernel_chains import take_chains
+from edge.runtime.providers.kernel_chains import are_one, take_chains
 from edge.runtime.providers.kernel_largest import take_largest
 from edge.runtime.providers.kernel_nodes import (
     PRODUCT,
@@ -37,6 +37,7 @@ from edge.runtime.providers.kernel_nodes import (
     takes_bytes,
 )
 from edge.runtime.providers.kernel_rows import ROWS, take_rows
+from edge.runtime.providers.kernel_units import Units, take_units
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN, Kernels, find_kernels, without_kernels
 from edge.runtime.providers.packed import Matrix, PackedWeights, layout_of, packed_weights
 
@@ -75,10 +76,12 @@ class KernelGraph:
             yield self.model.SerializeToString()
 
 
-def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = False) -> KernelGraph | None:
+def kernel_graph(
+    bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = False, units: Units | None = None
+) -> KernelGraph | None:
     """The graph of a file of the bundle for these kernels; None where there is nothing in it that they compute, or
     their weights cannot be kept, which a warning says. apart: leave operators nodes of their own, which onnxruntime's
-    profiler can tell apart.
+    profiler can tell apart; those of units stay one. units: that it is to be in; None where that cannot be.
 
     Raises:
         BundleError: it is no graph that a bundle may have; see `read_graph`.
@@ -93,15 +96,10 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
         wanted = [matrix for _, matrix in products]
         packed = packed_weights(bundle, kernels, wanted, lambda: chain(wanted, _of_all_graphs(bundle, kernels)))
         read = _take(model.graph, products, packed)
-        stored = {tensor.name: tensor for tensor in model.graph.initializer}
-        for graph in graphs(model.graph):
-            take_attention(graph, bundle.manifest.kv.layers)
-            take_neighbours(graph, stored)
-            take_norms(graph, stored)
-            take_position_bias(graph, stored)
-        take_largest(model.graph, stored)
-        add_likeliest(model.graph)
-        inside = {} if apart else take_chains(model.graph)
+        _take_operators(model.graph, bundle.manifest.kv.layers, units)
+        inside = {} if apart and units is None else take_chains(model.graph)
+        if units is not None and not are_one(model.graph):
+            return None
     except OSError as e:
         without_kernels(f"the weights cannot be kept in the layout of edge_kernels ({e})")
         return None
@@ -112,6 +110,51 @@ def kernel_graph(bundle: Bundle, path: Path, kernels: Kernels, *, apart: bool = 
     return KernelGraph(model, read, all(is_independent(node) for node in model.graph.node), inside, [packed.file])
 
 
+def _take_operators(graph: Any, layers: list[KVLayer], units: Units | None) -> None:
+    """Let the operators of a graph whose products are ours be ours, too, as far as our kernels compute them."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for each in graphs(graph):
+        take_attention(each, layers)
+        take_neighbours(each, stored)
+        take_norms(each, stored)
+        take_position_bias(each, stored)
+    take_largest(graph, stored)
+    add_likeliest(graph)
+    if units is not None:
+        take_units(graph, units)
+
+
+def runs_in_units(bundle: Bundle, role: str, units: Units) -> bool:
+    """Whether these kernels run here, and can leave out units of the bundle's graph with this role."""
+    kernels = find_kernels()
+    path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == role), None)
+    if kernels is None or path is None:
+        return False
+    try:
+        spans = tuple((unit.part, tuple(unit.layers)) for unit in units.segments)
+        return _in_units(path, _changed(path), tuple(bundle.manifest.kv.layers), spans, kernels)
+    except (OSError, DecodeError, *STRANGE):
+        return False  # whoever opens it says why
+
+
+@lru_cache(8)
+def _in_units(
+    path: Path,
+    changed: tuple[int, ...],
+    layers: tuple[KVLayer, ...],
+    spans: tuple[tuple[str, tuple[int, ...]], ...],
+    kernels: Kernels,
+) -> bool:
+    """The same of a graph's file, which is read once while nobody changes it. spans: the parts and layers of units."""
+    units = Units(tuple(Segment(part, [*own]) for part, own in spans))
+    graph = parse_graph(path).graph
+    for node, _ in _find(graph, kernels):
+        _make_ours(node)
+    _take_operators(graph, [*layers], units)
+    take_chains(graph)
+    return are_one(graph)
+
+
 def attends_to_bytes(bundle: Bundle) -> bool:
     """Whether these kernels run here, and attend to a KV cache in int8 in this bundle's graph over one."""
     path = next((bundle.path(graph.path) for graph in bundle.manifest.graphs if graph.role == KV8), None)
@@ -119,11 +162,15 @@ def attends_to_bytes(bundle: Bundle) -> bool:
     if path is None or kernels is None:
         return False
     try:
-        found = path.stat()
-        changed = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        return _attends_to_bytes(path, changed, tuple(bundle.manifest.kv.layers), kernels)
+        return _attends_to_bytes(path, _changed(path), tuple(bundle.manifest.kv.layers), kernels)
     except (OSError, DecodeError, *STRANGE):
         return False  # whoever opens it says why
+
+
+def _changed(path: Path) -> tuple[int, ...]:
+    """What is another one when a file was changed."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @lru_cache(8)
@@ -191,6 +238,11 @@ def _start(tensor: Any, kind: int, sizes: list[int]) -> int | None:
     return int(where["offset"]) if where["location"] == WEIGHTS else None
 
 
+def _make_ours(product: Any) -> None:
+    product.domain = DOMAIN
+    set_inputs(product, [product.input[0], "", "", "", "", *product.input[G_IDX + 1 :]])
+
+
 def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights) -> list[NDArray[np.uint8]]:
     """Let products of a graph be ours, and drop the weights that they read; the packed ones are returned."""
     made: list[NDArray[np.uint8]] = []
@@ -198,8 +250,7 @@ def _take(graph: Any, products: list[tuple[Any, Matrix]], packed: PackedWeights)
         array, layout = packed.matrix(matrix)
         node.attribute.add(name=MATRIX, i=len(made), type=INT)
         made.append(array)
-        node.domain = DOMAIN
-        set_inputs(node, [node.input[0], "", "", "", "", *node.input[G_IDX + 1 :]])
+        _make_ours(node)
         node.attribute.add(name="half", i=int(layout.half), type=INT)
         node.attribute.add(name="zero_points", i=int(layout.zero_points), type=INT)
     read = set(read_by(graph))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 OFF = "off"
 POLICIES = Registry(__name__, "skip policy")
 """By name. A policy's file has `make(bundle, setting)`, where the setting is what stands after the colon. TRAITS: how
-it is `asked` for."""
+it is `asked` for, and whether it leaves out `halves` of layers."""
 
 
 def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
@@ -29,6 +29,12 @@ def make_policy(asked: str, bundle: Bundle) -> SkipPolicy | None:
     name, _, setting = asked.partition(":")
     policy: SkipPolicy = POLICIES[name].load().make(bundle, setting)
     return policy
+
+
+def of_halves(asked: str) -> bool:
+    """Whether the policy that is asked for leaves out halves of layers."""
+    name = asked.partition(":")[0]
+    return name in POLICIES and bool(POLICIES[name].traits.get("halves"))
 
 
 def check_name(asked: str) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import SKIP
+from edge.runtime.skip.units import LEAST, InUnits
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -86,17 +87,20 @@ def middle(bundle: Bundle, *, parts: Sequence[str] = ("layers",), what: str) -> 
     """
     segments = bundle.manifest.segments
     found = [i for i, segment in enumerate(segments) if segment.part in parts]
+    name, layers = bundle.manifest.name, bundle.manifest.dims.num_layers
+    if not segments and layers < LEAST:
+        raise InputError(f"{name} has {layers} layers; the first and the last one always run, so none can be skipped.")
     if not segments:
         raise InputError(
-            f"{bundle.manifest.name} has no segments, so nothing can be skipped; export it with --segments N or ffn."
+            f"{name} has no segments, which skipping needs where edge_kernels cannot leave out its layers; export it "
+            "with --segments N or ffn."
         )
-    if all(graph.role != SKIP for graph in bundle.manifest.graphs):
+    if not isinstance(bundle, InUnits) and all(graph.role != SKIP for graph in bundle.manifest.graphs):
         raise InputError(
             f"The segments of {bundle.manifest.name} are files as edge wrote them earlier; export the model again."
         )
     if not found:
         other = "--segments ffn" if "feed_forward" in parts else "--segments N"
-        name = bundle.manifest.name
         raise InputError(f"{what} skips other parts than the segments of {name}; export it with {other}.")
     return found
 

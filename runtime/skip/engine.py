@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from edge.bundle import Bundle
 from edge.errors import BundleError, InputError
-from edge.manifest import SKIP
+from edge.manifest import FLOAT32, SKIP
 from edge.runtime.engine.binding import KEPT_STEP, StepBuffers
 from edge.runtime.engine.cache import KVCache, check_memory
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.tree import Tree
 from edge.runtime.engine.variant import Variant
-from edge.runtime.providers.base import Buffer, Provider
+from edge.runtime.providers.base import Buffer, Provider, Session
+from edge.runtime.providers.kernel_units import Units, of_all
 from edge.runtime.skip.base import Route, SkipPolicy, all_units
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.step import SegmentsBinding, SegmentStep
+from edge.runtime.skip.units import InUnits
+
+_log = logging.getLogger(__name__)
 
 
 class SegmentedEngine(Engine):
-    """An `Engine` that runs a bundle's graph `skip` instead of the whole one.
-
-    The variant's policy says which of its units run in each step.
+    """An `Engine` over units, of which the variant's policy says which run in each step: those of the decoder's graph
+    where our kernels leave them out (`InUnits`), else of the bundle's graph `skip`.
     """
 
     def __init__(self, bundle: Bundle, variant: Variant, provider: Provider | None = None) -> None:
@@ -33,13 +37,33 @@ class SegmentedEngine(Engine):
         segments = bundle.manifest.segments
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
-        super().__init__(bundle, dataclasses.replace(variant, role=SKIP), provider)
+        self._routed = isinstance(bundle, InUnits)  # by an input of the graph of all layers, else by one of branches
+        super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
+                path = bundle.path(bundle.manifest.graph(self.variant.role).path)
                 raise BundleError(
-                    f"{bundle.path(bundle.manifest.graph(SKIP).path)} does not show what unit {unit} reads, which the "
-                    "bundle's routers decide by; export the model again."
+                    f"{path} does not show what unit {unit} reads, which the bundle's routers decide by; export the "
+                    "model again."
                 )
+
+    def _open(self) -> Session:
+        if not self._routed:
+            return super()._open()
+        units = Units(tuple(self.bundle.manifest.segments), tuple(self.policy.watched))
+        try:
+            return self.provider.open(self.bundle, self.variant.role, units=units)
+        except BundleError:  # the kernels cannot be used, which was said
+            assert isinstance(self.bundle, InUnits)
+            if not self.bundle.guarded or self.plan is not None:
+                raise
+        self._routed = False
+        if self.kv.dtype != FLOAT32:
+            name = self.bundle.manifest.name
+            _log.warning("The KV cache of %s is in %s instead of %s.", name, FLOAT32, self.kv.dtype)
+        self.variant = dataclasses.replace(self.variant, role=SKIP, kv=FLOAT32)
+        self.kv = dataclasses.replace(self.kv, dtype=FLOAT32)
+        return super()._open()
 
     @property
     def supports_batching(self) -> bool:
@@ -55,10 +79,10 @@ class SegmentedEngine(Engine):
         return cache
 
     def make_cache(self, rows: int, cross: Cross | None = None) -> SegmentedCache:
-        spare, placed = int(self.pads), "key_positions.0" in self.session.inputs
-        kv = self.bundle.manifest.kv
-        check_memory(kv, rows, remote=self.remote)
-        return SegmentedCache(self.provider, kv, rows, self._layers, cross, spare, self.pads, placed)
+        spare = int(self.pads)
+        placed = not self.session.inputs.isdisjoint(("key_positions.0", of_all("key_positions")))
+        check_memory(self.kv, rows, remote=self.remote)
+        return SegmentedCache(self.provider, self.kv, rows, self._layers, cross, spare, self.pads, placed)
 
     def weight(self, unit: int) -> float:
         """How many layers a unit is; a half counts half."""

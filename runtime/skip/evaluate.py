@@ -18,6 +18,7 @@ from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
 from edge.runtime.skip import OFF, make_policy
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.units import as_asked
 
 ROUNDS = 5  # of timed decoding, each engine's in turns, so that a drift of the machine's speed meets both
 TIMED = 32  # tokens of a round
@@ -90,13 +91,15 @@ def measure(
         raise InputError(f"A prompt of {given} tokens leaves nothing of windows of {window} to predict.")
     texts = [text for text in texts if len(text) >= given + 2]
     provider = provider or open_provider(AUTO, manifest=bundle.manifest)
-    policies = [make_policy(skip, bundle) for skip in skips]  # what is wrong with any is said before the first is run
+    bundles = [as_asked(bundle, skip, OFF, provider) for skip in skips]
+    # What is wrong with any is said before the first is run.
+    policies = [make_policy(skip, each) for skip, each in zip(skips, bundles, strict=True)]
     whole = Engine(bundle, Variant(context=window), provider)
     found = []
     for i, (skip, policy) in enumerate(zip(skips, policies, strict=True)):
         if policy is None:
             raise InputError(f"{OFF} is what policies are measured beside; name a policy.")
-        engine = SegmentedEngine(bundle, Variant(context=window, policy=policy), provider)
+        engine = SegmentedEngine(bundles[i], Variant(context=window, policy=policy), provider)
 
         def advance(done: int, total: int, i: int = i) -> None:
             if progress is not None:

@@ -20,7 +20,7 @@ from edge.runtime.skip.prompt import PromptPolicy
 
 NAME = "ffn"
 HELP = "the share R of feed-forward blocks that change the prompt least"
-TRAITS = {"asked": "ffn:R"}
+TRAITS = {"asked": "ffn:R", "halves": True}
 
 CHOICE = 1.5  # candidates for each block that is left out
 

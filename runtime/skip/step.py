@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
 from edge.runtime.engine.tree import Tree
 from edge.runtime.providers.base import Buffer, Session
+from edge.runtime.providers.kernel_units import ROUTE, of_all
 from edge.runtime.skip.base import Route
 from edge.runtime.skip.cache import SegmentedCache
 
@@ -34,6 +35,9 @@ class SegmentsBinding(CacheBinding):
         # What each token attends to, by unit, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
         biases = [name for name in (f"attention_bias.{u}" for u in range(units)) if name in self.names]
         self.bias = {name: provider.allocate((1, 1, maximum, cache.rows), np.float32) for name in biases}
+        # The same of all units together, [U, 1, S, rows], where one input says what they attend to.
+        together = of_all("attention_bias") in self.names
+        self.biases = provider.allocate((units, 1, maximum, cache.rows), np.float32) if together else None
         self._masked = False  # whether a bias was written
         # The residual stream [1, S, H] that each watched unit reads: x, and what is added to it.
         self._stream: dict[str, NDArray[np.float32]] = {}
@@ -45,6 +49,15 @@ class SegmentsBinding(CacheBinding):
                     f"total_sequence_length.{u}": provider.part(cache.counts, (), u),
                 }
             )
+        self.share(
+            {
+                ROUTE: runs,
+                of_all("seqlens_k"): provider.part(cache.counts, (units, 1), units),
+                of_all("total_sequence_length"): provider.part(cache.counts, (units,)),
+            }
+        )
+        if len(cache.places):
+            self.share({of_all("key_positions"): provider.adopt(cache.places)})
         for u, places in enumerate(cache.places):
             self.share({f"key_positions.{u}": provider.adopt(places)})
         for name in (f"at.{u}.{part}" for u in watched for part in ("x", "added")):
@@ -68,11 +81,17 @@ class SegmentsBinding(CacheBinding):
         tree."""
         if tree is None:
             if self._masked:
-                for written in self.bias.values():
+                for written in [*self.bias.values(), *([] if self.biases is None else [self.biases])]:
                     written.array[:] = 0
             self._masked = False
             return
         self._masked = True
+        if self.biases is not None:
+            rows = cache.rows
+            together = self.biases.array.reshape(-1)[: len(cache.layers) * size * rows].reshape(-1, size, rows)
+            for unit in route:
+                together[unit, :, : cache.held[unit]] = tree.bias[:, cache.ran[unit, : cache.length]]
+            return
         for unit in route:
             bias = self.bias.get(f"attention_bias.{unit}")  # a feed-forward block has none
             if bias is not None:
@@ -101,6 +120,9 @@ class SegmentStep(StepBuffers):
         self.inputs = {name: buffer for name, buffer in self.inputs.items() if name in bound.names}
         for name, bias in bound.bias.items():
             self.inputs[name] = cache.provider.part(bias, (1, 1, size, cache.rows))
+        if bound.biases is not None:
+            units = len(cache.layers)
+            self.inputs[of_all("attention_bias")] = cache.provider.part(bound.biases, (units, 1, size, cache.rows))
 
     def run(
         self, cache: SegmentedCache, route: Route, tree: Tree | None, shared: SegmentsBinding | None = None

@@ -157,6 +157,12 @@ def parts_of_model(name: str, bundle: Bundle) -> SkipPolicy | None:
     return cast("SkipPolicy", entry.load().policy(bundle, argument))
 
 
+def runs_units(name: str) -> bool:
+    """Whether a drafter runs parts of the decoder; of one that does not exist, no."""
+    entry = DRAFTERS.get(name.partition("=")[0])
+    return entry is not None and bool(entry.traits.get("segments"))
+
+
 def chosen(name: str, bundle: Bundle) -> str:
     """What drafts for a bundle where `name` is asked for: ``auto`` is ``off`` for an encoder-decoder; InputError where
     there is no such drafter, or it does not serve the bundle."""

@@ -5,7 +5,8 @@ layers, `edge.runtime.speculate.layers` says. Drafting runs on the answer's own 
 rows that the whole model wrote, and write rows of drafted tokens after them, which are dropped before the draft is
 checked. The step that checks it runs all layers over the same places, so that no row of a draft is ever read by it.
 
-The engine is one over the bundle's graph `skip`, in units that drafts leave out.
+The engine is one over units that drafts leave out: of the graph of all layers where our kernels run it, else of the
+bundle's graph `skip`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from edge.runtime.memory.footprint import GRAPH
 from edge.runtime.skip.base import AllLayers, middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import PRIORS, written
 
 NAME = "self"
-HELP = "what the model says with some of its layers left out, over a bundle's segments"
+HELP = "what the model says with some of its layers left out"
 TRAITS = {"serves": ("decoder",), "asked": "self[=LAYERS]", "segments": True}
 
 PART = 2**18  # bytes of each branch of the graph: thirty of SmolLM2 had 175 kB each next to the whole one
@@ -41,10 +43,12 @@ PART = 2**18  # bytes of each branch of the graph: thirty of SmolLM2 had 175 kB 
 def nbytes(setting: Setting) -> int:
     """Bytes that the graph of all units takes beyond the whole one, and of the rows that a trial puts aside."""
     policy(setting.bundle, setting.argument)  # or what is wrong with it, in a sentence
-    manifest = setting.bundle.manifest
+    manifest, aside = setting.bundle.manifest, WINDOW * setting.bundle.manifest.kv.bytes_per_token
+    if isinstance(setting.bundle, InUnits):
+        return aside
     sizes = {file.path: file.size for file in manifest.files}
     more = max(0, sizes[manifest.graph(SKIP).path] - sizes[manifest.graph("decoder").path])
-    return (len(manifest.segments) - 1) * PART + GRAPH * more + WINDOW * manifest.kv.bytes_per_token
+    return (len(manifest.segments) - 1) * PART + GRAPH * more + aside
 
 
 def make(setting: Setting) -> SelfDraft:

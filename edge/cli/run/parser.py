@@ -189,7 +189,7 @@ def add_arguments(parser: Parser) -> None:
         "text and speech. --no-exact is faster, and once in a while a word differs"
     )
     add("--exact", exact, action=argparse.BooleanOptionalAction)
-    skipped = "which layers are skipped, of a bundle with segments: off (default), %(names)s"
+    skipped = "which layers are skipped: off (default), %(names)s"
     listed(add("--skip POLICY", skipped, default=OFF), POLICIES)
     add("--batch N", "with --lines: prompts answered in parallel (default: 8; with --memory: 1)", int)
 

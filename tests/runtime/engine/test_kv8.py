@@ -285,7 +285,7 @@ def test_the_memory_model_knows_what_large_steps_unpack(planned: Bundle) -> None
     "options, said",
     [
         (["--kv", "int4"], "There is no KV cache in 'int4'; choose auto, float32 or int8."),
-        (["--kv", "int8", "--skip", "unified:0.2"], "no segments"),
+        (["--kv", "int8", "--skip", "unified:0.2"], "has 2 layers"),
     ],
 )
 def test_what_cannot_be_kept_is_said_in_a_sentence(

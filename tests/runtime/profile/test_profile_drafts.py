@@ -107,7 +107,7 @@ def test_a_tree_is_right_at_a_position_where_any_of_its_branches_is() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("self=exit", "tiny-llama has no segments"), ("self", "tiny-llama has no segments"),
+    [("self=exit", "tiny-llama has 2 layers"), ("self", "tiny-llama has 2 layers"),
      ("model=no-such.edge", "There is no bundle at no-such.edge")],
 )  # fmt: skip
 def test_a_drafter_that_the_bundle_cannot_have_is_refused_before_anything_is_loaded(

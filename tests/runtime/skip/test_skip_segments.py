@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from decoder_configs import BASE, LONG, PREFILL, rope
 from graph_harness import tiny_model
 from skip_models import segmented, skipping_logits, torch_model, windowed_skipping_logits
-from texts import SENTENCES
 from transformers import AutoConfig
 
 import edge
@@ -60,24 +58,6 @@ def assert_units_are_the_whole_graph(bundle: Bundle) -> None:
 def test_all_units_are_the_whole_graph_bit_for_bit(by_layer: Bundle, by_half: Bundle) -> None:
     for bundle in (by_layer, by_half):
         assert_units_are_the_whole_graph(bundle)
-
-
-def export_only(source: Path, target: Path, **options: Any) -> Bundle:
-    """An export without what takes time and is no part of the graphs, such as 12,000 tokens of calibration."""
-    text = " ".join(SENTENCES)
-    return edge.export(source, target, check=False, candidates=False, draft_text=0, calibration=text, **options)
-
-
-@pytest.fixture(scope="module", params=["int8", "int4"])
-def quantized(
-    request: pytest.FixtureRequest, six_layers: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Bundle]]:
-    """The model's bundles in the weights of published figures: without units, in layers, in half-layers."""
-    folder, threads = tmp_path_factory.mktemp(request.param), torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other on a busy machine
-    made: list[tuple[str, int | str | None]] = [("whole", None), ("layers", 1), ("halves", "ffn")]
-    yield [export_only(six_layers, folder / f"{n}.edge", weights=request.param, segments=s) for n, s in made]
-    torch.set_num_threads(threads)
 
 
 def test_all_units_are_the_whole_quantized_graph_bit_for_bit(quantized: list[Bundle]) -> None:

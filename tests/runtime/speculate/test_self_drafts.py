@@ -192,7 +192,7 @@ def test_profiling_drafters_measures_it_over_the_segments(
 
 
 def test_what_cannot_be_asked_is_said_in_a_sentence(by_layer: Bundle, by_half: Bundle, tiny_bundle: Bundle) -> None:
-    with pytest.raises(InputError, match=r"tiny-llama has no segments, .* export it with --segments"):
+    with pytest.raises(InputError, match=r"tiny-llama has 2 layers; the first and the last one always run"):
         load(tiny_bundle.root, speculate="self")
     with pytest.raises(InputError, match=r"The drafter self skips layers .* --skip unified:0.3 does not run"):
         load(by_layer.root, speculate="self", skip="unified:0.3")

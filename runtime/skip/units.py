@@ -1,0 +1,79 @@
+"""Bundles whose decoder our kernels run in units, without a graph of its own for that."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edge.bundle import Bundle
+from edge.manifest import SKIP, Segment
+from edge.runtime.providers import AUTO, BEST, provider_name
+from edge.runtime.skip import OFF, of_halves
+from edge.runtime.speculate.base import runs_units
+
+if TYPE_CHECKING:
+    from edge.runtime.providers.base import Provider
+
+DECODER = "decoder"  # the role of a graph
+HALVES = "feed_forward"
+LEAST = 3  # layers, of which the first and the last one always run
+
+
+@dataclass(frozen=True)
+class InUnits(Bundle):
+    """A bundle whose decoder runs in the manifest's `segments` by our kernels, whatever its graphs are.
+
+    guarded: whether its graph `skip` is in the same units.
+    """
+
+    guarded: bool = False
+
+
+def as_asked(
+    bundle: Bundle,
+    skip: str,
+    speculate: str,
+    provider: str | Provider = BEST,
+    threads: int | None = None,
+    strict: bool | None = None,
+) -> Bundle:
+    """The bundle `in_units`, where a policy or a drafter needs them. threads, strict: that ``auto`` is chosen with."""
+    if skip == OFF and not runs_units(speculate):
+        return bundle
+    if provider == AUTO:
+        from edge.runtime.engine.measured import best_provider
+
+        provider = best_provider(bundle, threads, strict)
+    return in_units(bundle, provider, halves=of_halves(skip))
+
+
+def in_units(bundle: Bundle, provider: str | Provider = BEST, *, halves: bool = False) -> Bundle:
+    """The bundle in units, where our kernels run its decoder on this provider; else as it is.
+
+    The units are the bundle's own segments, where it has some. halves: those of feed-forward blocks, in any case; a
+    bundle without segments is in units of a layer each otherwise.
+    """
+    from edge.runtime.providers.kernel_graph import runs_in_units
+    from edge.runtime.providers.kernel_units import Units
+
+    ours = provider_name(provider) == BEST and (isinstance(provider, str) or getattr(provider, "own_kernels", False))
+    if isinstance(bundle, InUnits) or not ours:
+        return bundle
+    segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
+    guarded = any(graph.role == SKIP for graph in bundle.manifest.graphs)
+    if not segments or (halves and all(segment.part != HALVES for segment in segments)):
+        segments, guarded = spans(layers, HALVES if halves else 1), False
+    if layers < LEAST or not runs_in_units(bundle, DECODER, Units(tuple(segments))):
+        return bundle
+    return InUnits(bundle.root, dataclasses.replace(bundle.manifest, segments=segments), guarded)
+
+
+def spans(layers: int, unit: int | str) -> list[Segment]:
+    """The first and the last layer, and units of so many layers each, or of halves of layers, between them."""
+    middle = range(1, layers - 1)
+    if isinstance(unit, int):
+        found = [Segment("layers", list(middle[at : at + unit])) for at in range(0, len(middle), unit)]
+    else:
+        found = [Segment(part, [i]) for i in middle for part in ("attention", HALVES)]
+    return [Segment("start", [0]), *found, Segment("end", [layers - 1])]

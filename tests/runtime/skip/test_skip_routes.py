@@ -1,0 +1,320 @@
+"""Routes: our kernels leave out units of any decoder by one input, as a graph with a guard for each does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from encoder_decoder_harness import tiny_model
+from skip_models import in_units as write_units
+from transformers import T5Config
+from unigram_tokenizers import SENTENCES, save_tokenizer
+
+import edge
+from edge.bundle import Bundle
+from edge.manifest import INT8, KV8, SKIP, Segment
+from edge.runtime.engine.engine import Engine
+from edge.runtime.engine.variant import Variant
+from edge.runtime.load import open_engine
+from edge.runtime.model import Model
+from edge.runtime.providers.kernel_units import Units, take_units
+from edge.runtime.providers.kernels import find_kernels
+from edge.runtime.skip.base import AllLayers
+from edge.runtime.skip.cache import SegmentedCache
+from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.units import InUnits, in_units, spans
+from edge.runtime.text.tokenizer import Text
+
+LAYERS = 6  # of the small model
+STEPS = [37, 1, 1, 5, 1, 2, 16]
+QUESTIONS = ["The moon changes its shape", "A train leaves at nine", "Why?"]
+
+
+@pytest.fixture(autouse=True)
+def kernels() -> None:
+    if find_kernels() is None:
+        assert "EDGE_TEST_KERNELS_REQUIRED" not in os.environ, "they must be built, and run here"
+        pytest.skip("edge-lm-kernels is not installed, or this processor cannot run it")
+
+
+def over(bundle: Bundle, context: int = 64, **more: Any) -> SegmentedEngine:
+    return SegmentedEngine(bundle, Variant(policy=AllLayers(bundle), context=context, **more))
+
+
+def routed(bundle: Bundle, *, halves: bool = False, **more: Any) -> SegmentedEngine:
+    found = in_units(bundle, halves=halves)
+    assert isinstance(found, InUnits)
+    return over(found, **more)
+
+
+def same_steps(a: Engine, b: Engine) -> None:
+    """Bit for bit, in steps of many sizes."""
+    one, other, rng = a.new_cache(), b.new_cache(), np.random.default_rng(0)
+    for size in STEPS:
+        tokens = rng.integers(3, 300, size)
+        for rows in (np.arange(size), None):
+            assert np.array_equal(a.step(one, tokens, rows), b.step(other, tokens, rows)), size
+            if rows is not None:
+                for cache in (one, other):
+                    cache.truncate(cache.length - size)
+    assert np.array_equal(a.choose(one, tokens[:1]), b.choose(other, tokens[:1]))
+
+
+def test_the_whole_route_is_the_whole_graph_of_a_bundle_without_segments(quantized: list[Bundle]) -> None:
+    whole, layers, halves = quantized
+    assert not whole.manifest.segments
+    same_steps(routed(whole), open_engine(whole, context=64))
+    same_steps(routed(whole, halves=True), open_engine(whole, context=64))
+    for bundle in (layers, halves):  # those that it has of its own
+        assert in_units(bundle).manifest.segments == bundle.manifest.segments
+        same_steps(routed(bundle), open_engine(bundle, context=64))
+
+
+def test_the_same_over_keys_and_values_in_int8(quantized: list[Bundle]) -> None:
+    engine = routed(quantized[0], role=KV8, kv=INT8)
+    same_steps(engine, open_engine(quantized[0], context=64, kv=INT8))
+    assert engine.new_cache().memory[0][0].dtype == np.int8
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_route_leaves_out_what_guards_do(quantized: list[Bundle], halves: bool) -> None:
+    """Random routes, steps of many sizes, and roll-backs: the same logits and the same rows, bit for bit."""
+    bundle = quantized[2 if halves else 1]
+    guards, routes = over(bundle, 128), routed(quantized[0], halves=halves, context=128)
+    units = guards.everything
+    assert routes.everything == units and guards.variant.role == SKIP
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        caches = [engine.new_cache() for engine in (guards, routes)]
+        for _ in range(14):
+            if rng.random() < 0.3 and caches[0].length > 3:
+                kept = int(rng.integers(1, caches[0].length))
+                for cache in caches:
+                    cache.truncate(kept)
+            size = int(rng.choice([1, 1, 1, 2, 5, 9]))
+            out, tokens = [i for i in units[1:-1] if rng.random() < 0.5], rng.integers(3, 300, size)
+            found = []
+            for engine, cache in zip((guards, routes), caches, strict=True):
+                with engine.through(cache, engine.leaving_out(out)):
+                    found.append(engine.step(cache, tokens, np.arange(size)).copy())
+            assert np.array_equal(*found), (seed, out)
+        a, b = caches
+        assert isinstance(a, SegmentedCache) and isinstance(b, SegmentedCache) and np.array_equal(a.held, b.held)
+        for unit, layers in enumerate(a.layers):
+            for one, other in ((a.buffers[i], b.buffers[i]) for i in layers):
+                for left, right in zip(one, other, strict=True):
+                    assert np.array_equal(left[:, :, : a.held[unit]], right[:, :, : a.held[unit]])
+
+
+def test_a_layer_that_no_token_runs_through_keeps_its_rows_as_they_are(quantized: list[Bundle]) -> None:
+    engine = routed(quantized[0])
+    cache = engine.new_cache()
+    engine.step(cache, np.arange(20, 30))
+    before = [(key.copy(), value.copy()) for key, value in cache.buffers]
+    with engine.through(cache, engine.leaving_out([2, 3])):
+        for token in range(40, 50):
+            engine.step(cache, np.array([token]))
+    same = [all(map(np.array_equal, now, then)) for now, then in zip(cache.buffers, before, strict=True)]
+    assert same == [False, False, True, True, False, False]
+
+
+def answers(bundle: Bundle, skip: str, **options: Any) -> list[list[int]]:
+    model = edge.load(bundle.root, skip=skip, context=256, **options)
+    assert isinstance(model, Model) and isinstance(model.engine.bundle, InUnits) is (skip != "off")
+    return [model.generate(question, max_tokens=12).token_ids for question in QUESTIONS]
+
+
+def guarded(bundle: Bundle, skip: str, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The same with a guard for each unit, whose keys and values are in float32."""
+    with monkeypatch.context() as patch:
+        patch.setattr("edge.runtime.load.as_asked", lambda bundle, *given: bundle)
+        model = edge.load(bundle.root, skip=skip, context=256)
+        assert isinstance(model, Model) and model.engine.variant.role == SKIP
+        return [model.generate(question, max_tokens=12).token_ids for question in QUESTIONS]
+
+
+@pytest.mark.parametrize(
+    ("skip", "segments"), [("unified:0.34", 1), ("skipdecode:2-5", 1), ("ffn:0.34", 2), ("unified:0.34", 2)]
+)
+def test_policies_need_no_segments_and_say_what_they_say_with_guards(
+    quantized: list[Bundle], skip: str, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, with_segments = quantized[0], quantized[segments]
+    found = answers(whole, skip, kv="float32")
+    assert found == guarded(with_segments, skip, monkeypatch)
+    assert found != answers(whole, "off", kv="float32")
+    assert answers(whole, skip, kv="int8") == answers(with_segments, skip, kv="int8")
+
+
+def test_prompts_side_by_side_run_the_same_layers_as_alone(quantized: list[Bundle]) -> None:
+    for skip in ("unified:0.34", "skipdecode:2-5"):
+        for kv in ("float32", "int8"):
+            model = edge.load(quantized[0].root, kind=Model, skip=skip, context=256, kv=kv)
+            alone = [model.generate(question, max_tokens=12).token_ids for question in QUESTIONS]
+            found = model.generate_all(QUESTIONS, max_tokens=12)
+            assert [each.token_ids for each in found] == alone, (skip, kv)
+
+
+@pytest.mark.parametrize("drafter", ["self", "self=exit", "self=2,3", "lookup"])
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_drafts_of_parts_of_the_model_need_no_segments(quantized: list[Bundle], drafter: str, kv: str) -> None:
+    plain = edge.load(quantized[0].root, kind=Model, speculate="off", context=256, kv=kv)
+    model = edge.load(quantized[0].root, kind=Model, speculate=drafter, context=256, kv=kv)
+    assert isinstance(model.engine, SegmentedEngine) is drafter.startswith("self")
+    for question in QUESTIONS:
+        wanted = plain.generate(question, max_tokens=24).token_ids
+        assert model.generate(question, max_tokens=24).token_ids == wanted
+
+
+@pytest.mark.parametrize("skip", ["unified:0.34", "skipdecode:2-5", "ffn:0.34"])
+def test_a_chats_next_turn_does_not_see_what_the_last_answer_skipped(quantized: list[Bundle], skip: str) -> None:
+    model = edge.load(quantized[0].root, kind=Model, skip=skip, context=512, speculate="off")
+    chat, greedy = model.chat(), edge.GenerateOptions(max_tokens=8, circles="allow")
+    for question in QUESTIONS[:2]:
+        answer = chat.generate(question, greedy)
+        prompt, cache = chat._cached[: answer.prompt_tokens], model.engine.new_cache()
+        cache.prompt = len(prompt)
+        logits, ids = model.engine.step(cache, np.array(prompt)), list[int]()
+        for _ in answer.token_ids:
+            ids.append(int(logits[-1].argmax()))
+            logits = model.engine.step(cache, np.array(ids[-1:]))
+        assert ids == answer.token_ids
+        assert isinstance(cache, SegmentedCache) and cache.held.min() < cache.length, "layers were left out"
+
+
+def test_a_route_for_another_number_of_units_is_refused(quantized: list[Bundle]) -> None:
+    engine = routed(quantized[0])
+    cache, provider = engine.new_cache(), engine.provider
+    engine.step(cache, np.arange(5))
+    for units in (LAYERS - 1, LAYERS + 1, 0):
+        binding = engine._bind(cache, 1)
+        binding.share({"units.run": provider.adopt(np.ones(units, np.bool_))})
+        step = engine._make_step(cache, 1, 1, engine._outputs_for(cache, 1, "logits"))
+        with pytest.raises(Exception, match=r"units\.run"):
+            step.run(cache, engine.everything, None, binding)
+
+
+def test_a_bundle_that_cannot_run_in_units_says_how_it_can(
+    quantized: list[Bundle], onnxruntimes_kernels: None
+) -> None:
+    with pytest.raises(edge.InputError, match="has no segments, which skipping needs where"):
+        edge.load(quantized[0].root, skip="unified:0.34")
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
+    """A gated T5 of four decoder layers in int8, without segments, in layers, and in half-layers."""
+    folder = tmp_path_factory.mktemp("t5")
+    tokenizer = save_tokenizer(folder / "tiny-t5", ["<pad>", "</s>", "<unk>"], "$A </s>")
+    sizes: dict[str, Any] = {"d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 1, "num_decoder_layers": 4}
+    sizes |= {"num_heads": 4, "feed_forward_proj": "gated-gelu"}
+    ways: list[int | str | None] = [None, 1, "ffn"]
+    source, config = folder / "tiny-t5", T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)
+    tiny_model(config).save_pretrained(source)
+    return [edge.export(source, folder / f"{way}.edge", weights="int8", segments=way, check=False) for way in ways]
+
+
+@pytest.mark.parametrize("skip", ["unified:0", "unified:0.25", "ffn:0.25"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_encoder_decoders_search_with_beams_as_with_guards(
+    t5: list[Bundle], skip: str, beams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(bundle: Bundle, skip: str) -> list[list[int]]:
+        model = edge.load(bundle.root, kind=edge.Text2Text, skip=skip)
+        return [model.generate(text, beams=beams, max_tokens=10).token_ids for text in SENTENCES]
+
+    found = said(t5[0], skip)
+    if skip == "unified:0":
+        assert found == said(t5[0], "off")
+    monkeypatch.setattr("edge.runtime.load.as_asked", lambda bundle, *given: bundle)
+    assert found == said(t5[2 if skip.startswith("ffn") else 1], skip)
+
+
+def test_routers_decide_as_with_guards(
+    quantized: list[Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(quantized[1].root, tmp_path / "routed.edge"))
+    width = quantized[1].manifest.dims.hidden_size
+    routers = np.random.default_rng(5).standard_normal((LAYERS - 2, width + 1))
+    bundle = write_units(dataclasses.replace(quantized[1], root=root), 1, routers)
+    found = []
+    for guards in (False, True):
+        if guards:
+            monkeypatch.setattr("edge.runtime.load.as_asked", lambda bundle, *given: bundle)
+        engine = open_engine(bundle, skip="first:skip=2", context=256, kv="float32")
+        assert isinstance(engine, SegmentedEngine) and isinstance(engine.bundle, InUnits) is not guards
+        model = Model(engine.bundle, engine, Text(bundle))
+        found.append([model.generate(question, max_tokens=12).token_ids for question in QUESTIONS])
+    assert found[0] == found[1]
+
+
+def test_kernels_that_cannot_be_used_leave_the_way_with_guards(
+    quantized: list[Bundle], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edge.runtime.providers.kernel_graph.packed_weights", full)
+    with pytest.raises(edge.BundleError, match="cannot be used here; it runs without --skip"):
+        open_engine(quantized[0], skip="unified:0.34", kv="int8")
+    engine = open_engine(quantized[1], skip="unified:0.34", kv="int8")
+    assert (engine.variant.role, engine.new_cache().memory[0][0].dtype) == (SKIP, np.float32)
+    assert "is in float32 instead of int8" in caplog.text
+    engine.step(engine.new_cache(), np.arange(5))
+
+
+def test_graphs_that_are_not_as_exporters_write_them_are_not_taken(quantized: list[Bundle]) -> None:
+    from edge.runtime.providers.graph_check import parse_graph
+
+    path, units = quantized[0].path("graphs/decoder.onnx"), Units(tuple(spans(LAYERS, 1)))
+    pairs = ["attention", "feed_forward"]
+    wrong = [
+        *spans(LAYERS, 1)[:1],
+        *(Segment(part, [1, 2]) for part in pairs),
+        *(Segment(part, [i]) for i in (3, 4) for part in pairs),
+        Segment("end", [LAYERS - 1]),
+    ]
+    with pytest.raises(ValueError, match="halves are not of one layer"):
+        take_units(parse_graph(path).graph, Units(tuple(wrong)))
+    renamed = {
+        "layer.2.feed_forward.x": "elsewhere",
+        "layer.3.attention.added": "layer.2.feed_forward.x.after",
+        "layer.3.attention.x": "seqlens_k.1",
+    }
+    for old, new in renamed.items():
+        graph = parse_graph(path).graph
+        for node in graph.node:
+            for names in (node.input, node.output):
+                for place, name in enumerate(names):
+                    names[place] = new if name == old else name
+        with pytest.raises(ValueError, match="not named|not made in one unit|other names"):
+            take_units(graph, units)
+
+
+def seconds(engine: SegmentedEngine, out: Sequence[int], cache: SegmentedCache) -> float:
+    tokens = np.array([5])
+    with engine.through(cache, engine.leaving_out(out)):
+        began = time.thread_time()
+        for _ in range(4):
+            engine.step(cache, tokens)
+        took = time.thread_time() - began
+    cache.truncate(8)
+    return took
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_half_of_the_layers_take_clearly_less_time_than_all(quantized: list[Bundle]) -> None:
+    """Of a small model, whose layers outside of the route are two of six: less than 0.9 of the time."""
+    engine = routed(quantized[0])
+    cache = engine.new_cache()
+    engine.step(cache, np.arange(8))
+    taken = [[seconds(engine, out, cache) for out in ([], [1, 2, 3, 4])] for _ in range(60)]
+    assert statistics.median(less / whole for whole, less in taken) < 0.9
