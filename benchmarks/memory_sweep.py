@@ -31,6 +31,8 @@ from edge.errors import InputError
 from edge.runtime.engine.variant import kv_dtypes
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, budgets, make_plan, needed
+from edge.runtime.skip import OFF
+from edge.runtime.skip.units import InUnits, as_asked
 from edge.runtime.speculate.base import AUTO, parts_of_model
 
 TOLERANCE = 0.1
@@ -163,7 +165,8 @@ def drafting(bundle: Bundle, drafters: Sequence[str]) -> Iterator[Case]:
 
 def _kinds(bundle: Bundle, drafter: str) -> list[str]:
     """What the KV cache may be in."""
-    return kv_dtypes(bundle, whole=parts_of_model(drafter, bundle) is None)
+    bundle = as_asked(bundle, OFF, drafter)
+    return kv_dtypes(bundle, whole=parts_of_model(drafter, bundle) is None or isinstance(bundle, InUnits))
 
 
 def smallest_budget(bundle: Bundle) -> int:
