@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edge.errors import InputError
 from edge.runtime.decode.answer import INTERRUPTED, FinishReason, never
 from edge.runtime.decode.branches import Branches, Made
-from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES, Circles
+from edge.runtime.decode.circles import ALLOW, AVOID, CIRCLES, Circles, followed
 from edge.runtime.decode.logits_processors import Processor
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
@@ -309,7 +309,7 @@ class _Group:
                 self._add([*self.texts[beam][self.start :], token], value, "stop" if ends else "length")
         self.texts = [[*self.texts[beam], token] for _, beam, token in chosen]
         if self._circles:
-            self._circles = self._followed(chosen)
+            self._circles = followed(self._circles, [(beam, token) for _, beam, token in chosen])
         self.tokens = [token for _, _, token in chosen]
         self.parents = [self.leaves[beam] for _, beam, _ in chosen]
         self.scores = [value for value, _, _ in chosen]
@@ -317,17 +317,6 @@ class _Group:
         self.done = not chosen or self._cannot_improve(found[0][0] if self._grouped else self.scores[0])
         if last and not self.done:
             self.cut("length")
-
-    def _followed(self, chosen: Sequence[Found]) -> list[Circles]:
-        """What follows the texts after what was chosen. The first that continues a text takes over what followed that
-        one, so that little is copied."""
-        found, taken = list[Circles](), set[int]()
-        for _, beam, _ in chosen:
-            found.append(self._circles[beam].copy() if beam in taken else self._circles[beam])
-            taken.add(beam)
-        for circles, (_, _, token) in zip(found, chosen, strict=True):
-            circles.push(token)
-        return found
 
     def _cannot_improve(self, best: float) -> bool:
         options = self._options

@@ -13,7 +13,7 @@ as it is: both change most answers that have a list or a table in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from edge.runtime.options import one_of
 
@@ -105,6 +105,19 @@ class Circles:
             return GRAM
         new = len(self._text) - self._repeated[-1]
         return max(LEAST, min(period + MORE, max(period, LONG), new))
+
+
+def followed(before: Sequence[Circles], chosen: Iterable[tuple[int, int]]) -> list[Circles]:
+    """What follows each text that is one of those `before`, by its place among them, and a token. The first that
+    continues a text takes over what followed that one, so that little is copied."""
+    found, tokens, taken = list[Circles](), list[int](), set[int]()
+    for place, token in chosen:
+        found.append(before[place].copy() if place in taken else before[place])
+        tokens.append(token)
+        taken.add(place)
+    for circles, token in zip(found, tokens, strict=True):
+        circles.push(token)
+    return found
 
 
 def longest_circle(text: Sequence[int]) -> int:
