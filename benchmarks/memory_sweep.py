@@ -29,10 +29,11 @@ from processes import PrivatePeak
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
 from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.load import as_asked
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, budgets, make_plan, needed
 from edge.runtime.skip import OFF
-from edge.runtime.skip.units import InUnits, as_asked
+from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import AUTO, parts_of_model
 
 TOLERANCE = 0.1

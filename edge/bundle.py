@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class Bundle:
 
     root: Path
     manifest: Manifest
+    routed: ClassVar[bool] = False  # whether our kernels leave out layers of its decoder: see `edge.runtime.skip.units`
 
     @cached_property
     def sizes(self) -> dict[str, int]:

@@ -22,9 +22,8 @@ from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
 from edge.runtime.options import shown
-from edge.runtime.providers import provider_name
+from edge.runtime.providers import BEST, provider_name
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip.units import as_asked
 from edge.runtime.speculate.base import check_name
 from edge.targets import CUDA, check_listed, target_for
 
@@ -139,6 +138,29 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
         return make_engine(bundle, variant, options.provider, options.threads, options.strict)
 
     return Loading(bundle, options, variant, Background(make))
+
+
+def as_asked(
+    bundle: Bundle,
+    skip: str,
+    speculate: str,
+    provider: str | Provider = BEST,
+    threads: int | None = None,
+    strict: bool | None = None,
+) -> Bundle:
+    """The bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`. threads,
+    strict: that ``auto`` is chosen with."""
+    from edge.runtime.skip import of_halves
+    from edge.runtime.skip.units import in_units
+    from edge.runtime.speculate.base import runs_units
+
+    if skip == OFF and not runs_units(speculate):
+        return bundle
+    if provider == AUTO:
+        from edge.runtime.engine.measured import best_provider
+
+        provider = best_provider(bundle, threads, strict)
+    return in_units(bundle, provider, halves=of_halves(skip))
 
 
 def _as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:

@@ -21,10 +21,10 @@ from edge.runtime.decode.circles import ALLOW
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.engine.measured import open_for
 from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
-from edge.runtime.load import load
+from edge.runtime.load import as_asked, load
 from edge.runtime.model import Model
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip.units import InUnits, as_asked
+from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import chosen
 from edge.runtime.text2text import Text2Text
 from edge.text_file import lines_of, read_text

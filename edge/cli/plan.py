@@ -42,12 +42,13 @@ def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.engine.measured import best_provider
     from edge.runtime.engine.variant import kv_dtypes
+    from edge.runtime.load import as_asked
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.profile.curve import load_both
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
     from edge.runtime.skip import OFF
-    from edge.runtime.skip.units import InUnits, as_asked
+    from edge.runtime.skip.units import InUnits
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
     from edge.targets import CUDA
 

@@ -170,7 +170,6 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             have; or too little memory.
         BundleError: a file that an option names cannot be read.
     """
-    from edge.runtime.skip.units import InUnits
     from edge.runtime.speculate.base import branches, check_argument
 
     manifest, decoder = bundle.manifest, bundle.manifest.encoder is None
@@ -191,7 +190,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
-    whole = policy is None or isinstance(bundle, InUnits)  # one graph of all layers
+    whole = policy is None or bundle.routed  # one graph of all layers
     trees = policy is None and not exact and branches(speculate, bundle)
     kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)

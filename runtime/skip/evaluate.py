@@ -16,9 +16,9 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.providers import AUTO, open_provider
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip import OFF, make_policy
+from edge.runtime.skip import OFF, make_policy, of_halves
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.skip.units import as_asked
+from edge.runtime.skip.units import in_units
 
 ROUNDS = 5  # of timed decoding, each engine's in turns, so that a drift of the machine's speed meets both
 TIMED = 32  # tokens of a round
@@ -91,7 +91,7 @@ def measure(
         raise InputError(f"A prompt of {given} tokens leaves nothing of windows of {window} to predict.")
     texts = [text for text in texts if len(text) >= given + 2]
     provider = provider or open_provider(AUTO, manifest=bundle.manifest)
-    bundles = [as_asked(bundle, skip, OFF, provider) for skip in skips]
+    bundles = [in_units(bundle, provider, halves=of_halves(skip)) for skip in skips]
     # What is wrong with any is said before the first is run.
     policies = [make_policy(skip, each) for skip, each in zip(skips, bundles, strict=True)]
     whole = Engine(bundle, Variant(context=window), provider)

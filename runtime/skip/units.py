@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from edge.bundle import Bundle
 from edge.manifest import SKIP, Segment
-from edge.runtime.providers import AUTO, BEST, provider_name
-from edge.runtime.skip import OFF, of_halves
-from edge.runtime.speculate.base import runs_units
+from edge.runtime.providers import BEST, provider_name
 
 if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider
@@ -27,25 +25,8 @@ class InUnits(Bundle):
     guarded: whether its graph `skip` is in the same units.
     """
 
+    routed: ClassVar[bool] = True
     guarded: bool = False
-
-
-def as_asked(
-    bundle: Bundle,
-    skip: str,
-    speculate: str,
-    provider: str | Provider = BEST,
-    threads: int | None = None,
-    strict: bool | None = None,
-) -> Bundle:
-    """The bundle `in_units`, where a policy or a drafter needs them. threads, strict: that ``auto`` is chosen with."""
-    if skip == OFF and not runs_units(speculate):
-        return bundle
-    if provider == AUTO:
-        from edge.runtime.engine.measured import best_provider
-
-        provider = best_provider(bundle, threads, strict)
-    return in_units(bundle, provider, halves=of_halves(skip))
 
 
 def in_units(bundle: Bundle, provider: str | Provider = BEST, *, halves: bool = False) -> Bundle:
