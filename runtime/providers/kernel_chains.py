@@ -100,8 +100,9 @@ def _as_one(nodes: list[Any], read: set[str]) -> Any:
     """One node that does what these do. read: what others need of them."""
     parts, passes = ([node for node in nodes if node.op_type == kind] for kind in (PART, EITHER))
     computing = [node for node in nodes if node.op_type not in (PART, EITHER)]
-    # What stands behind a unit is what the unit makes, or what it was handed then.
+    # What stands behind a unit is what the unit makes, or what it was handed then; the first one always runs.
     handed = {node.output[0]: node.input[0] for node in passes}
+    passes = [node for node in passes if UNIT in numbers(node)]
     made = [name for node in (*parts, *computing) for name in node.output if name]
     inside = {*made, *handed}
     taken = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in inside))

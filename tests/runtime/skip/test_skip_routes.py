@@ -129,6 +129,7 @@ def test_a_layer_that_no_token_runs_through_keeps_its_rows_as_they_are(quantized
 def answers(bundle: Bundle, skip: str, **options: Any) -> list[list[int]]:
     model = edge.load(bundle.root, skip=skip, context=256, **options)
     assert isinstance(model, Model) and isinstance(model.engine.bundle, InUnits) is (skip != "off")
+    assert model.engine.variant.role != SKIP
     return [model.generate(question, max_tokens=12).token_ids for question in QUESTIONS]
 
 
@@ -250,7 +251,8 @@ def test_routers_decide_as_with_guards(
         if guards:
             monkeypatch.setattr("edge.runtime.load.as_asked", lambda bundle, *given: bundle)
         engine = open_engine(bundle, skip="first:skip=2", context=256, kv="float32")
-        assert isinstance(engine, SegmentedEngine) and isinstance(engine.bundle, InUnits) is not guards
+        assert isinstance(engine, SegmentedEngine) and engine.policy.watched[0] == 1
+        assert (engine.variant.role == SKIP) is guards
         model = Model(engine.bundle, engine, Text(bundle))
         found.append([model.generate(question, max_tokens=12).token_ids for question in QUESTIONS])
     assert found[0] == found[1]
