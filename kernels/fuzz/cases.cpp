@@ -347,6 +347,7 @@ class Maker {
     Made chain;
     chain.node.op = "Chain";
     std::vector<const Tensor*> made, given, inside;
+    const Tensor* last = nullptr;  // that is made whatever is left out
     for (const Made& link : links)
       for (const Shared& output : link.outputs) {
         if (!output) continue;
@@ -355,8 +356,9 @@ class Maker {
             std::any_of(passes.begin(), passes.end(), [&](auto& pass) { return pass.made == output; });
         const bool left_out = link.node.attributes.count("unit") && !passed;
         made.push_back(output.get()), (!left_out && r.once_in(3) ? given : inside).push_back(output.get());
+        if (!left_out) last = output.get();
       }
-    if (given.empty()) given = {inside.back()}, inside.pop_back();
+    if (given.empty()) given = {last}, inside.erase(std::find(inside.begin(), inside.end(), last));
     const auto units = static_cast<int64_t>(passes.size());
     auto& taken = chain.node.inputs;
     if (units) {
