@@ -114,7 +114,8 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
     """A sentence about what is exported; ExportError where its family is unknown."""
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
-    return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, to {weights}."
+    how = "in the precision that they have" if weights == "keep" else f"to {weights}"
+    return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, {how}."
 
 
 def count_weights(checkpoint: Named) -> int:
