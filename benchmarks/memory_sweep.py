@@ -28,12 +28,10 @@ from processes import PrivatePeak
 
 from edge.bundle import Bundle, open_bundle
 from edge.errors import InputError
-from edge.runtime.engine.variant import kv_dtypes
+from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
 from edge.runtime.load import as_asked
 from edge.runtime.memory.footprint import Demand, MemoryModel
 from edge.runtime.memory.plan import Plan, budgets, make_plan, needed
-from edge.runtime.skip import OFF
-from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import AUTO, parts_of_model
 
 TOLERANCE = 0.1
@@ -166,8 +164,8 @@ def drafting(bundle: Bundle, drafters: Sequence[str]) -> Iterator[Case]:
 
 def _kinds(bundle: Bundle, drafter: str) -> list[str]:
     """What the KV cache may be in."""
-    bundle = as_asked(bundle, OFF, drafter)
-    return kv_dtypes(bundle, whole=parts_of_model(drafter, bundle) is None or isinstance(bundle, InUnits))
+    bundle = as_asked(bundle, LoadOptions(speculate=drafter))
+    return kv_dtypes(bundle, whole=runs_whole(bundle, parts_of_model(drafter, bundle)))
 
 
 def smallest_budget(bundle: Bundle) -> int:

@@ -18,11 +18,11 @@ from edge.manifest import FLOAT32
 from edge.runtime.background import Background
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.fits import check_stated
-from edge.runtime.engine.measured import open_for
+from edge.runtime.engine.measured import best_provider, open_for
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, Variant, choose
 from edge.runtime.keywords import with_keywords
 from edge.runtime.options import shown
-from edge.runtime.providers import BEST, provider_name
+from edge.runtime.providers import provider_name
 from edge.runtime.providers.base import Provider
 from edge.runtime.speculate.base import check_name
 from edge.targets import CUDA, check_listed, target_for
@@ -130,7 +130,7 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
 
     check_name(options.speculate)
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    bundle = _as_asked(bundle, options)
+    bundle = as_asked(bundle, options)
     variant = choose(bundle, options, present=private_bytes())
 
     def make() -> Engine:
@@ -140,31 +140,18 @@ def start(path: str | Path | Bundle, options: LoadOptions = DEFAULTS) -> Loading
     return Loading(bundle, options, variant, Background(make))
 
 
-def as_asked(
-    bundle: Bundle,
-    skip: str,
-    speculate: str,
-    provider: str | Provider = BEST,
-    threads: int | None = None,
-    strict: bool | None = None,
-) -> Bundle:
-    """The bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`. threads,
-    strict: that ``auto`` is chosen with."""
+def as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
+    """The bundle in units, where a policy or a drafter leaves layers out and our kernels can: see `in_units`."""
     from edge.runtime.skip import of_halves
     from edge.runtime.skip.units import in_units
     from edge.runtime.speculate.base import runs_units
 
-    if skip == OFF and not runs_units(speculate):
+    if options.skip == OFF and not runs_units(options.speculate):
         return bundle
+    provider = options.provider
     if provider == AUTO:
-        from edge.runtime.engine.measured import best_provider
-
-        provider = best_provider(bundle, threads, strict)
-    return in_units(bundle, provider, halves=of_halves(skip))
-
-
-def _as_asked(bundle: Bundle, options: LoadOptions) -> Bundle:
-    return as_asked(bundle, options.skip, options.speculate, options.provider, options.threads, options.strict)
+        provider = best_provider(bundle, options.threads, options.strict)
+    return in_units(bundle, provider, halves=of_halves(options.skip))
 
 
 def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
@@ -173,7 +160,7 @@ def open_engine(bundle: Bundle, **keywords: Unpack[LoadKeywords]) -> Engine:
     target = target_for(bundle, provider_name(keywords.get("provider", AUTO)))  # whose graphs have caches of their own
     options = LoadOptions(speculate=OFF, exact=False, kv=FLOAT32 if target is None else AUTO)
     options = dataclasses.replace(options, **keywords)
-    bundle = _as_asked(bundle, options)
+    bundle = as_asked(bundle, options)
     return make_engine(bundle, choose(bundle, options), options.provider, options.threads, options.strict)
 
 

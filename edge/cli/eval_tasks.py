@@ -20,11 +20,10 @@ from edge.runtime.decode.answer import GenerateOptions, Result
 from edge.runtime.decode.circles import ALLOW
 from edge.runtime.decode.text2text_options import Text2TextOptions
 from edge.runtime.engine.measured import open_for
-from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, segments_policy
+from edge.runtime.engine.variant import OFF, LoadOptions, kv_dtypes, runs_whole, segments_policy
 from edge.runtime.load import as_asked, load
 from edge.runtime.model import Model
 from edge.runtime.providers.base import Provider
-from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import chosen
 from edge.runtime.text2text import Text2Text
 from edge.text_file import lines_of, read_text
@@ -145,10 +144,11 @@ def _check_settings(
     Raises:
         InputError: there is no such policy, drafter or KV cache, or the bundle cannot have them together.
     """
-    bundles = [as_asked(bundle, skip, speculate, provider) for skip in skips]
-    policies = [segments_policy(each, skip, chosen(speculate, each)) for skip, each in zip(skips, bundles, strict=True)]
-    whole = all(policy is None or isinstance(each, InUnits) for each, policy in zip(bundles, policies, strict=True))
-    return kv_dtypes(bundle, kv or FLOAT32, whole=whole)[0]
+    def runs(skip: str) -> bool:
+        asked = as_asked(bundle, LoadOptions(skip=skip, speculate=speculate, provider=provider))
+        return runs_whole(asked, segments_policy(asked, skip, chosen(speculate, asked)))
+
+    return kv_dtypes(bundle, kv or FLOAT32, whole=all([runs(skip) for skip in skips]))[0]
 
 
 def _answerer(

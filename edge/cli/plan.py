@@ -41,14 +41,12 @@ def add_arguments(parser: Parser) -> None:
 def command(args: argparse.Namespace) -> None:
     """Show the private memory that a bundle takes, before anything is loaded, and what fits into a budget."""
     from edge.runtime.engine.measured import best_provider
-    from edge.runtime.engine.variant import kv_dtypes
+    from edge.runtime.engine.variant import LoadOptions, kv_dtypes, runs_whole
     from edge.runtime.load import as_asked
     from edge.runtime.memory.plan import budgets, make_exact_plan, make_plan
     from edge.runtime.profile.curve import load_both
     from edge.runtime.providers import AUTO, check_provider, provider_name
     from edge.runtime.providers.threads import default_threads
-    from edge.runtime.skip import OFF
-    from edge.runtime.skip.units import InUnits
     from edge.runtime.speculate.base import check_argument, check_name, parts_of_model
     from edge.targets import CUDA
 
@@ -62,15 +60,15 @@ def command(args: argparse.Namespace) -> None:
 
         plan_device(opened, args.memory, context, args.beams, as_json=args.json)
         return
-    opened = as_asked(opened, OFF, speculate, args.provider)
+    opened = as_asked(opened, LoadOptions(speculate=speculate, provider=args.provider))
     check_argument(speculate, opened)
     parts, decoder = parts_of_model(speculate, opened), opened.manifest.encoder is None
-    whole = parts is None or isinstance(opened, InUnits)  # in one graph
     if context is None and args.memory is None and opened.manifest.text is not None:
         context = min(USUAL, opened.manifest.context)
     provider = best_provider(opened) if args.provider == AUTO else args.provider
-    given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate}
-    given |= {"prefill": parts is None, "kv": kv_dtypes(opened, args.kv, whole=whole, provider=provider)}
+    kv = kv_dtypes(opened, args.kv, whole=runs_whole(opened, parts), provider=provider)
+    given: dict[str, Any] = {"context": context, "branches": args.beams, "speculate": speculate, "kv": kv}
+    given["prefill"] = parts is None
     make = make_exact_plan if decoder else make_plan
     plan = make(opened, args.memory, **given)
     say = partial(print, file=sys.stderr)

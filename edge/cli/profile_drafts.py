@@ -13,6 +13,7 @@ from edge.cli.export import stages
 from edge.cli.tables import console, table
 from edge.errors import InputError
 from edge.registry import Entry
+from edge.runtime.engine.variant import LoadOptions
 from edge.runtime.load import as_asked, open_engine
 from edge.runtime.model import Model
 from edge.runtime.profile.profile import ProfileOptions, settled
@@ -35,9 +36,8 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
         raise InputError(f"{path} is no decoder, and drafters are measured on decoders alone.")
     names = list(dict.fromkeys(drafters))
     if not names:
-        parts = as_asked(bundle, OFF, "self", options.provider, options.threads, options.strict)
-        names = [name for name, drafter in DRAFTERS.items() if _measured(drafter, parts)]
-    asked = {name: as_asked(bundle, OFF, name, options.provider, options.threads, options.strict) for name in names}
+        names = [name for name, drafter in DRAFTERS.items() if _measured(drafter, _with(name, bundle, options))]
+    asked = {name: _with(name, bundle, options) for name in names}
     for name, in_parts in asked.items():
         check_argument(name, in_parts)
     groups = _by_engine(asked)
@@ -75,6 +75,12 @@ def profile_drafts(path: Path, drafters: Sequence[str], options: ProfileOptions,
         rows.add_row(each.drafter, drafted[0], shares, *drafted[1:], f"{each.tokens_per_s:.0f}", gain)
     console().print(rows)
     print("Drafts: steps with any. A step: tokens accepted in it, and ms of drafting. Gain: over plain decoding (off).")
+
+
+def _with(drafter: str, bundle: Bundle, options: ProfileOptions) -> Bundle:
+    """The bundle as it is loaded for a drafter."""
+    own = {name: getattr(options, name) for name in ("provider", "threads", "strict")}
+    return as_asked(bundle, LoadOptions(speculate=drafter, **own))
 
 
 def _measured(drafter: Entry, bundle: Bundle) -> bool:

@@ -114,7 +114,7 @@ class Chain : public Kernel {
     const Pace::Time began = pace_.now();
     call.team.Lead(alone, [&](Team& team) {
       if (run == units_)
-        for (const Link& link : links_) Run(link, call, team, handed);
+        for (const Link& link : links_) Run(link, true, call, team, handed);
       else
         RunSome(route, call, team, handed);
     });
@@ -189,19 +189,19 @@ class Chain : public Kernel {
     Handed& handed_;
   };
 
-  void Run(const Link& link, Call& call, Team& team, Handed& handed) const {
+  void Run(const Link& link, bool runs, Call& call, Team& team, Handed& handed) const {
     Inner inner(*this, link, call, team, handed);
-    link.kernel->Compute(inner);
+    if (runs)
+      link.kernel->Compute(inner);
+    else
+      link.kernel->Leave(inner);
   }
 
   void RunSome(const bool* route, Call& call, Team& team, Handed& handed) const {
     auto pass = passes_.begin();
     for (size_t at = 0; at < links_.size(); at++) {
       const Link& link = links_[at];
-      const bool runs = link.unit == kNoUnit || route[link.unit];
-      if (runs) Run(link, call, team, handed);
-      Inner inner(*this, link, call, team, handed);
-      if (!runs) link.kernel->Leave(inner);
+      Run(link, link.unit == kNoUnit || route[link.unit], call, team, handed);
       for (; pass != passes_.end() && pass->link == at; ++pass)
         if (!route[pass->unit]) Hand(*pass, call, handed);
     }

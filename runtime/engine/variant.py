@@ -190,7 +190,7 @@ def choose(bundle: Bundle, options: LoadOptions, *, present: int = 0) -> Variant
             limit = parse_size(limit)
         return Variant(context=options.context, speculate=speculate, target=target, limit=limit)
     exact = (decoder or speculate != OFF) if options.exact is None else options.exact
-    whole = policy is None or bundle.routed  # one graph of all layers
+    whole = runs_whole(bundle, policy)
     trees = policy is None and not exact and branches(speculate, bundle)
     kv = kv_dtypes(bundle, options.kv, whole=whole, trees=trees, provider=options.provider)
     plan = None if options.memory is None else _plan(bundle, options, present, exact, speculate, kv, policy is None)
@@ -238,6 +238,11 @@ def _target(bundle: Bundle, options: LoadOptions, policy: SkipPolicy | None) -> 
                 " the provider cpu."
             )
     return target
+
+
+def runs_whole(bundle: Bundle, policy: SkipPolicy | None) -> bool:
+    """Whether the decoder runs as one graph of all layers, whatever is left out of it."""
+    return policy is None or bundle.routed
 
 
 def kv_dtypes(

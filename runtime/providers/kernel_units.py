@@ -13,11 +13,12 @@ from typing import Any
 
 from edge.manifest import Segment, cut_names
 from edge.runtime.providers.graph_wires import INT, reads
+from edge.runtime.providers.kernel_nodes import FLOAT
 from edge.runtime.providers.kernels import DOMAIN
 
 PART, EITHER = "Part", "Either"
 UNIT = "unit"  # the attribute of a node: the unit without which it is left out
-BOOL, FLOAT = 9, 1  # TensorProto.DataType
+BOOL = 9  # TensorProto.DataType
 # Inputs that each unit has by itself, and whether a unit's row of all of them keeps the first axis, as one of 1.
 OWN = {"seqlens_k": 0, "total_sequence_length": 0, "key_positions": 0, "attention_bias": 1}
 STREAM = ("x", "added")  # the parts of the residual stream between two units

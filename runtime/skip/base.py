@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.manifest import SKIP
-from edge.runtime.skip.units import LEAST, InUnits
+from edge.runtime.skip.units import LEAST
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle
@@ -95,7 +95,7 @@ def middle(bundle: Bundle, *, parts: Sequence[str] = ("layers",), what: str) -> 
             f"{name} has no segments, which skipping needs where edge_kernels cannot leave out its layers; export it "
             "with --segments N or ffn."
         )
-    if not isinstance(bundle, InUnits) and all(graph.role != SKIP for graph in bundle.manifest.graphs):
+    if not bundle.routed and all(graph.role != SKIP for graph in bundle.manifest.graphs):
         raise InputError(
             f"The segments of {bundle.manifest.name} are files as edge wrote them earlier; export the model again."
         )

@@ -37,7 +37,7 @@ class SegmentedEngine(Engine):
         segments = bundle.manifest.segments
         self._layers = [[] if segment.part == "feed_forward" else segment.layers for segment in segments]
         self.everything = all_units(bundle)
-        self._routed = isinstance(bundle, InUnits)  # by an input of the graph of all layers, else by one of branches
+        self._routed = bundle.routed  # by an input of the graph of all layers, else by those of branches
         super().__init__(bundle, variant if self._routed else dataclasses.replace(variant, role=SKIP), provider)
         for unit in self.policy.watched:
             if f"at.{unit}.x" not in self.session.outputs:
@@ -58,6 +58,7 @@ class SegmentedEngine(Engine):
             if not self.bundle.guarded or self.plan is not None:
                 raise
         self._routed = False
+        _log.warning("edge_kernels cannot leave out layers here: %s runs in its segments.", self.bundle.manifest.name)
         if self.kv.dtype != FLOAT32:
             name = self.bundle.manifest.name
             _log.warning("The KV cache of %s is in %s instead of %s.", name, FLOAT32, self.kv.dtype)

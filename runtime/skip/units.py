@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edge.bundle import Bundle
 from edge.manifest import SKIP, Segment
+from edge.runtime.engine.variant import DECODER
 from edge.runtime.providers import BEST, provider_name
 
 if TYPE_CHECKING:
     from edge.runtime.providers.base import Provider
 
-DECODER = "decoder"  # the role of a graph
 HALVES = "feed_forward"
 LEAST = 3  # layers, of which the first and the last one always run
 
@@ -39,7 +39,7 @@ def in_units(bundle: Bundle, provider: str | Provider = BEST, *, halves: bool = 
     from edge.runtime.providers.kernel_units import Units
 
     ours = provider_name(provider) == BEST and (isinstance(provider, str) or getattr(provider, "own_kernels", False))
-    if isinstance(bundle, InUnits) or not ours:
+    if bundle.routed or not ours:
         return bundle
     segments, layers = bundle.manifest.segments, bundle.manifest.dims.num_layers
     guarded = any(graph.role == SKIP for graph in bundle.manifest.graphs)

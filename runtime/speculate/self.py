@@ -28,7 +28,6 @@ from edge.runtime.memory.footprint import GRAPH
 from edge.runtime.skip.base import AllLayers, middle
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
-from edge.runtime.skip.units import InUnits
 from edge.runtime.speculate.base import Budget, Drafter, Setting
 from edge.runtime.speculate.layers import APART, WINDOW, Choice, Unit, choice
 from edge.runtime.speculate.model import PRIORS, written
@@ -44,7 +43,7 @@ def nbytes(setting: Setting) -> int:
     """Bytes that the graph of all units takes beyond the whole one, and of the rows that a trial puts aside."""
     policy(setting.bundle, setting.argument)  # or what is wrong with it, in a sentence
     manifest, aside = setting.bundle.manifest, WINDOW * setting.bundle.manifest.kv.bytes_per_token
-    if isinstance(setting.bundle, InUnits):
+    if setting.bundle.routed:
         return aside
     sizes = {file.path: file.size for file in manifest.files}
     more = max(0, sizes[manifest.graph(SKIP).path] - sizes[manifest.graph("decoder").path])
