@@ -114,7 +114,7 @@ def described(checkpoint: Checkpoint, weights: str) -> str:
     """A sentence about what is exported; ExportError where its family is unknown."""
     family, _ = find_family(str(checkpoint.config.get("model_type")))
     licence, count = checkpoint.licence or "no licence stated", count_weights(checkpoint)
-    how = "in the precision that they have" if weights == "keep" else f"to {weights}"
+    how = "kept as they are where they fit" if weights == "keep" else f"to {weights}"
     return f"{checkpoint.name} ({checkpoint.kind}, {licence}): family {family}, {count:,} weights, {how}."
 
 
