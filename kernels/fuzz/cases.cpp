@@ -285,10 +285,11 @@ class Maker {
   }
 
   Made Chain() {
-    Shared rows = Floats({1, r.from(1, 20), 16 * r.from(1, 8)});
+    const bool in_units = r.once_in(3), by_row = in_units && r.once_in(2), sequences = by_row && r.once_in(2);
+    const int64_t count = r.from(1, 20);
+    Shared rows = Floats({sequences ? count : 1, sequences ? 1 : count, 16 * r.from(1, 8)});
     std::vector<Made> links;
     auto add = [&](Made made) { links.push_back(std::move(made)), rows = links.back().outputs[0]; };
-    const bool in_units = r.once_in(3);
     int64_t units = 0;
     std::vector<Pass> passes;
     for (int64_t steps = r.from(1, 6); steps > 0; steps--) {
@@ -296,9 +297,11 @@ class Maker {
       if (in_units && tokens && r.once_in(2)) {
         const Shared before = rows;
         const size_t first = links.size();
-        if (r.once_in(2)) {
+        if (r.once_in(2) && sequences == by_row) {  // some tokens of one sequence are another number of its rows
           add(Product(rows, (group + 2) * heads * dim));
           add(GroupQuery(rows, group * heads, heads, dim));
+          auto& inputs = links.back().node.inputs;
+          if (by_row && inputs.size() > 10) inputs[10] = nullptr;  // no bias of some rows
         }
         add(Product(rows, before->dims[2]));
         for (size_t i = first; i < links.size(); i++) links[i].node.attributes["unit"] = units;
@@ -313,7 +316,7 @@ class Maker {
           add(Product(rows, r.once_in(2) ? 16 * r.from(1, 6) : 0));
           break;
         case 2:
-          if (tokens) add(Gather(rows));
+          if (tokens && !by_row) add(Gather(rows));
           break;
         case 3:
           if (!tokens) break;
@@ -334,7 +337,7 @@ class Maker {
     }
     if (links.empty()) add(Product(rows, 0));
     if (r.once_in(4)) links.push_back(Likeliest(rows));
-    return AsOne(links, passes);
+    return AsOne(links, passes, by_row ? count : 1);
   }
 
   // What a unit makes, and what others go on with where it is left out.
@@ -343,7 +346,7 @@ class Maker {
     Shared made, read;
   };
 
-  Made AsOne(const std::vector<Made>& links, const std::vector<Pass>& passes) {
+  Made AsOne(const std::vector<Made>& links, const std::vector<Pass>& passes, int64_t rows) {
     Made chain;
     chain.node.op = "Chain";
     std::vector<const Tensor*> made, given, inside;
@@ -362,8 +365,8 @@ class Maker {
     const auto units = static_cast<int64_t>(passes.size());
     auto& taken = chain.node.inputs;
     if (units) {
-      taken.push_back(Numbers(kBool, {units}));
-      for (int64_t i = 0; i < units; i++) taken[0]->as<bool>()[i] = r.once_in(2);
+      taken.push_back(Numbers(kBool, {units, rows}));
+      for (int64_t i = 0; i < units * rows; i++) taken[0]->as<bool>()[i] = r.once_in(2);
     }
     for (const Made& link : links)
       for (const Shared& input : link.node.inputs)

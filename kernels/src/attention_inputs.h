@@ -31,6 +31,8 @@ inline void ExpectBias(const Named& who, const ort::Tensor& bias, int64_t batch,
 struct GroupQueryInputs {
   ort::Tensor query, key, value, past_key, past_value, last, total, cos, sin, positions, bias, key_scale, value_scale;
   int batch, tokens, dim, rows, capacity;  // rows: of the cache before the step; capacity: and after it
+  int sequences;                           // of the cache: more than the batch's where the step is for some of them
+  const Some* some;
   int half = 0;                            // columns of the rotary tables, where there are some
   bool packed, bytes;
 
@@ -56,10 +58,13 @@ struct GroupQueryInputs {
     packed = !key.there;
     bytes = past_key.type == ort::kInt8;
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
-    Expect(call, "past_key", past_key, type, {batch, kv_heads, kAnySize, kAnySize});
+    some = call.some && call.some->sequences ? call.some : nullptr;
+    sequences = some ? some->of : batch;
+    if (call.some) ExpectNone(call, "attention_bias of some rows", bias.there);
+    Expect(call, "past_key", past_key, type, {sequences, kv_heads, kAnySize, kAnySize});
     rows = Within(call, "the number of rows of past_key", past_key.shape[2], 0, kMostRows / kv_heads);
     dim = HeadSize(call, "past_key", past_key.shape[3]);
-    Expect(call, "past_value", past_value, type, {batch, kv_heads, rows, dim});
+    Expect(call, "past_value", past_value, type, {sequences, kv_heads, rows, dim});
     Expect(call, "query", query, ort::kFloat, {batch, tokens, (heads + (packed ? 2 * kv_heads : 0)) * int64_t{dim}});
     if (!packed) Expect(call, "key", key, ort::kFloat, {batch, tokens, kv_heads * int64_t{dim}});
     if (packed) ExpectNone(call, "value without key", value.there);
@@ -71,6 +76,7 @@ struct GroupQueryInputs {
   }
 
   int all() const { return *total.as<int32_t>(); }
+  int sequence(int of_batch) const { return some ? some->rows[of_batch] : of_batch; }
   int past(int sequence) const { return last.as<int32_t>()[sequence] + 1 - tokens; }
 
  private:

@@ -112,7 +112,7 @@ class GroupQuery : public Attends {
     const int batch = in.batch, tokens = in.tokens, dim = in.dim, capacity = in.capacity;
     const bool packed = in.packed, bytes = in.bytes;
     const int64_t made[] = {batch, tokens, static_cast<int64_t>(heads_) * dim};
-    const int64_t cache[] = {batch, kv_heads_, capacity, dim};
+    const int64_t cache[] = {in.sequences, kv_heads_, capacity, dim};
     const ort::Type type = bytes ? ort::kInt8 : ort::kFloat;
     float* out = call.floats(0, made, 3);
     auto* keys = static_cast<uint8_t*>(call.made(1, type, cache, 4));
@@ -127,11 +127,19 @@ class GroupQuery : public Attends {
     float* rounded_scales = bytes ? ort::Reserve(call.room.scales, all_heads) : nullptr;
     int32_t* rounded_sums = bytes ? ort::Reserve(call.room.sums, all_heads * 2) : nullptr;
 
+    for (int s = 0, b = 0; s < in.sequences; s++) {  // others keep what they have
+      if (b < batch && in.sequence(b) == s) {
+        b++;
+        continue;
+      }
+      Copy(in.past_key, keys + s * kv_heads_ * head_bytes, s, in.rows, in.rows, row_bytes, head_bytes);
+      Copy(in.past_value, values + s * kv_heads_ * head_bytes, s, in.rows, in.rows, row_bytes, head_bytes);
+    }
     for (int b = 0; b < batch; b++) {
-      const int past = in.past(b);
-      uint8_t *of_keys = keys + b * kv_heads_ * head_bytes, *of_values = values + b * kv_heads_ * head_bytes;
-      Copy(in.past_key, of_keys, b, past, in.rows, row_bytes, head_bytes);
-      Copy(in.past_value, of_values, b, past, in.rows, row_bytes, head_bytes);
+      const int past = in.past(b), s = in.sequence(b);
+      uint8_t *of_keys = keys + s * kv_heads_ * head_bytes, *of_values = values + s * kv_heads_ * head_bytes;
+      Copy(in.past_key, of_keys, s, past, in.rows, row_bytes, head_bytes);
+      Copy(in.past_value, of_values, s, past, in.rows, row_bytes, head_bytes);
 
       const size_t first_token = static_cast<size_t>(b) * tokens;
       const float* from = in.query.as<float>() + first_token * width;
@@ -280,16 +288,16 @@ class MultiHead : public Attends {
 Operator Over(ort::Type cache) {
   return {"GroupQueryAttention",
           Make<GroupQuery>,
-          {{ort::kFloat, ort::kRequired},
-           {ort::kFloat, ort::kOptional},
-           {ort::kFloat, ort::kOptional},
+          {{ort::kFloat, ort::kRequired, By::kRow},
+           {ort::kFloat, ort::kOptional, By::kRow},
+           {ort::kFloat, ort::kOptional, By::kRow},
            {cache, ort::kRequired},
            {cache, ort::kRequired},
-           {ort::kInt32, ort::kRequired},
+           {ort::kInt32, ort::kRequired, By::kSequence},
            {ort::kInt32, ort::kRequired},
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional},
-           {ort::kInt64, ort::kOptional},
+           {ort::kInt64, ort::kOptional, By::kRow},
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional},
            {ort::kFloat, ort::kOptional},

@@ -1,165 +1,83 @@
 // The operator Chain: several operators of ours, one after another, as one. Threads come once for all of them, and
-// onnxruntime is not asked for what they hand on to each other.
-//
-// Its attribute `nodes` is their number, `taken` and `given` those of its inputs and outputs. A node's attributes begin
-// with its number and a dot; among them are `op` (see kOps), `inputs`, `outputs` and, for each of them, `input.<i>` and
-// `output.<i>`: which value it is, or -1. Values are the chain's inputs, then its outputs, then what its nodes alone
-// read, in the order in which they are made. Each is made once, before it is read.
-//
-// A chain may be in `units`, of which a step leaves some out: `route` is the input, a truth value for each of them,
-// that says which ones run, and `<i>.unit` the unit of a node, if it is in one. What such a node makes is read by nodes
-// of its unit, but for what others go on with: `passes` is the number of those, and `pass.<j>.unit`, `pass.<j>.made`
-// and `pass.<j>.read` say that where the unit does not run, what it would have made is what it would have read, which
-// nobody reads any more then. Keys and values stay as they were. `parts` is the number of values, after the outputs,
-// that are parts of inputs: of number `part.<j>.of` that at `part.<j>.at` along the first axis, which stays, as one of
-// 1, where `part.<j>.keep` is 1.
+// onnxruntime is not asked for what they hand on to each other. What it is made of: chain_parts.h.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
 
+#include "chain_parts.h"
 #include "operators.h"
 #include "pace.h"
+#include "route.h"
 
 namespace edge {
 namespace {
 
-constexpr int kMostNodes = 1 << 16;
-constexpr int kMostValues = 1 << 20;
-constexpr int kNoValue = -1, kNoUnit = -1;
-
-// onnxruntime's Gather of rows: [batch, rows, width] and the numbers of rows.
-class Gather : public Kernel {
+class Chain : public Kernel, private ChainParts {
  public:
-  Gather(const Node& node, const Form&) { node.number("axis", 0, 1, 1); }
-
-  void Compute(Call& call) const override {
-    const ort::Tensor rows = call.input(0), which = call.input(1);
-    Expect(call, "data", rows, ort::kFloat, {kAnySize, kAnySize, kAnySize});
-    Expect(call, "indices", which, ort::kInt64, {kAnySize});
-    const int64_t batch = rows.shape[0], there = rows.shape[1], width = rows.shape[2], count = which.shape[0];
-    const int64_t made[] = {batch, count, width};
-    auto row = [&](int64_t i) {
-      const int64_t asked = which.as<int64_t>()[i];
-      return asked < 0 ? asked + there : asked;
-    };
-    for (int64_t i = 0; i < count; i++)
-      if (row(i) < 0 || row(i) >= there) Refuse(call, "row ", which.as<int64_t>()[i], " is asked for, of ", there);
-    float* out = call.floats(0, made, 3);
-    for (int64_t i = 0; width && i < batch * count; i++)
-      std::memcpy(out + i * width, rows.as<float>() + (i / count * there + row(i % count)) * width,
-                  width * sizeof(float));
-  }
-};
-
-const Operator kGather{"Gather",
-                       Make<Gather>,
-                       {{ort::kFloat, ort::kRequired}, {ort::kInt64, ort::kRequired}},
-                       {{ort::kFloat, ort::kRequired}}};
-
-class Chain : public Kernel {
- public:
-  Chain(const Node& node, const Form& form) {
-    const Operator* const kOps[] = {kProductOperator,   kAttentionOperator,    kNormOperator,      &kGather,
-                                    kMultiHeadOperator, kPositionBiasOperator, kLikeliestOperator, kLargestOperator};
-    inputs_ = node.number("taken", 0, 0, kMostValues);
-    outputs_ = node.number("given", 0, 0, kMostValues);
-    if (inputs_ != node.inputs() || outputs_ != node.outputs())
-      Refuse(node, "it has ", Count(node.inputs()), " inputs and ", Count(node.outputs()), " outputs, not ",
-             Count(inputs_), " and ", Count(outputs_));
-    for (size_t i = 0; i < outputs_; i++) types_.push_back(node.output_type(i));
-    route_ = node.number("route", kNoValue, kNoValue, static_cast<int>(inputs_) - 1);
-    units_ = node.number("units", 0, 0, kMostNodes);
-    const int nodes = node.number("nodes", 0, 1, kMostNodes);
-    made_.resize(inputs_ + outputs_);
-    std::fill_n(made_.begin(), inputs_, true);
-    ReadParts(node);
-    for (int i = 0; i < nodes; i++) {
-      const std::string prefix = std::to_string(i) + ".";
-      const int op = node.number((prefix + "op").c_str(), kNoValue, 0, static_cast<int>(std::size(kOps)) - 1);
-      const Operator& of = *kOps[op];
-      Link link{of.called, nullptr, Values(node, prefix + "input", of.takes),
-                Values(node, prefix + "output", of.gives)};
-      link.unit = node.number((prefix + "unit").c_str(), kNoUnit, kNoUnit, units_ - 1);
-      if (link.unit != kNoUnit && route_ == kNoValue)
-        Refuse(node, "node ", int64_t{i}, " is in a unit, and there is no route");
-      for (int value : link.inputs)
-        if (value != kNoValue && (value >= static_cast<int>(made_.size()) || !made_[value]))
-          Refuse(node, "value ", int64_t{value}, " is read before it is made");
-      for (int value : link.outputs) {
-        if (value == kNoValue) continue;
-        if (value == static_cast<int>(made_.size())) made_.push_back(false);
-        if (value > static_cast<int>(made_.size()) || made_[value])
-          Refuse(node, "value ", int64_t{value}, " is made a second time, or not in turn");
-        made_[value] = true;
-      }
-      link.kernel = of.made(node.of(of.called, prefix, link.inputs), form);
-      links_.push_back(std::move(link));
-    }
-    for (size_t i = 0; i < outputs_; i++)
-      if (!made_[inputs_ + i]) Refuse(node, "output ", Count(i), " is never made");
-    ReadPasses(node);
-    Place();
-  }
+  Chain(const Node& node, const Form& form) : ChainParts(node, form) {}
 
   void Compute(Call& call) const override {
     thread_local Handed kept;  // of the thread that runs the graph, whoever leads
     Handed& handed = kept;
     handed.values.assign(made_.size(), {});
     if (handed.memory.size() < memory_) handed.memory.resize(memory_);
-    const bool* route = Route(call);
-    const int run = route ? static_cast<int>(std::count(route, route + units_, true)) : 0;
-    const Pace::Steps steps{Rows(call), run};
+    const ort::Tensor stream = Stream(call);
+    const bool routed = route_ != kNoValue;
+    if (routed) {
+      const ort::Tensor none, limits = limits_ == kNoValue ? none : call.input(static_cast<size_t>(limits_));
+      handed.route.Read(call, units_, call.input(static_cast<size_t>(route_)), limits, stream);
+    }
+    const int64_t rows = stream.there ? Times(stream.shape[0], stream.shape[1]) : 0;
+    const Pace::Steps steps{rows, routed ? handed.route.running() : 0};
     const bool alone = pace_.alone(steps);
     const Pace::Time began = pace_.now();
     call.team.Lead(alone, [&](Team& team) {
-      if (run == units_)
-        for (const Link& link : links_) Run(link, true, call, team, handed);
+      if (!routed || handed.route.whole())
+        for (const Link& link : links_) Run(link, true, nullptr, call, team, handed);
       else
-        RunSome(route, call, team, handed);
+        RunSome(call, team, handed);
     });
     pace_.Note(steps, alone, began, pace_.now());
-    for (size_t i = 0; route && i < outputs_; i++)
-      if (!handed.values[inputs_ + i].there) Refuse(call, "output ", Count(i), " is made by no unit that runs");
+    if (ran_ != kNoValue) {
+      const int64_t made[] = {units_, std::max<int64_t>(1, rows)};
+      if (types_[ran_] != ort::kBool) Refuse(call, "what ran is of another type");
+      handed.route.Write(static_cast<bool*>(call.made(static_cast<size_t>(ran_), ort::kBool, made, 2)), made[1]);
+    }
+    for (size_t i = 0; routed && i < outputs_; i++)
+      if (static_cast<int>(i) != ran_ && !handed.values[inputs_ + i].there)
+        Refuse(call, "output ", Count(i), " is made by no unit that runs");
   }
 
  private:
-  struct Link {
-    const char* called;
-    std::unique_ptr<Kernel> kernel;
-    std::vector<int> inputs, outputs;
-    int unit = kNoUnit;
-  };
+  using Bytes = std::vector<std::max_align_t>;
 
-  // What a unit makes and reads that others go on with, and its node that makes it.
-  struct Pass {
-    int unit, made, read;
-    size_t link;
-  };
-
-  // What an input has for one unit.
-  struct Part {
-    int of, at, keep;
-  };
-
-  // What a run hands on. memory: for values that nodes alone read, which take turns in it.
+  // What a run hands on. memory: for values that nodes alone read, which take turns in it. gathered: some rows of what
+  // a node reads, by its inputs. apart: some rows of what it makes, where all are asked for, by its outputs. spare: for
+  // all rows of a value.
   struct Handed {
     std::vector<ort::Tensor> values;
-    std::vector<std::vector<std::max_align_t>> memory;
+    std::vector<Bytes> memory;
+    std::array<Bytes, kMostOfNode> gathered, apart;
+    Bytes spare;
+    Route route;
   };
 
   // A run of one of the chain's nodes.
   class Inner : public Call {
    public:
-    Inner(const Chain& chain, const Link& link, Call& outer, Team& team, Handed& handed)
-        : Call({outer.api, link.called}, team, outer.room),
-          chain_(chain),
-          link_(link),
-          outer_(outer),
-          handed_(handed) {}
+    Inner(const Chain& chain, const Link& link, const Some* of, Call& outer, Team& team, Handed& handed)
+        : Call({outer.api, link.called}, team, outer.room), chain_(chain), link_(link), outer_(outer), handed_(handed) {
+      some = of;
+    }
 
     ort::Tensor input(size_t index) override {
       if (!has_input(index)) return {};
+      const By by = some ? link_.outside[index] : By::kNothing;
+      if (by == By::kRow || (by == By::kSequence && some->sequences)) return Gathered(Whole(index), index);
+      return Whole(index);
+    }
+    ort::Tensor Whole(size_t index) {
       const auto value = static_cast<size_t>(link_.inputs[index]);
       ort::Tensor& found = handed_.values[value];
       if (found.there) return found;
@@ -177,50 +95,115 @@ class Chain : public Kernel {
       made.rank = rank;
       made.type = type;
       std::copy_n(shape, rank, made.shape.begin());
-      made.data = chain_.Memory(outer_, handed_, value, made);
+      const bool apart = some && chain_.passed_[value] && !chain_.inside(link_.outputs[index]);
+      made.data = apart ? Reserved(handed_.apart[index], Size(made)) : chain_.Memory(outer_, handed_, value, made);
       *data = made.data;
       return true;
     }
 
    private:
+    // Some rows of what is there for all.
+    ort::Tensor Gathered(const ort::Tensor& all, size_t index) {
+      if (!all.there) return all;
+      const size_t axis = some->sequences ? 0 : 1, rows = some->rows.size();
+      if (all.rank <= axis || all.shape[axis] != some->of || (axis && all.shape[0] != 1))
+        Refuse(*this, "input ", Count(index), " is not of ", int64_t{some->of}, " rows, of which it is to have some");
+      ort::Tensor found = all;
+      found.shape[axis] = Count(rows);
+      const size_t size = Size(all) / some->of;
+      auto* to = reinterpret_cast<uint8_t*>(Reserved(handed_.gathered[index], size * rows));
+      found.data = to;
+      for (const int row : some->rows) {
+        std::memcpy(to, all.as<uint8_t>() + row * size, size);
+        to += size;
+      }
+      return found;
+    }
+
     const Chain& chain_;
     const Link& link_;
     Call& outer_;
     Handed& handed_;
   };
 
-  void Run(const Link& link, bool runs, Call& call, Team& team, Handed& handed) const {
-    Inner inner(*this, link, call, team, handed);
-    if (runs)
-      link.kernel->Compute(inner);
-    else
-      link.kernel->Leave(inner);
+  void Run(const Link& link, bool runs, const Some* some, Call& call, Team& team, Handed& handed) const {
+    Inner inner(*this, link, some, call, team, handed);
+    if (!runs) return link.kernel->Leave(inner);
+    if (some && link.never) Refuse(inner, link.never);
+    link.kernel->Compute(inner);
   }
 
-  void RunSome(const bool* route, Call& call, Team& team, Handed& handed) const {
+  void RunSome(Call& call, Team& team, Handed& handed) const {
+    Route& route = handed.route;
     auto pass = passes_.begin();
     for (size_t at = 0; at < links_.size(); at++) {
-      const Link& link = links_[at];
-      Run(link, link.unit == kNoUnit || route[link.unit], call, team, handed);
-      for (; pass != passes_.end() && pass->link == at; ++pass)
-        if (!route[pass->unit]) Hand(*pass, call, handed);
+      const int unit = links_[at].unit;
+      const bool runs = unit == kNoUnit || route.runs(unit);
+      Run(links_[at], runs, unit == kNoUnit || !runs ? nullptr : route.some(unit), call, team, handed);
+      for (; pass != passes_.end() && pass->link == at; ++pass) {
+        if (!route.runs(pass->unit))
+          Hand(*pass, call, handed);
+        else if (const Some* some = route.some(pass->unit))
+          HandSome(*pass, *some, call, handed);
+        if (pass->second && route.limited(pass->unit)) Limit(pass[-1], *pass, call, handed);
+      }
     }
+  }
+
+  // What stands for a unit where it does not run.
+  const ort::Tensor& Before(const Pass& pass, Call& call, Handed& handed) const {
+    ort::Tensor& from = handed.values[pass.read];
+    if (!from.there && pass.read < static_cast<int>(inputs_)) from = call.input(static_cast<size_t>(pass.read));
+    if (!from.there) Refuse(call, "what unit ", int64_t{pass.unit}, " reads was not made");
+    return from;
   }
 
   // Lets what a unit would have made be what it would have read: memory changes places, and nothing is copied.
   void Hand(const Pass& pass, Call& call, Handed& handed) const {
-    const auto made = static_cast<size_t>(pass.made), read = static_cast<size_t>(pass.read);
-    const size_t inside = inputs_ + outputs_;
-    ort::Tensor& from = handed.values[read];
-    if (!from.there && read < inputs_) from = call.input(read);
-    if (!from.there) Refuse(call, "what unit ", int64_t{pass.unit}, " reads was not made");
+    const ort::Tensor& from = Before(pass, call, handed);
     ort::Tensor to = from;
-    if (made >= inside && read >= inside)
-      handed.memory[places_[made]].swap(handed.memory[places_[read]]);
+    if (inside(pass.made) && inside(pass.read))
+      handed.memory[places_[pass.made]].swap(handed.memory[places_[pass.read]]);
     else
-      from.CopyTo(to.data = Memory(call, handed, made, to));
-    handed.values[made] = to;
+      from.CopyTo(to.data = Memory(call, handed, static_cast<size_t>(pass.made), to));
+    handed.values[pass.made] = to;
   }
+
+  // Puts the rows that a unit has made among those that it would have read.
+  void HandSome(const Pass& pass, const Some& some, Call& call, Handed& handed) const {
+    const ort::Tensor &before = Before(pass, call, handed), &made = handed.values[pass.made];
+    const size_t axis = some.sequences ? 0 : 1, rows = some.rows.size();
+    bool fits = before.type == made.type && before.rank == made.rank && before.rank > axis &&
+                before.shape[axis] == some.of && made.shape[axis] == Count(rows) && (!axis || made.shape[0] == 1);
+    for (size_t i = 0; fits && i < before.rank; i++) fits = i == axis || before.shape[i] == made.shape[i];
+    if (!fits) Refuse(call, "what unit ", int64_t{pass.unit}, " makes of some rows does not go with what it reads");
+    const size_t size = Size(before) / some.of;
+    ort::Tensor all = before;
+    const bool swaps = inside(pass.made);
+    Bytes& into = inside(pass.read) && pass.last ? handed.memory[places_[pass.read]] : handed.spare;
+    if (!swaps) all.data = Memory(call, handed, static_cast<size_t>(pass.made), before);
+    if (swaps && &into == &handed.spare) all.data = Reserved(into, Size(before));
+    before.CopyTo(all.data);
+    const auto* from = made.as<uint8_t>();
+    for (const int row : some.rows) {
+      std::memcpy(all.as<uint8_t>() + row * size, from, size);
+      from += size;
+    }
+    if (swaps) handed.memory[places_[pass.made]].swap(into);
+    handed.values[pass.made] = all;
+  }
+
+  // What a unit has added to the stream may make others be left out.
+  void Limit(const Pass& first, const Pass& pass, Call& call, Handed& handed) const {
+    const ort::Tensor &read = handed.values[first.made], &added = handed.values[pass.made];
+    ExpectSame(call, "what a unit adds", added, "what it reads", read);
+    if (read.type != ort::kFloat || read.rank != 3 || Times(read.shape[0], read.shape[1]) != handed.route.rows())
+      Refuse(call, "limits are of a stream [batch, rows, width]");
+    handed.route.Leave(pass.unit, read.as<float>(), added.as<float>(), static_cast<int>(read.shape[2]));
+  }
+
+  static size_t Size(const ort::Tensor& of) { return static_cast<size_t>(of.elements()) * ort::Size(of.type); }
+  static void* Reserved(Bytes& room, size_t size) { return ort::Reserve(room, size / sizeof(std::max_align_t) + 1); }
 
   // Where a value that is made lies.
   void* Memory(Call& call, Handed& handed, size_t value, const ort::Tensor& made) const {
@@ -229,8 +212,8 @@ class Chain : public Kernel {
       if (types_[given] != made.type) Refuse(call, "output ", Count(given), " of its chain is of another type");
       return call.made(given, made.type, made.shape.data(), made.rank);
     }
-    const auto size = static_cast<size_t>(Times(made.elements(), static_cast<int64_t>(ort::Size(made.type))));
-    return ort::Reserve(handed.memory[places_[value]], size / sizeof(std::max_align_t) + 1);
+    return Reserved(handed.memory[places_[value]],
+                    static_cast<size_t>(Times(made.elements(), static_cast<int64_t>(ort::Size(made.type)))));
   }
 
   static ort::Tensor Read(const Part& part, Call& call, Handed& handed) {
@@ -246,105 +229,15 @@ class Chain : public Kernel {
     return found;
   }
 
-  void ReadParts(const Node& node) {
-    const int parts = node.number("parts", 0, 0, kMostNodes);
-    for (int j = 0; j < parts; j++) {
-      const std::string name = "part." + std::to_string(j);
-      auto number = [&](const char* what, int most) { return node.number((name + what).c_str(), -1, 0, most); };
-      parts_.push_back({number(".of", static_cast<int>(inputs_) - 1), number(".at", kMostNodes), number(".keep", 1)});
-      made_.push_back(true);
-    }
-  }
-
-  void ReadPasses(const Node& node) {
-    std::vector<size_t> makers(made_.size(), links_.size());
-    for (size_t at = 0; at < links_.size(); at++)
-      for (int value : links_[at].outputs)
-        if (value != kNoValue) makers[value] = at;
-    const int passes = node.number("passes", 0, 0, kMostNodes);
-    for (int j = 0; j < passes; j++) {
-      const std::string name = "pass." + std::to_string(j);
-      auto number = [&](const char* what, int most) { return node.number((name + what).c_str(), -1, 0, most); };
-      const int unit = number(".unit", units_ - 1), last = static_cast<int>(made_.size()) - 1;
-      const int made = number(".made", last), read = number(".read", last);
-      const size_t link = makers[made], before = makers[read];
-      const bool read_before = before < link || (before == links_.size() && read < static_cast<int>(inputs_));
-      if (link == links_.size() || links_[link].unit != unit || !read_before ||
-          (!passes_.empty() && passes_.back().link > link))
-        Refuse(node, name, " is of values that are made by other units, or not in turn");
-      passes_.push_back({unit, made, read, link});
-    }
-  }
-
-  // Which units run; null where there are none.
-  const bool* Route(Call& call) const {
-    if (route_ == kNoValue) return nullptr;
-    const ort::Tensor route = call.input(static_cast<size_t>(route_));
-    Expect(call, "route", route, ort::kBool, {units_});
-    return route.as<bool>();
-  }
-
-  // Of the first that it reads of [batch, rows, width]; 0 where that is not among what it reads first.
-  int64_t Rows(Call& call) const {
+  // The first that it reads of [batch, rows, width]; not there where that is not among what it reads first.
+  ort::Tensor Stream(Call& call) const {
     for (size_t i = 0; i < std::min<size_t>(inputs_, 8); i++) {
       const ort::Tensor read = call.input(i);
-      if (read.there && read.type == ort::kFloat && read.rank == 3) return Times(read.shape[0], read.shape[1]);
+      if (read.there && read.type == ort::kFloat && read.rank == 3) return read;
     }
-    return 0;
+    return {};
   }
 
-  static int64_t Count(size_t number) { return static_cast<int64_t>(number); }
-
-  // The values that an operator reads, or makes: those that must be there are, and there are no others.
-  static std::vector<int> Values(const Node& node, const std::string& name, const std::vector<Given>& of) {
-    std::vector<int> found(node.number((name + "s").c_str(), 0, 0, static_cast<int>(of.size())));
-    for (size_t k = 0; k < of.size(); k++) {
-      const std::string each = name + "." + std::to_string(k);
-      const int value = k < found.size() ? node.number(each.c_str(), kNoValue, kNoValue, 2 * kMostValues) : kNoValue;
-      if (value == kNoValue && of[k].characteristic == ort::kRequired) Refuse(node, each, " is missing");
-      if (k < found.size()) found[k] = value;
-    }
-    return found;
-  }
-
-  // Gives each value that nodes alone read a place in memory, from the node that makes it to the last that reads it.
-  void Place() {
-    std::vector<std::vector<int>> ends(links_.size());  // the values that a node is the last to read, or to make
-    std::vector<bool> later(made_.size());
-    const size_t first = inputs_ + outputs_ + parts_.size();
-    auto inside = [&](int value) { return value >= static_cast<int>(first); };
-    auto ended = [&](int value, size_t at) {
-      if (!inside(value) || later[value]) return;
-      later[value] = true;
-      ends[at].push_back(value);
-    };
-    auto pass = passes_.rbegin();
-    for (size_t at = links_.size(); at-- > 0;) {
-      for (; pass != passes_.rend() && pass->link == at; ++pass) ended(pass->read, at);
-      for (const auto* values : {&links_[at].inputs, &links_[at].outputs})
-        for (int value : *values) ended(value, at);
-    }
-    places_.resize(made_.size());
-    std::vector<size_t> free;
-    for (size_t at = 0; at < links_.size(); at++) {
-      for (int value : links_[at].outputs) {
-        if (!inside(value)) continue;
-        if (free.empty()) free.push_back(memory_++);
-        places_[value] = free.back();
-        free.pop_back();
-      }
-      for (int value : ends[at]) free.push_back(places_[value]);
-    }
-  }
-
-  std::vector<Link> links_;
-  std::vector<ort::Type> types_;  // of the outputs
-  std::vector<bool> made_;        // of all values
-  std::vector<size_t> places_;
-  std::vector<Part> parts_;
-  std::vector<Pass> passes_;  // in the order of their nodes
-  size_t inputs_ = 0, outputs_ = 0, memory_ = 0;
-  int route_ = kNoValue, units_ = 0;
   mutable Pace pace_;
 };
 

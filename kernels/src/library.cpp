@@ -46,7 +46,7 @@ EDGE_EXPORT ort::Status* RegisterCustomOps(ort::Options* options, const ort::Bas
 }
 
 // What these functions take, and what operators there are: another number, another interface.
-EDGE_EXPORT int edge_interface() { return 6; }
+EDGE_EXPORT int edge_interface() { return 7; }
 
 // The format of packed weights: another number, another format.
 EDGE_EXPORT int edge_format() { return 1; }

@@ -52,7 +52,9 @@ class Norm : public Kernel {
 const Operator kNorm{
     "SkipSimplifiedLayerNormalization",
     Make<Norm>,
-    {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}, {ort::kFloat, ort::kRequired}},
+    {{ort::kFloat, ort::kRequired, By::kRow},
+     {ort::kFloat, ort::kOptional, By::kRow},
+     {ort::kFloat, ort::kRequired}},
     {{ort::kFloat, ort::kRequired},
      {ort::kFloat, ort::kOptional},
      {ort::kFloat, ort::kOptional},

@@ -106,6 +106,14 @@ struct Room {
   std::vector<int32_t> sums;
 };
 
+// The rows of a step that a run of an operator is for, in order, where it is not for all `of` of them. What it reads
+// and makes by rows has these alone. sequences: each row is a sequence of one token; else all are tokens of one.
+struct Some {
+  std::vector<int> rows;
+  int of = 0;
+  bool sequences = false;
+};
+
 // A run of an operator: what it reads, where it writes, and the threads and the memory for it.
 class Call : public Named {
  public:
@@ -133,6 +141,7 @@ class Call : public Named {
 
   Team& team;
   Room& room;
+  const Some* some = nullptr;
 };
 
 class Kernel {
@@ -149,9 +158,13 @@ std::unique_ptr<Kernel> Make(const Node& node, const Form& form) {
   return std::make_unique<Of>(node, form);
 }
 
+// What an input has of its own: nothing, something for each row of a step, or for each sequence.
+enum class By { kNothing, kRow, kSequence };
+
 struct Given {
   ort::Type type;
   ort::Characteristic characteristic;
+  By by = By::kNothing;
 };
 
 struct Operator : ort::Operator {
@@ -170,6 +183,7 @@ extern const Operator* const kMultiHeadOperator;
 extern const Operator* const kPositionBiasOperator;
 extern const Operator* const kLikeliestOperator;
 extern const Operator* const kLargestOperator;
+extern const Operator* const kGatherOperator;
 extern const Operator* const kChainOperator;
 
 }  // namespace edge

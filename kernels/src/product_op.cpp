@@ -148,13 +148,13 @@ class Product : public Kernel {
 const Operator kProduct{
     "MatMulNBits",
     Make<Product>,
-    {{ort::kFloat, ort::kRequired},
+    {{ort::kFloat, ort::kRequired, By::kRow},
      {ort::kUint8, ort::kOptional},
      {ort::kFloat, ort::kOptional},
      {ort::kUint8, ort::kOptional},
      {ort::kInt32, ort::kOptional},
      {ort::kFloat, ort::kOptional},
-     {ort::kFloat, ort::kOptional},
+     {ort::kFloat, ort::kOptional, By::kRow},
      {ort::kFloat, ort::kOptional}},
     {{ort::kFloat, ort::kRequired}, {ort::kFloat, ort::kOptional}},
 };

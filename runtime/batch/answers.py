@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import InputError
 from edge.runtime.batch.step import BatchStep, Slots
@@ -176,17 +177,23 @@ class Batch:
         return cache
 
     def _open(self, growing: Sequence[Growing]) -> bool:
-        """Whether another answer may begin: where layers depend on the length, only together with the others."""
-        uniform = not isinstance(self._engine, SegmentedEngine) or self._engine.policy.uniform
-        return uniform or not growing or growing[0].cache.length == growing[0].cache.prompt
+        """Whether another answer may begin: where layers depend on the length and are the same for all sequences of a
+        step, only together with the others."""
+        return self._free or not growing or growing[0].cache.length == growing[0].cache.prompt
 
     def _alike(self, growing: Sequence[Growing], cache: KVCache) -> bool:
         """Whether an answer in this cache runs through the same layers as those that grow, token by token."""
-        if not growing or not isinstance(self._engine, SegmentedEngine):
+        if not growing or self._free or not isinstance(self._engine, SegmentedEngine):
             return True
         policy, first = self._engine.policy, growing[0].cache
         assert isinstance(first, SegmentedCache) and isinstance(cache, SegmentedCache)
-        return policy.uniform or policy.pace(first) == policy.pace(cache)
+        return policy.pace(first) == policy.pace(cache)
+
+    @property
+    def _free(self) -> bool:
+        """Whether an answer may run through other layers than those next to it, or all tokens run through the same."""
+        engine = self._engine
+        return not isinstance(engine, SegmentedEngine) or engine.routes_rows or engine.policy.uniform
 
     def _asked(self, growing: Sequence[Growing]) -> Wanted:
         """What a step is asked for: of logits in another memory no more than samplers need."""
@@ -204,11 +211,23 @@ class Batch:
             units = len(engine.everything) if isinstance(engine, SegmentedEngine) else 1
             step = BatchStep(engine, self._slots, size, units, asked)
             self._steps[size, asked] = step
-        caches, route = [each.cache for each in growing], WHOLE
-        if isinstance(engine, SegmentedEngine):
-            assert isinstance(caches[0], SegmentedCache)
-            route = engine.policy.route(caches[0], 1)
-        return step.run(caches, [each.tokens[-1] for each in growing], route)
+        caches = [each.cache for each in growing]
+        tokens, routes = [each.tokens[-1] for each in growing], [self._route(cache) for cache in caches]
+        return step.run(caches, tokens, routes, [limits for cache in caches for limits in self._limits(cache)])
+
+    def _route(self, cache: KVCache) -> Route:
+        """The units that the next token in a cache runs through."""
+        if not isinstance(self._engine, SegmentedEngine):
+            return WHOLE
+        assert isinstance(cache, SegmentedCache)
+        return self._engine.policy.route(cache, 1)
+
+    def _limits(self, cache: KVCache) -> list[NDArray[np.float32] | None]:
+        """By what the next token in a cache leaves out units itself, where it may."""
+        if not isinstance(self._engine, SegmentedEngine) or not self._engine.policy.limited:
+            return []
+        assert isinstance(cache, SegmentedCache)
+        return [self._engine.policy.limits(cache)]
 
     def _taken(
         self, growing: Sequence[Growing], rows: Any, asked: Wanted = LOGITS

@@ -13,8 +13,8 @@ from edge.runtime.engine.cache import KVCache, Seat
 from edge.runtime.engine.engine import CANDIDATES, LOGITS, TOKENS, Engine, Wanted
 from edge.runtime.engine.failures import FAILURES, failed
 from edge.runtime.providers.base import Buffer
-from edge.runtime.providers.kernel_units import ROUTE, of_all
-from edge.runtime.skip.base import Route
+from edge.runtime.providers.kernel_units import LIMITS, ROUTE, of_all
+from edge.runtime.skip.base import NO_LIMIT, Route
 from edge.runtime.skip.cache import SegmentedCache
 
 
@@ -51,27 +51,33 @@ class Slots:
 
 
 class BatchStep:
-    """A step of up to `size` sequences, in the first slots. units: of the engine's graph, 1 for the whole decoder."""
+    """A step of up to `size` sequences, in the first slots. units: of the engine's graph, 1 for the whole decoder.
+    by_row: whether each sequence may run through other units."""
 
     def __init__(self, engine: Engine, slots: Slots, size: int, units: int, asked: Wanted = LOGITS) -> None:
         provider, vocab = engine.provider, engine.bundle.manifest.dims.vocab_size
         tokens, positions = provider.allocate((size, 1), np.int64), provider.allocate((size, 1), np.int64)
         last, total = provider.allocate((units, size), np.int32), provider.allocate((units,), np.int32)
-        runs = provider.allocate((units,), np.bool_)
+        self.by_row = ROUTE in engine.session.inputs
+        runs = provider.allocate((units, size if self.by_row else 1), np.bool_)
+        limits = provider.allocate(runs.shape, np.float32)
         shape, dtype = ((size, 1), np.int64) if asked == TOKENS else ((size, 1, vocab), np.float32)
         self._asked, self._result, self._engine = asked, provider.allocate(shape, dtype), engine
         self._tokens, self._positions = tokens.array, positions.array
         self._held = np.zeros((units, size), np.int32)  # rows of each sequence in a unit, after the step
         self._last, self._total, self._runs = last.array, total.array, runs.array
+        self._limits = limits.array
+        self._limits[:] = NO_LIMIT
         if asked != CANDIDATES:
             self._made = self._result.array
         given = {"input_ids": tokens, "position_ids": positions}
         given["tokens" if asked == TOKENS else "logits"] = self._result
         given["logit_rows"] = provider.allocate((1,), np.int64)
-        given |= {ROUTE: runs, of_all("seqlens_k"): last, of_all("total_sequence_length"): total}
+        given |= {ROUTE: runs, LIMITS: limits, of_all("seqlens_k"): last, of_all("total_sequence_length"): total}
         for u in range(units):
             own = {"seqlens_k": provider.part(last, (size,), u * size)}
-            own |= {"total_sequence_length": provider.part(total, (), u), "run": provider.part(runs, (), u)}
+            own |= {"total_sequence_length": provider.part(total, (), u)}
+            own |= {} if self.by_row else {"run": provider.part(runs, (), u)}
             given |= own | {f"{name}.{u}": buffer for name, buffer in own.items()}
         for i, pair in enumerate(slots.memory):
             for part, buffer in zip(("key", "value"), pair, strict=True):
@@ -86,24 +92,35 @@ class BatchStep:
         except FAILURES as e:
             raise failed(engine.bundle, e) from e
 
-    def run(self, caches: Sequence[KVCache], tokens: Sequence[int], route: Route) -> Any:
-        """Append a token to each of the caches, which are in the first slots, through the units of `route`; logits
+    def run(
+        self,
+        caches: Sequence[KVCache],
+        tokens: Sequence[int],
+        routes: Sequence[Route],
+        limits: Sequence[NDArray[np.float32] | None] = (),
+    ) -> Any:
+        """Append a token to each of the caches, which are in the first slots, through the units of its route; logits
         [B, V] or what else was asked for of each, overwritten by the next step. The results of other slots are not
-        used."""
+        used. Where the graph has one route for all, they are the same. limits: by what each leaves out units of its
+        route, [U], where the graph reads that."""
         self._engine.check_open()
         count = len(caches)
         self._tokens[:count, 0] = tokens
         self._positions[:count, 0] = [cache.length for cache in caches]
         self._positions[count:] = 0
         self._held[:, count:] = 1
-        for i, cache in enumerate(caches):
+        self._runs[:] = False
+        for i, (cache, route) in enumerate(zip(caches, routes, strict=True)):
             self._held[:, i] = _append(cache, self._positions[i], route)
+            self._runs[list(route), i if self.by_row else 0] = True
+        for i, own in enumerate(limits):
+            self._limits[:, i] = NO_LIMIT if own is None else own
+        self._limits[:, count:] = NO_LIMIT
+        self._runs[:, count:] = self._runs[:, :1]
         np.subtract(self._held, 1, out=self._last)
         self._held.max(axis=1, out=self._total)
         if caches[0].total is not None:
             self._total[:] = caches[0].total
-        self._runs[:] = False
-        self._runs[list(route)] = True
         try:
             self._bound.run()
         except FAILURES as e:

@@ -11,7 +11,7 @@ from typing import Any
 from edge.runtime.providers.graph_wires import INT, NUMBER, numbers, reads
 from edge.runtime.providers.kernel_largest import LARGEST
 from edge.runtime.providers.kernel_nodes import ATTENTION, FLOAT, FULL, INT64, LIKELIEST, NORM, POSITION_BIAS, PRODUCT
-from edge.runtime.providers.kernel_units import EITHER, PART, ROUTE, UNIT
+from edge.runtime.providers.kernel_units import EITHER, LIMITS, PART, RAN, ROUTE, UNIT
 from edge.runtime.providers.kernels import DOMAIN, INT8_DOMAIN
 
 CHAIN, GATHER = "Chain", "Gather"
@@ -41,6 +41,7 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
         made.update(node.output)
     typed = {value.name for values in (graph.output, graph.value_info) for value in values}
     outside = {output.name for output in graph.output}
+    limited = any(value.name == LIMITS for value in graph.input)
     readers = Counter(name for node in graph.node for name in {*reads(node)})
     ordered, inside = list[Any](), dict[str, list[str]]()
     for group in _in_order(groups):
@@ -49,7 +50,8 @@ def take_chains(graph: Any) -> dict[str, list[str]]:
             continue
         here = Counter(name for node in group for name in {*reads(node)})
         made_here = {name for node in group for name in node.output}
-        node = _as_one(group, {name for name in made_here if name in outside or readers[name] > here[name]})
+        wanted = {name for name in made_here if name in outside or readers[name] > here[name]}
+        node = _as_one(group, wanted, limited=limited)
         ordered.append(node)
         inside[node.name] = [each.name for each in group]
         for name in node.output:
@@ -96,8 +98,8 @@ def _in_order(groups: list[list[Any]]) -> Iterator[list[Any]]:
                 heappush(ready, (walk + (reader < place), reader))
 
 
-def _as_one(nodes: list[Any], read: set[str]) -> Any:
-    """One node that does what these do. read: what others need of them."""
+def _as_one(nodes: list[Any], read: set[str], *, limited: bool) -> Any:
+    """One node that does what these do. read: what others need of them. limited: whether units have limits."""
     parts, passes = ([node for node in nodes if node.op_type == kind] for kind in (PART, EITHER))
     computing = [node for node in nodes if node.op_type not in (PART, EITHER)]
     # What stands behind a unit is what the unit makes, or what it was handed then; the first one always runs.
@@ -107,9 +109,10 @@ def _as_one(nodes: list[Any], read: set[str]) -> Any:
     inside = {*made, *handed}
     taken = list(dict.fromkeys(name for node in nodes for name in node.input if name and name not in inside))
     units = [number for node in nodes if (number := numbers(node).get(UNIT)) is not None]
-    taken += [ROUTE] if units else []
+    taken += [ROUTE, LIMITS][: 1 + limited] if units else []
     given = [name for name in (*made, *handed) if name in read]
     outside = {handed.get(name, name) for name in given}
+    given += [RAN] if units and limited else []
     values = {name: place for place, name in enumerate([*taken, *(handed.get(name, name) for name in given)])}
     for name in made:
         if name not in outside:
@@ -136,6 +139,9 @@ def _as_one(nodes: list[Any], read: set[str]) -> Any:
                 note(f"{place}.{attribute.name}", attribute.i)
     if units:
         note("route", values[ROUTE])
+        if limited:
+            note("limits", values[LIMITS])
+            note("ran", given.index(RAN))
         note("units", max(units) + 2)  # the last one always runs, as the first does
         note("parts", len(parts))
         note("passes", len(passes))

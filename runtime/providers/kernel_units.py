@@ -1,7 +1,11 @@
 """A decoder's graph in units, of which one input says which run in a step: our kernels leave the others out.
 
 What counts the rows of the KV cache is there once for each unit, because each may hold other tokens: the inputs that do
-so have a row for every unit, called `units.seqlens_k` and so on, and `units.run` [U] says which ones run.
+so have a row for every unit, called `units.seqlens_k` and so on. `units.run` says which ones run: [U, 1] for a whole
+step, or [U, R] for each of its rows, which are R sequences of a token, or R tokens of one. `units.limits`, of the same
+shape, lets the step itself decide, token by token, where the units are `limited`: a unit with a limit of 1 or less
+after which a row of the stream has at least this cosine with what it was before lets those with such a limit behind it
+be left out for this row. The output `units.ran` [U, R] says which ran.
 """
 
 from __future__ import annotations
@@ -29,16 +33,17 @@ def of_all(name: str) -> str:
     return f"units.{name}"
 
 
-ROUTE = of_all("run")
+ROUTE, LIMITS, RAN = of_all("run"), of_all("limits"), of_all("ran")
 
 
 @dataclass(frozen=True)
 class Units:
     """The units of a graph, of which the first and the last one always run. watched: those of which the stream that
-    they read is an output, `at.U.x` and `at.U.added`."""
+    they read is an output, `at.U.x` and `at.U.added`. limited: whether the graph reads limits."""
 
     segments: tuple[Segment, ...]
     watched: tuple[int, ...] = ()
+    limited: bool = False
 
 
 def take_units(graph: Any, into: Units) -> None:
@@ -103,7 +108,9 @@ def take_units(graph: Any, into: Units) -> None:
     parts = [_part(name, number, kind) for name, number in asked]
     stored = (value.name for values in (graph.input, graph.initializer) for value in values)
     _check([*parts, *nodes], [value.name for value in graph.output], {*made, *stored})
-    _replace(graph, [*parts, *nodes], {name for name, _ in asked}, len(units))
+    if into.limited and any(len(stream) != 2 for stream in streams):
+        raise ValueError("units read no stream to which something is added")
+    _replace(graph, [*parts, *nodes], {name for name, _ in asked}, len(units), limited=into.limited)
     for _, passed in behind.values():
         if passed.startswith("at."):
             graph.output.add(name=passed).type.tensor_type.elem_type = FLOAT
@@ -165,7 +172,7 @@ def _check(nodes: Sequence[Any], wanted: Sequence[str], before: Collection[str])
         raise ValueError("its values have other names")
 
 
-def _replace(graph: Any, nodes: Sequence[Any], own: Collection[str], units: int) -> None:
+def _replace(graph: Any, nodes: Sequence[Any], own: Collection[str], units: int, *, limited: bool) -> None:
     """Let these be the nodes of a graph, and these of its inputs have a row for each unit."""
     del graph.node[:]
     graph.node.extend(nodes)
@@ -173,6 +180,10 @@ def _replace(graph: Any, nodes: Sequence[Any], own: Collection[str], units: int)
         if value.name in own:
             value.name = of_all(value.name)
             value.type.tensor_type.ClearField("shape")
-    route = graph.input.add(name=ROUTE).type.tensor_type
-    route.elem_type = BOOL
-    route.shape.dim.add().dim_value = units
+    for name, kind in ((ROUTE, BOOL), *(((LIMITS, FLOAT),) if limited else ())):
+        said = graph.input.add(name=name).type.tensor_type
+        said.elem_type = kind
+        said.shape.dim.add().dim_value = units
+        said.shape.dim.add().dim_param = "rows"
+    if limited:
+        graph.output.add(name=RAN).type.tensor_type.elem_type = BOOL

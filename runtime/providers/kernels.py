@@ -25,7 +25,7 @@ from edge.home import cache_dir, is_folder
 
 PACKAGE = "edge_kernels"
 VARIABLE, OFF = "EDGE_KERNELS", "off"  # the environment variable that names what computes, and this for none
-INTERFACE = 6  # of the library: what its functions take, and what operators there are and check
+INTERFACE = 7  # of the library: what its functions take, and what operators there are and check
 DOMAIN = "edge"  # of their operators
 INT8_DOMAIN = "edge.int8"  # of attention over a KV cache in bytes: an operator has one type
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge.manifest import Segment
     from edge.runtime.skip.cache import SegmentedCache
 
+NO_LIMIT = 2.0  # no cosine is as large
 MANY = 1 << 30  # tokens: as many as come
 
 Route = tuple[int, ...]
@@ -30,11 +31,13 @@ class SkipPolicy:
     The prompt's tokens are those below `cache.prompt`. What a policy remembers of a conversation belongs to its cache.
 
     watched: the units, in order, of which `observe` wants to know what they read of the prompt. uniform: whether all
-    tokens, of prompts and answers, run through the same units.
+    tokens, of prompts and answers, run through the same units. limited: whether each token decides while it runs, by
+    `limits`.
     """
 
     watched: Sequence[int] = ()
     uniform = False
+    limited = False
 
     def route(self, cache: SegmentedCache, size: int) -> Route:
         """The units that the next `size` tokens run through."""
@@ -43,6 +46,11 @@ class SkipPolicy:
     def max_exact_step(self, cache: SegmentedCache) -> int:
         """How many tokens from the next one on run through the same units, at least."""
         return MANY
+
+    def limits(self, cache: SegmentedCache) -> NDArray[np.float32] | None:
+        """By what the next tokens leave out units of their route, [U]: see `edge.runtime.providers.kernel_units`. None:
+        by nothing. Only asked of policies that are `limited`."""
+        return None
 
     def pace(self, cache: SegmentedCache) -> int:
         """Answers that begin together and have the same pace run through the same units, token by token. Only asked of

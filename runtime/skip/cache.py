@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.manifest import KVLayout
+from edge.runtime.engine.binding import StepBuffers
 from edge.runtime.engine.cache import KVCache
 from edge.runtime.engine.encoder import Cross
 from edge.runtime.providers.base import Provider
@@ -30,7 +31,8 @@ class SegmentedCache(KVCache):
     many, so that a token which a layer skipped is not there for it. All layers of a unit hold the same tokens: `held`
     [U] says how many, `last` [U] is one less, and `ran` [U, rows] says which. `counts` [2, U] is what sessions read of
     the first two. `places` [U, rows] holds the position in the text of each row, where the graph reads it. `forced` is
-    the route of the next steps, where somebody else than the policy chooses it.
+    the route of the next steps, where somebody else than the policy chooses it; `last_step` what ran last, and through
+    which route.
 
     layers: of each unit; none of a feed-forward block. placed: whether the graph reads `places`.
     """
@@ -49,6 +51,7 @@ class SegmentedCache(KVCache):
         super().__init__(provider, layout, capacity, cross, spare, exact)
         self.layers = layers
         self.forced: Route | None = None
+        self.last_step: tuple[Route, StepBuffers] | None = None
         self.counts = provider.allocate((2, len(layers)), np.int32)
         self.held, self.last = self._counts = self.counts.array
         self.last[:] = -1

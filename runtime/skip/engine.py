@@ -50,12 +50,13 @@ class SegmentedEngine(Engine):
     def _open(self) -> Session:
         if not self._routed:
             return super()._open()
-        units = Units(tuple(self.bundle.manifest.segments), tuple(self.policy.watched))
+        policy = self.policy
+        units = Units(tuple(self.bundle.manifest.segments), tuple(policy.watched), policy.limited)
         try:
             return self.provider.open(self.bundle, self.variant.role, units=units)
         except BundleError:  # the kernels cannot be used, which was said
             assert isinstance(self.bundle, InUnits)
-            if not self.bundle.guarded or self.plan is not None:
+            if not self.bundle.guarded or self.plan is not None or policy.limited:
                 raise
         self._routed = False
         _log.warning("edge_kernels cannot leave out layers here: %s runs in its segments.", self.bundle.manifest.name)
@@ -68,7 +69,12 @@ class SegmentedEngine(Engine):
 
     @property
     def supports_batching(self) -> bool:
-        return super().supports_batching and not self.policy.watched
+        return super().supports_batching and (self.routes_rows or not self.policy.watched)
+
+    @property
+    def routes_rows(self) -> bool:
+        """Whether each of several sequences in a step may run through other units."""
+        return self._routed
 
     def max_exact_step(self, cache: KVCache) -> int:
         assert isinstance(cache, SegmentedCache), "another engine's cache"
@@ -89,6 +95,15 @@ class SegmentedEngine(Engine):
         """How many layers a unit is; a half counts half."""
         segment = self.bundle.manifest.segments[unit]
         return len(segment.layers) / (1 if segment.part in ("start", "layers", "end") else 2)
+
+    def layers_run(self, cache: SegmentedCache) -> float:
+        """How many layers the tokens of a cache's last step ran through, all together."""
+        assert cache.last_step is not None, "no step was run"
+        route, step = cache.last_step
+        assert isinstance(step, SegmentStep)
+        if step.ran is None:
+            return step.size * sum(map(self.weight, route))
+        return float(sum(self.weight(unit) * ran.sum() for unit, ran in enumerate(step.ran.array)))
 
     def leaving_out(self, units: Collection[int]) -> Route:
         """The route through all but these units, by their indices in the manifest's `segments`.
@@ -134,10 +149,12 @@ class SegmentedEngine(Engine):
         cache.append(step.positions, route, alike=alike)
         if self.long_rope is not None:
             self.long_rope.turn(cache, step.positions)
-        if not observing:
-            step.run(cache, route, tree)
-            return
-        seen = step.bound if step.bound.watches else self._bind(cache, size, watched=True)
+        seen = self._bind(cache, size, watched=True) if observing and not step.bound.watches else step.bound
+        if policy.limited:
+            seen.limit(policy.limits(cache) if free and start >= cache.prompt else None)
         step.run(cache, route, tree, seen)
+        cache.last_step = route, step
+        if not observing:
+            return
         for unit in policy.watched:
             policy.observe(cache, start, unit, seen.stream_at(unit))

@@ -64,10 +64,10 @@ class PolicyLogits:
             while at < len(piece):
                 prompt = cache.prompt - cache.length
                 size = min(len(piece) - at, prompt if prompt > 0 else engine.policy.max_exact_step(cache))
-                if prompt <= 0:
-                    self.run += size * sum(engine.weight(g) for g in engine.policy.route(cache, size))
-                    self.answered += size
                 self._logits[at : at + size] = engine.step(cache, piece[at : at + size], np.arange(size))
+                if prompt <= 0:
+                    self.run += engine.layers_run(cache)
+                    self.answered += size
                 at += size
             yield self._logits[: len(piece)]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from edge.runtime.engine.binding import CacheBinding, StepBuffers
 from edge.runtime.engine.tree import Tree
 from edge.runtime.providers.base import Buffer, Session
-from edge.runtime.providers.kernel_units import ROUTE, of_all
-from edge.runtime.skip.base import Route
+from edge.runtime.providers.kernel_units import LIMITS, RAN, ROUTE, of_all
+from edge.runtime.skip.base import NO_LIMIT, Route
 from edge.runtime.skip.cache import SegmentedCache
 
 
@@ -28,10 +28,14 @@ class SegmentsBinding(CacheBinding):
     ) -> None:
         super().__init__(session)
         units, provider = len(cache.layers), cache.provider
-        runs = provider.allocate((units,), np.bool_)
+        runs, limits = provider.allocate((units, 1), np.bool_), provider.allocate((units, 1), np.float32)
         runs.array[:] = True
+        limits.array[:] = NO_LIMIT
         self._runs: NDArray[np.bool_] = runs.array
+        self._limits: NDArray[np.float32] = limits.array
         self._route: Route = tuple(range(units))
+        # Which units ran for each token of a step [U, S], where they decide that themselves.
+        self.ran = provider.allocate((units, maximum), np.bool_) if RAN in session.outputs else None
         # What each token attends to, by unit, [1, 1, S, rows], where the graph takes trees; for steps of all sizes.
         biases = [name for name in (f"attention_bias.{u}" for u in range(units)) if name in self.names]
         self.bias = {name: provider.allocate((1, 1, maximum, cache.rows), np.float32) for name in biases}
@@ -52,6 +56,7 @@ class SegmentsBinding(CacheBinding):
         self.share(
             {
                 ROUTE: runs,
+                LIMITS: limits,
                 of_all("seqlens_k"): provider.part(cache.counts, (units, 1), units),
                 of_all("total_sequence_length"): provider.part(cache.counts, (units,)),
             }
@@ -97,6 +102,11 @@ class SegmentsBinding(CacheBinding):
             if bias is not None:
                 bias.array[0, 0, :size, : cache.held[unit]] = tree.bias[:, cache.ran[unit, : cache.length]]
 
+    def limit(self, limits: NDArray[np.float32] | None) -> None:
+        """What the next step's units are left out by, [U] (see `edge.runtime.providers.kernel_units`); None: by
+        nothing."""
+        self._limits[:, 0] = NO_LIMIT if limits is None else limits
+
     @property
     def watches(self) -> bool:
         """Whether the residual stream is to be seen."""
@@ -120,6 +130,9 @@ class SegmentStep(StepBuffers):
         self.inputs = {name: buffer for name, buffer in self.inputs.items() if name in bound.names}
         for name, bias in bound.bias.items():
             self.inputs[name] = cache.provider.part(bias, (1, 1, size, cache.rows))
+        self.ran = None if bound.ran is None else cache.provider.part(bound.ran, (len(cache.layers), size))
+        if self.ran is not None:
+            self.outputs = {**outputs, RAN: self.ran}
         if bound.biases is not None:
             units = len(cache.layers)
             self.inputs[of_all("attention_bias")] = cache.provider.part(bound.biases, (units, 1, size, cache.rows))

@@ -53,9 +53,9 @@ def test_steps_take_as_many_sequences_as_there_are(by_layer: Bundle, monkeypatch
     sizes: list[int] = []
     run = BatchStep.run
 
-    def counted(self: BatchStep, caches: list, tokens: list, route: tuple) -> object:  # type: ignore[type-arg]
+    def counted(self: BatchStep, caches: list, *more: object) -> object:  # type: ignore[type-arg]
         sizes.append(len(caches))
-        return run(self, caches, tokens, route)
+        return run(self, caches, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(BatchStep, "run", counted)
     loaded(by_layer, "unified:0.2").generate_all(PROMPTS, GenerateOptions(max_tokens=9), width=3)

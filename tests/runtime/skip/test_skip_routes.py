@@ -21,6 +21,7 @@ from unigram_tokenizers import SENTENCES, save_tokenizer
 import edge
 from edge.bundle import Bundle
 from edge.manifest import INT8, KV8, SKIP, Segment
+from edge.runtime.batch.step import BatchStep, Slots
 from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import Variant
 from edge.runtime.load import open_engine
@@ -30,6 +31,7 @@ from edge.runtime.providers.kernels import find_kernels
 from edge.runtime.skip.base import AllLayers
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
+from edge.runtime.skip.ffn import ByToken, limit
 from edge.runtime.skip.units import InUnits, in_units, spans
 from edge.runtime.text.tokenizer import Text
 
@@ -114,6 +116,38 @@ def test_a_route_leaves_out_what_guards_do(quantized: list[Bundle], halves: bool
                     assert np.array_equal(left[:, :, : a.held[unit]], right[:, :, : a.held[unit]])
 
 
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("kv", [{}, {"role": KV8, "kv": INT8}])
+def test_each_sequence_of_a_step_may_run_through_other_layers(
+    quantized: list[Bundle], halves: bool, kv: dict[str, Any]
+) -> None:
+    """Random routes for each of up to five sequences: the logits and the rows of each alone, bit for bit."""
+    engine = routed(quantized[0], halves=halves, **kv)
+    slots, rng = Slots(engine.new_cache(), 5), np.random.default_rng(3)
+    step = BatchStep(engine, slots, 5, len(engine.everything))
+    pairs = [(engine.new_cache(), engine.new_cache()) for _ in range(5)]
+    for slot, (together, alone) in enumerate(pairs):
+        slots.give(together, slot)
+        prompt = rng.integers(3, 300, rng.integers(2, 9))
+        for cache in (together, alone):
+            engine.step(cache, prompt)
+    middle, odds = engine.everything[1:-1], [0.0, 0.2, 0.5, 0.8, 1.0]
+    for turn in range(12):
+        count = 5 if turn < 8 else 3
+        routes = [engine.leaving_out([i for i in middle if rng.random() < odds[(turn + n) % 5]]) for n in range(count)]
+        tokens = rng.integers(3, 300, count).tolist()
+        found = step.run([together for together, _ in pairs[:count]], tokens, routes).copy()
+        for n, (_, alone) in enumerate(pairs[:count]):
+            with engine.through(alone, routes[n]):
+                assert np.array_equal(engine.step(alone, np.array(tokens[n : n + 1]))[0], found[n]), (turn, n)
+    for together, alone in pairs[:count]:  # others have left their slots
+        assert np.array_equal(together.held, alone.held)
+        for unit, layers in enumerate(alone.layers):
+            for i in layers:
+                for left, right in zip(alone.buffers[i], together.buffers[i], strict=True):
+                    assert np.array_equal(left[:, :, : alone.held[unit]], right[:, :, : alone.held[unit]])
+
+
 def test_a_layer_that_no_token_runs_through_keeps_its_rows_as_they_are(quantized: list[Bundle]) -> None:
     engine = routed(quantized[0])
     cache = engine.new_cache()
@@ -155,13 +189,104 @@ def test_policies_need_no_segments_and_say_what_they_say_with_guards(
     assert answers(whole, skip, kv="int8") == answers(with_segments, skip, kv="int8")
 
 
-def test_prompts_side_by_side_run_the_same_layers_as_alone(quantized: list[Bundle]) -> None:
-    for skip in ("unified:0.34", "skipdecode:2-5"):
-        for kv in ("float32", "int8"):
-            model = edge.load(quantized[0].root, kind=Model, skip=skip, context=256, kv=kv)
-            alone = [model.generate(question, max_tokens=12).token_ids for question in QUESTIONS]
-            found = model.generate_all(QUESTIONS, max_tokens=12)
-            assert [each.token_ids for each in found] == alone, (skip, kv)
+def with_routers(bundle: Bundle, root: Path) -> Bundle:
+    """A copy of a bundle in layers with routers of random weights."""
+    root = Path(shutil.copytree(bundle.root, root))
+    width = bundle.manifest.dims.hidden_size
+    routers = np.random.default_rng(5).standard_normal((LAYERS - 2, width + 1))
+    return write_units(dataclasses.replace(bundle, root=root), 1, routers)
+
+
+@pytest.mark.parametrize("skip", ["unified:0.34", "skipdecode:2-5", "ffn:0.34", "ffn:token=0.34", "first:skip=2"])
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_prompts_side_by_side_run_the_same_layers_as_alone(
+    quantized: list[Bundle], skip: str, kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of several lengths, of which the next one begins as soon as another ends: a token of each runs through
+    layers of its own."""
+    routes_of, apart, run = list[int](), list[bool](), BatchStep.run
+
+    def counted(self: BatchStep, caches: Any, tokens: Any, routes: Any, *more: Any) -> Any:
+        routes_of.append(len(set(routes)))
+        apart.append(len({cache.length - cache.prompt for cache in caches}) > 1)
+        return run(self, caches, tokens, routes, *more)
+
+    monkeypatch.setattr(BatchStep, "run", counted)
+    bundle = with_routers(quantized[1], tmp_path / "routed.edge") if skip.startswith("first") else quantized[0]
+    engine = open_engine(bundle, skip=skip, context=256, kv=kv)
+    model = Model(engine.bundle, engine, Text(bundle), speculate="off")
+    prompts = [*QUESTIONS, "A short one", " ".join(QUESTIONS), "And another"]
+    options = edge.GenerateOptions(max_tokens=24, circles="allow", stop=["e", "t"])
+    alone = [model.generate(prompt, options).token_ids for prompt in prompts]
+    for width in (2, 5):
+        assert [each.token_ids for each in model.generate_all(prompts, options, width=width)] == alone
+    assert any(apart), "they ended at different times"
+    if skip.startswith(("skipdecode", "first")):
+        assert max(routes_of) > 1, "they ran through different layers"
+
+
+@pytest.mark.parametrize("kv", ["float32", "int8"])
+def test_each_token_leaves_out_the_feed_forward_blocks_behind_a_redundant_one(
+    quantized: list[Bundle], kv: str
+) -> None:
+    """The tokens of one step decide by themselves; each then says what it says on a route of what it ran through."""
+    engine = open_engine(quantized[0], skip="ffn:token=0.34", context=256, kv=kv)
+    assert isinstance(engine, SegmentedEngine) and isinstance(engine.policy, ByToken)
+    plain = routed(quantized[0], halves=True, context=256, **({"role": KV8, "kv": INT8} if kv == "int8" else {}))
+    policy, rng = engine.policy, np.random.default_rng(7)
+    a, b, prompt = engine.new_cache(), plain.new_cache(), rng.integers(3, 300, 48)
+    a.prompt = len(prompt)
+    assert np.array_equal(engine.step(a, prompt), plain.step(b, prompt))
+    limits = policy.limits(a)
+    assert limits is not None and sorted(np.flatnonzero(limits <= 1)) == policy.candidates
+    shares = list[float]()
+    for size in (1, 5, 1, 16, 30):
+        tokens = rng.integers(3, 300, size)
+        found = engine.step(a, tokens, np.arange(size)).copy()
+        assert a.last_step is not None
+        ran = a.last_step[1].ran.array  # type: ignore[attr-defined]
+        assert engine.layers_run(a) == LAYERS * size - (~ran).sum() / 2
+        for i in range(size):
+            route = tuple(int(unit) for unit in np.flatnonzero(ran[:, i]))
+            with plain.through(b, route):
+                assert np.array_equal(plain.step(b, tokens[i : i + 1])[0], found[i]), (size, i)
+            of_candidates = ran[policy.candidates, i]
+            assert of_candidates[0] and (np.diff(of_candidates.astype(int)) <= 0).all(), "all behind the first one"
+            shares.append(float((~of_candidates).sum()))
+    assert len(set(shares)) > 1, "tokens decide differently"
+    assert abs(statistics.mean(shares) - policy.count) < 0.5
+
+
+def test_what_tokens_leave_out_is_the_share_that_is_asked_for_of_the_prompts() -> None:
+    rng = np.random.default_rng(0)
+    for blocks, tokens, count in ((3, 40, 2), (9, 100, 6), (12, 7, 8), (2, 5, 1)):
+        cosines = rng.random((blocks, tokens), np.float32)
+        redundant = cosines >= limit(cosines, count)
+        first = np.where(redundant.any(axis=0), redundant.argmax(axis=0), blocks - 1)
+        assert 0 <= (blocks - 1 - first).mean() - count <= blocks / tokens, (blocks, count)
+    assert limit(cosines, 2) == -1, "only the blocks behind the first one can be left out"
+
+
+def test_what_tokens_decide_needs_our_kernels(quantized: list[Bundle], onnxruntimes_kernels: None) -> None:
+    with pytest.raises(edge.InputError, match=r"ffn:token=0\.34 needs edge_kernels.*ffn:0\.34 goes without"):
+        edge.load(quantized[2].root, skip="ffn:token=0.34")
+
+
+@pytest.mark.parametrize("wanted", ["ffn:token=", "ffn:token=1", "ffn:token=-0.1", "ffn:token=x", "ffn:tokens=0.1"])
+def test_a_share_that_is_none_is_a_sentence(quantized: list[Bundle], wanted: str) -> None:
+    with pytest.raises(edge.InputError, match="is no share of the layers"):
+        edge.load(quantized[0].root, skip=wanted)
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "trigram"])
+def test_drafts_are_checked_by_what_each_token_decides(quantized: list[Bundle], drafter: str) -> None:
+    plain, model = (
+        edge.load(quantized[0].root, kind=Model, skip="ffn:token=0.34", speculate=each, context=256)
+        for each in ("off", drafter)
+    )
+    for question in QUESTIONS:
+        wanted = plain.generate(question, max_tokens=48, circles="allow").token_ids
+        assert model.generate(question, max_tokens=48, circles="allow").token_ids == wanted
 
 
 @pytest.mark.parametrize("drafter", ["self", "self=exit", "self=2,3", "lookup"])
@@ -175,7 +300,7 @@ def test_drafts_of_parts_of_the_model_need_no_segments(quantized: list[Bundle], 
         assert model.generate(question, max_tokens=24).token_ids == wanted
 
 
-@pytest.mark.parametrize("skip", ["unified:0.34", "skipdecode:2-5", "ffn:0.34"])
+@pytest.mark.parametrize("skip", ["unified:0.34", "skipdecode:2-5", "ffn:0.34", "ffn:token=0.34"])
 def test_a_chats_next_turn_does_not_see_what_the_last_answer_skipped(quantized: list[Bundle], skip: str) -> None:
     model = edge.load(quantized[0].root, kind=Model, skip=skip, context=512, speculate="off")
     chat, greedy = model.chat(), edge.GenerateOptions(max_tokens=8, circles="allow")
@@ -188,7 +313,8 @@ def test_a_chats_next_turn_does_not_see_what_the_last_answer_skipped(quantized: 
             ids.append(int(logits[-1].argmax()))
             logits = model.engine.step(cache, np.array(ids[-1:]))
         assert ids == answer.token_ids
-        assert isinstance(cache, SegmentedCache) and cache.held.min() < cache.length, "layers were left out"
+        if not skip.startswith("ffn:token"):  # whose layers all have rows
+            assert isinstance(cache, SegmentedCache) and cache.held.min() < cache.length, "layers were left out"
 
 
 def test_a_route_for_another_number_of_units_is_refused(quantized: list[Bundle]) -> None:
@@ -242,10 +368,7 @@ def test_encoder_decoders_search_with_beams_as_with_guards(
 def test_routers_decide_as_with_guards(
     quantized: list[Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(shutil.copytree(quantized[1].root, tmp_path / "routed.edge"))
-    width = quantized[1].manifest.dims.hidden_size
-    routers = np.random.default_rng(5).standard_normal((LAYERS - 2, width + 1))
-    bundle = write_units(dataclasses.replace(quantized[1], root=root), 1, routers)
+    bundle = with_routers(quantized[1], tmp_path / "routed.edge")
     found = []
     for guards in (False, True):
         if guards:
