@@ -234,6 +234,7 @@ def test_a_chain_whose_output_is_declared_to_be_of_another_type(kernels: Kernels
     {"0.unit": 0}, {"units": 1, "0.unit": 0}, {"units": -1}, {"route": 9}, {"parts": 1}, {"passes": 1},
     {"units": 1, "route": 0, "0.unit": 1}, {"parts": 1, "part.0.of": 9}, {"units": 1, "route": 0, "0.unit": 0},
     {"units": 1, "route": 0, "passes": 1, "pass.0.unit": 0, "pass.0.made": 3, "pass.0.read": 0},
+    {"limits": 9}, {"limits": -2}, {"ran": 0}, {"ran": 9}, {"units": 1, "route": 0, "ran": 0},
 ])  # fmt: skip
 def test_a_chain_with_another_number(kernels: Kernels, change: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="(Chain|Normalization): "):

@@ -329,6 +329,19 @@ def test_a_route_for_another_number_of_units_is_refused(quantized: list[Bundle])
             step.run(cache, engine.everything, None, binding)
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 2), (4, 3), (4, 5), (1, 0)])
+def test_a_route_for_another_number_of_rows_is_refused(quantized: list[Bundle], tokens: int, rows: int) -> None:
+    engine = routed(quantized[0])
+    cache, provider = engine.new_cache(), engine.provider
+    engine.step(cache, np.arange(5))
+    binding = engine._bind(cache, tokens)
+    binding.share({"units.run": provider.adopt(np.ones((LAYERS, rows), np.bool_))})
+    step = engine._make_step(cache, tokens, 1, engine._outputs_for(cache, 1, "logits"))
+    cache.append(np.arange(5, 5 + tokens), engine.everything, alike=False)
+    with pytest.raises(Exception, match=r"route is of|the number of the step's rows is 0"):
+        step.run(cache, engine.everything, None, binding)
+
+
 def test_a_bundle_that_cannot_run_in_units_says_how_it_can(
     quantized: list[Bundle], onnxruntimes_kernels: None
 ) -> None:
