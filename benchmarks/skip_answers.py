@@ -3,9 +3,9 @@
     python benchmarks/skip_answers.py --bundle smollm2-135m-instruct.edge --questions spec_bench.jsonl --count 24 \\
         --skip unified:0.034 --skip skipdecode:24-30 --skip ffn:token=0.1
 
-Greedy answers to questions from all of Spec-Bench's tasks, side by side, without the rule against circles. F1 is that of
-the words of an answer and of the whole model's to the same question, as in SQuAD. An answer goes in circles where more
-than half of its 8-grams of tokens were in it before.
+Greedy answers to questions from all of Spec-Bench's tasks, side by side, without the rule against circles. F1 is that
+of the words of an answer and of the whole model's to the same question, as in SQuAD. An answer goes in circles where
+more than half of its 8-grams of tokens were in it before.
 """
 
 from __future__ import annotations

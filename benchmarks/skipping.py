@@ -65,8 +65,8 @@ def policies(bundle: Bundle) -> list[str]:
     if bundle.manifest.routers:
         biases = read_routers(bundle, len(middle(bundle, what="first")))[:, -1]
         routed = [f"first:skip={n}" for n in ROUTED if n <= np.isfinite(biases).sum()]
-    halves = [f"ffn:{by}{share:g}" for by in ("", "token=" if in_units(bundle, halves=True).routed else "") for share in SHARES]
-    halves = list(dict.fromkeys(halves))
+    ways = ("", "token=") if in_units(bundle, halves=True).routed else ("",)
+    halves = [f"ffn:{way}{share:g}" for way in ways for share in SHARES]
     if any(segment.part == "feed_forward" for segment in bundle.manifest.segments):
         return halves + routed
     falling = [f"skipdecode:{max(2, layers - max(1, round(2 * share * layers)))}-{layers}" for share in SHARES[:-1]]

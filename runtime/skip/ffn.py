@@ -24,8 +24,7 @@ NAME = "ffn"
 HELP = "the share R of feed-forward blocks that change the prompt least, or each token by itself"
 TRAITS = {"asked": "ffn:R|ffn:token=R", "halves": True}
 TOKEN = "token="  # before a share: each token decides
-
-FINEST = 1 << 16  # of which parts a limit is: the last bits of the prompt's cosines differ from one processor to another
+FINEST = 1 << 16  # of which parts a limit is: the last bits of cosines differ from one processor to another
 CHOICE = 1.5  # candidates for each block that is left out
 CHOICE_BY_TOKEN = 2.0  # the same, where tokens differ in how many they leave out
 
