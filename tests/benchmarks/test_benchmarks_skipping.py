@@ -19,6 +19,7 @@ from edge.bundle import Bundle, BundleWriter
 from edge.runtime.skip.evaluate import SkipFigures
 
 FOLDER = BENCHMARKS
+import skip_answers  # noqa: E402
 import skip_drafts  # noqa: E402
 import skip_sets  # noqa: E402
 import skipping  # noqa: E402
@@ -187,6 +188,20 @@ def test_one_run_measures_bundles_policies_sets_and_drafts(
     assert found["drafts"]["routed.edge first:skip=1"]["off, drafts off"] == 1
     said = capsys.readouterr().out
     assert "nothing skipped:" in said and "FiRST at 1.12 times decode speed: " in said
+
+
+def test_answers_are_held_against_the_whole_models(
+    by_layer: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    rows = [{"category": "qa", "turns": [f"Why {i}?"], "question_id": i} for i in range(5)]
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    asked = ["--bundle", str(by_layer.root), "--questions", str(questions), "--count", "3", "--tokens", "24"]
+    monkeypatch.setattr("sys.argv", ["skip_answers", *asked, "--skip", "unified:0", "--skip", "unified:0.67"])
+    assert skip_answers.main() == 0
+    off, whole, few = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    assert off[:5] == ["off", "100.0", "3", "of", "3"] and whole[1:] == off[1:]
+    assert float(few[1]) < 100 and few[2] != "3"
 
 
 def test_without_a_text_only_the_cost_of_segments_is_measured(by_half: Bundle, tmp_path: Path) -> None:
