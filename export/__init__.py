@@ -48,7 +48,7 @@ def export(
     trees: bool = False,
     check: bool = True,
     effort: str = NORMAL,
-    candidates: bool = True,
+    candidates: bool | None = None,
     draft_text: int | None = None,
     force: bool = False,
     name: str | None = None,
@@ -89,9 +89,9 @@ def export(
         effort: ``normal``; ``quick``, in seconds instead of minutes: a GGUF keeps its own precision, other decoders
             get int8 weights, and nothing is collected for drafts; or ``best``: int4 weights with more
             bits, calibrated on more text and tuned.
-        candidates: collect what the drafter recycle begins with, over the calibration text.
+        candidates: collect what the drafter recycle begins with, over the calibration text; default: with `effort` best.
         draft_text: tokens of a decoder's own answers from which a table for drafts is counted
-            (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or two.
+            (docs/guide/speculation.md); 0 for no table; default: as many as take a minute or less.
         force: replace a bundle that stands at `out`.
         name: the model's name in the manifest; default: the checkpoint's.
         memory: maximum private bytes that this process may take, as a number or like ``8GB``. What does not fit is left
@@ -147,6 +147,7 @@ def export(
 
     from edge.export.choices import Named
     from edge.export.foretold import Command
+    candidates = effort == BEST if candidates is None else candidates
     from edge.export.glance import glance_at
     from edge.export.timeline import Timeline
 

@@ -102,7 +102,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pristine_tiny_bundle(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Bundle:
     import edge
 
-    return edge.export(tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.edge", weights="int8")
+    return edge.export(
+        tiny_checkpoint, tmp_path_factory.mktemp("bundle") / "tiny.edge", weights="int8", candidates=True
+    )
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,16 @@ def test_the_default_takes_at_most_5_9_bits_per_weight(tiny_checkpoint: Path, tm
     assert 4 < manifest.bits_per_weight <= 5.9  # over all weights: embedding, head and norms included
 
 
+@pytest.mark.parametrize(("asked", "there"), [
+    ({}, False), ({"effort": "best"}, True), ({"candidates": True}, True), ({"effort": "quick", "candidates": True}, False),
+])  # fmt: skip
+def test_what_recycle_begins_with_is_collected_with_the_best_effort_or_where_it_is_asked_for(
+    tiny_checkpoint: Path, tmp_path: Path, asked: dict[str, Any], there: bool
+) -> None:
+    bundle = edge.export(tiny_checkpoint, tmp_path / "x.edge", weights="int8", check=False, **asked)
+    assert (bundle.root / "recycle.bin").exists() is there
+
+
 def test_golden_answers_are_recorded_in_the_chat_format_and_replay(pristine_tiny_bundle: Bundle) -> None:
     golden = read_golden(pristine_tiny_bundle)
     assert len(golden.cases) == 4
