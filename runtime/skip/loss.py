@@ -1,0 +1,237 @@
+"""What a skip policy costs a bundle: measured on the answers that were recorded with it, once for each setting.
+
+A small model that was not tuned for it makes no sense with some of its layers left out, and says so with no word. So
+before a bundle first answers under a setting, its recorded answers run through the policy and through the whole
+decoder, each token after the recorded ones before it, and a setting that ruins the bundle is refused. A tuned bundle's
+answers were recorded after it was tuned; so the same measure holds for it.
+
+What was measured is kept in the cache folder, by the content of the bundle and the setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.bundle import MANIFEST, Bundle, sha256_of
+from edge.errors import BundleError, InputError
+from edge.golden import GoldenCase, noise, read_golden
+from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
+from edge.runtime.decode.log_softmax import log_softmax
+from edge.runtime.engine.binding import KEPT_STEP
+from edge.runtime.engine.cache import KVCache
+from edge.runtime.engine.encoder import Cross
+from edge.runtime.engine.engine import Engine
+from edge.runtime.skip.engine import SegmentedEngine
+from edge.typed_json import typed
+
+RUINED = 2.5  # times the perplexity; docs/lab/skipping.md says what was measured on both sides
+CASES = 8  # recorded answers that are run, at most: exports write up to 4
+TOKENS = 64  # of all answers together, at least: where fewer were recorded, the whole decoder goes on
+LONGEST = 64  # tokens of an answer that are run
+WORST = 99.0  # nats a token: of a policy whose logits are not numbers
+MILLION = 1_000_000
+
+
+@dataclass(frozen=True)
+class SkipLoss:
+    """What is lost over `tokens` of the bundle's own answers: `same` of them stay the likeliest; `divergence` is the
+    mean Kullback-Leibler divergence from the whole decoder, in nats a token."""
+
+    tokens: int
+    same: int
+    divergence: float
+
+    @property
+    def times(self) -> float:
+        """How many times as large the perplexity is of what the whole decoder would say."""
+        return float(np.exp(self.divergence))
+
+    @property
+    def ruins(self) -> bool:
+        return self.times > RUINED
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A file of the cache. bundle: the sha256 of its manifest. edge: the version that measured."""
+
+    bundle: str
+    skip: str
+    edge: str
+    loss: SkipLoss
+
+
+def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engine:
+    """The engine that `make` opens with the policy `skip`.
+
+    Raises:
+        InputError: the setting ruins the bundle, which is measured where it was not before.
+    """
+    loss = kept(bundle, skip)
+    if loss is not None:
+        check(bundle, skip, loss)
+        return make()
+    engine = make()
+    assert isinstance(engine, SegmentedEngine), "an engine without a policy"
+    loss = measure(engine)
+    keep(bundle, skip, loss)
+    check(bundle, skip, loss)
+    return engine
+
+
+def check(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
+    """Raise InputError where a setting ruins the bundle."""
+    if not loss.ruins:
+        return
+    tune = "" if bundle.manifest.encoder is not None else ", train the model for this one with edge tune"  # decoders
+    raise InputError(
+        f"{skip} ruins {bundle.manifest.name}: it keeps {loss.same} of {loss.tokens} tokens of the bundle's own "
+        f"answers, at {shown(loss.times)} times the perplexity; choose a setting that skips less{tune}, or insist with "
+        "--skip-anyway (in Python skip_anyway=True)."
+    )
+
+
+def shown(times: float) -> str:
+    """How many times as large a perplexity is, as a person reads it."""
+    if times >= MILLION:
+        return f"over {MILLION:,}"
+    return f"{times:.2f}" if times < 10 else f"{times:,.0f}"
+
+
+# Measuring
+
+
+def measure(engine: SegmentedEngine) -> SkipLoss:
+    """What the bundle's own answers lose under the engine's policy.
+
+    Raises:
+        BundleError: its recorded answers cannot be read.
+    """
+    cases = read_golden(engine.bundle).cases[:CASES]
+    tokens, same, divergence = 0, 0, 0.0
+    for case in cases:
+        for whole, left in _both(engine, case, -(-TOKENS // len(cases))):
+            tokens += len(whole)
+            same += int((whole.argmax(-1) == left.argmax(-1)).sum())
+            for p, q in zip(whole, left, strict=True):  # a row at a time, which takes the least memory
+                divergence += _divergence(p, q)
+    return SkipLoss(tokens, same, divergence / tokens)
+
+
+Rows = NDArray[np.float32]  # of logits [R, V]
+
+
+def _both(engine: SegmentedEngine, case: GoldenCase, least: int) -> Iterator[tuple[Rows, Rows]]:
+    """The logits that choose an answer's tokens, a few at a time: of the whole decoder, and under the policy. least:
+    tokens of the answer, if the context has room for them."""
+    prompt, answer = case.prompt_ids, case.greedy_ids[:LONGEST]
+    length = max(len(answer), min(least, engine.bundle.manifest.context - len(prompt)))
+    cross = _encoded(engine, case)
+    # As large as the answer: so all that a policy does in the course of one is measured.
+    caches = [engine.make_cache(len(prompt) + length, cross) for _ in range(2)]
+    whole, own = caches
+    with engine.through(whole, engine.everything):
+        for cache in caches:
+            cache.prompt = len(prompt)
+        yield _read(engine, whole, prompt), _read(engine, own, prompt)
+        width = KEPT_STEP if engine.plan is None else engine.plan.demand.width
+        done, token = 1, answer[0]
+        while done < length:
+            size, known = min(width, length - done), answer[done - 1 :]
+            if known:
+                tokens = np.array(known[:size], np.int64)
+                rows = engine.step(whole, tokens, np.arange(len(tokens)))
+            else:
+                tokens, rows = _go_on(engine, whole, token, size)
+            token, at = int(rows[-1].argmax()), 0
+            while at < len(tokens):
+                some = tokens[at : at + engine.max_exact_step(own)]
+                yield rows[at : at + len(some)], engine.step(own, some, np.arange(len(some)))
+                at += len(some)
+            done += len(tokens)
+
+
+def _read(engine: Engine, cache: KVCache, prompt: list[int]) -> Rows:
+    """Run a prompt; the logits of its last token."""
+    chunk = engine.chunk if engine.plan is None else engine.plan.demand.chunk
+    for at in range(0, len(prompt), chunk):
+        logits = engine.step(cache, np.array(prompt[at : at + chunk], np.int64))
+    return logits
+
+
+def _go_on(engine: Engine, cache: KVCache, token: int, count: int) -> tuple[NDArray[np.int64], Rows]:
+    """Run `count` tokens from `token` on, each the likeliest after those before it; and their logits."""
+    tokens, rows = list[int](), list[Rows]()
+    for _ in range(count):
+        tokens.append(token)
+        rows.append(engine.step(cache, np.array([token], np.int64)).copy())
+        token = int(rows[-1].argmax())
+    return np.array(tokens, np.int64), np.concatenate(rows)
+
+
+def _encoded(engine: Engine, case: GoldenCase) -> Cross | None:
+    """What the encoder makes of a recorded answer's input."""
+    if engine.encoder is None:
+        return None
+    if case.source_seed is None:
+        return engine.encoder.encode_text(np.array(case.source_ids, np.int64))
+    return engine.encoder.encode_audio(noise(case.source_seed))
+
+
+def _divergence(whole: NDArray[np.float32], left: NDArray[np.float32]) -> float:
+    """KL(whole || left) of two rows of logits [V]; none where the whole decoder's are not numbers either."""
+    log_p, log_q = log_softmax(whole), log_softmax(left)
+    p = np.exp(log_p)
+    likely = p > 0
+    found = float((p[likely] * (log_p[likely] - log_q[likely])).sum(dtype=np.float64))
+    if np.isnan(log_p).any():
+        return 0.0
+    return min(max(found, 0.0), WORST) if found == found else WORST
+
+
+# Keeping
+
+
+def kept(bundle: Bundle, skip: str) -> SkipLoss | None:
+    """What was measured before of a bundle with this content; None where nothing was, or it cannot be read."""
+    path = _path(bundle, skip)
+    raw = read_own_json(path)
+    if not isinstance(raw, dict):
+        return None
+    try:
+        found = typed(raw, _Kept, str(path))
+    except BundleError:  # damaged: it is measured anew
+        return None
+    loss, wanted = found.loss, _record(bundle, skip, found.loss)
+    if found != wanted or not 0 <= loss.same <= loss.tokens or not 0 <= loss.divergence <= WORST:
+        return None
+    mark_used(path)
+    return loss
+
+
+def keep(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
+    """Keep what was measured, where the cache folder can be written."""
+    import json
+
+    path = _path(bundle, skip)
+    with contextlib.suppress(OSError):
+        replace_text(path, json.dumps(asdict(_record(bundle, skip, loss))))
+        drop_oldest(path.parent, made=path)
+
+
+def _record(bundle: Bundle, skip: str, loss: SkipLoss) -> _Kept:
+    from edge import __version__
+
+    return _Kept(sha256_of(bundle.path(MANIFEST)), skip, __version__, loss)
+
+
+def _path(bundle: Bundle, skip: str) -> Path:
+    sha256 = sha256_of(bundle.path(MANIFEST))
+    return cache_dir() / "skipped" / f"{sha256[:16]}-{zlib.crc32(skip.encode()):08x}.json"
