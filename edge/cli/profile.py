@@ -41,6 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add("--speculate", "show instead the acceptance rate of each drafter, by position, and its gain")
     drafter = "with --speculate, a drafter to measure, such as model=PATH; repeatable (default: all without =)"
     add("--drafter NAME", drafter, action="append")
+    add("--skip POLICY,...", "show instead what each policy of edge run --skip brings here, and what it costs")
 
     add = parser.options("reports")
     add_json(add, "the profile as one JSON object")
@@ -66,7 +67,7 @@ def command(args: argparse.Namespace) -> None:
             f"--{next(iter(given))} says how a bundle is measured, and a stored profile is only shown; leave it out."
         )
     if args.compare is not None:
-        also = [f"--{name}" for name in ("ops", "trace", "html", "speculate") if getattr(args, name)]
+        also = [f"--{name}" for name in ("ops", "trace", "html", "speculate", "skip") if getattr(args, name)]
         if target is not None or also:
             also = [str(target)] if target is not None else also
             raise InputError(f"--compare takes two profiles, measures nothing, writes no report; omit {also[0]}.")
@@ -76,11 +77,20 @@ def command(args: argparse.Namespace) -> None:
     if target is None:
         raise InputError("There is nothing to measure; give a bundle, or two profiles with --compare.")
     if args.speculate:
+        if args.skip is not None:
+            raise InputError("--speculate and --skip are two measurements; ask for one of them.")
         if args.ops or reports or target.is_file():
             raise InputError("--speculate answers prompts with a bundle, and writes no report; omit other options.")
         from edge.cli.profile_drafts import profile_drafts
 
         profile_drafts(target, args.drafter or (), _options(given), args.json)
+        return
+    if args.skip is not None:
+        if args.ops or reports or target.is_file() or args.context is not None:
+            raise InputError("--skip answers recorded prompts with a bundle, and writes no report; omit other options.")
+        from edge.cli.profile_skipped import profile_skipped
+
+        profile_skipped(target, args.skip, _options(given), args.json)
         return
     for path in reports:
         check_target(path)

@@ -26,8 +26,8 @@ from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_
 from edge.runtime.decode.log_softmax import log_softmax
 from edge.runtime.engine.binding import KEPT_STEP
 from edge.runtime.engine.cache import KVCache
-from edge.runtime.engine.encoder import Cross
 from edge.runtime.engine.engine import Engine
+from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.typed_json import typed
 
@@ -74,16 +74,26 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
     Raises:
         InputError: the setting ruins the bundle, which is measured where it was not before.
     """
-    loss = kept(bundle, skip)
-    if loss is not None:
+    if (loss := kept(bundle, skip)) is not None:  # before the weights are loaded
         check(bundle, skip, loss)
-        return make()
     engine = make()
-    assert isinstance(engine, SegmentedEngine), "an engine without a policy"
-    loss = measure(engine)
-    keep(bundle, skip, loss)
-    check(bundle, skip, loss)
+    if loss is None:
+        assert isinstance(engine, SegmentedEngine), "an engine without a policy"
+        check(bundle, skip, loss_of(engine, skip))
     return engine
+
+
+def loss_of(engine: SegmentedEngine, skip: str) -> SkipLoss:
+    """What the engine's bundle loses under its policy, called `skip`: as it was kept, or measured and kept now.
+
+    Raises:
+        BundleError: the recorded answers cannot be read.
+    """
+    loss = kept(engine.bundle, skip)
+    if loss is None:
+        loss = measure(engine)
+        keep(engine.bundle, skip, loss)
+    return loss
 
 
 def check(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
@@ -93,8 +103,8 @@ def check(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
     tune = "" if bundle.manifest.encoder is not None else ", train the model for this one with edge tune"  # decoders
     raise InputError(
         f"{skip} ruins {bundle.manifest.name}: it keeps {loss.same} of {loss.tokens} tokens of the bundle's own "
-        f"answers, at {shown(loss.times)} times the perplexity; choose a setting that skips less{tune}, or insist with "
-        "--skip-anyway (in Python skip_anyway=True)."
+        f"answers, at {shown(loss.times)} times the perplexity; skip less (edge profile --skip shows how settings do){tune}, "
+        "or insist with --skip-anyway (in Python skip_anyway=True)."
     )
 
 
@@ -133,33 +143,42 @@ def _both(engine: SegmentedEngine, case: GoldenCase, least: int) -> Iterator[tup
     tokens of the answer, if the context has room for them."""
     prompt, answer = case.prompt_ids, case.greedy_ids[:LONGEST]
     length = max(len(answer), min(least, engine.bundle.manifest.context - len(prompt)))
-    cross = _encoded(engine, case)
-    # As large as the answer: so all that a policy does in the course of one is measured.
-    caches = [engine.make_cache(len(prompt) + length, cross) for _ in range(2)]
-    whole, own = caches
-    with engine.through(whole, engine.everything):
-        for cache in caches:
-            cache.prompt = len(prompt)
-        yield _read(engine, whole, prompt), _read(engine, own, prompt)
-        width = KEPT_STEP if engine.plan is None else engine.plan.demand.width
-        done, token = 1, answer[0]
-        while done < length:
-            size, known = min(width, length - done), answer[done - 1 :]
-            if known:
-                tokens = np.array(known[:size], np.int64)
-                rows = engine.step(whole, tokens, np.arange(len(tokens)))
-            else:
-                tokens, rows = _go_on(engine, whole, token, size)
-            token, at = int(rows[-1].argmax()), 0
-            while at < len(tokens):
-                some = tokens[at : at + engine.max_exact_step(own)]
-                yield rows[at : at + len(some)], engine.step(own, some, np.arange(len(some)))
-                at += len(some)
-            done += len(tokens)
+    whole, own = (room_for(engine, case, length) for _ in range(2))
+    assert isinstance(whole, SegmentedCache)
+    whole.forced = engine.everything
+    yield read(engine, whole, prompt), read(engine, own, prompt)
+    width = KEPT_STEP if engine.plan is None else engine.plan.demand.width
+    done, token = 1, answer[0]
+    while done < length:
+        size, known = min(width, length - done), answer[done - 1 :]
+        if known:
+            tokens = np.array(known[:size], np.int64)
+            rows = engine.step(whole, tokens, np.arange(len(tokens)))
+        else:
+            tokens, rows = _go_on(engine, whole, token, size)
+        token, at = int(rows[-1].argmax()), 0
+        while at < len(tokens):
+            some = tokens[at : at + engine.max_exact_step(own)]
+            yield rows[at : at + len(some)], engine.step(own, some, np.arange(len(some)))
+            at += len(some)
+        done += len(tokens)
 
 
-def _read(engine: Engine, cache: KVCache, prompt: list[int]) -> Rows:
-    """Run a prompt; the logits of its last token."""
+def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
+    """A cache for a recorded prompt and an answer of so many tokens, as large as both: so all that a policy does in the
+    course of an answer is measured."""
+    cross = None
+    if engine.encoder is not None and case.source_seed is None:
+        cross = engine.encoder.encode_text(np.array(case.source_ids, np.int64))
+    elif engine.encoder is not None:
+        cross = engine.encoder.encode_audio(noise(case.source_seed))
+    cache = engine.make_cache(len(case.prompt_ids) + tokens, cross)
+    cache.prompt = len(case.prompt_ids)
+    return cache
+
+
+def read(engine: Engine, cache: KVCache, prompt: list[int]) -> Rows:
+    """Run a prompt; the logits [1, V] of its last token."""
     chunk = engine.chunk if engine.plan is None else engine.plan.demand.chunk
     for at in range(0, len(prompt), chunk):
         logits = engine.step(cache, np.array(prompt[at : at + chunk], np.int64))
@@ -174,15 +193,6 @@ def _go_on(engine: Engine, cache: KVCache, token: int, count: int) -> tuple[NDAr
         rows.append(engine.step(cache, np.array([token], np.int64)).copy())
         token = int(rows[-1].argmax())
     return np.array(tokens, np.int64), np.concatenate(rows)
-
-
-def _encoded(engine: Engine, case: GoldenCase) -> Cross | None:
-    """What the encoder makes of a recorded answer's input."""
-    if engine.encoder is None:
-        return None
-    if case.source_seed is None:
-        return engine.encoder.encode_text(np.array(case.source_ids, np.int64))
-    return engine.encoder.encode_audio(noise(case.source_seed))
 
 
 def _divergence(whole: NDArray[np.float32], left: NDArray[np.float32]) -> float:
