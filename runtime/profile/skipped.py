@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from edge.bundle import Bundle
@@ -20,33 +19,13 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.engine.variant import AUTO, OFF, LoadKeywords, LoadOptions, choose
 from edge.runtime.load import as_asked, open_engine
 from edge.runtime.profile.profile import ProfileOptions
+from edge.runtime.profile.record import Skipped
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.runtime.skip.loss import SkipLoss, loss_of, read, room_for
 
 ANSWER = 64  # tokens
 LEAST_ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A policy, or the whole decoder (``off``): the median of answers, and what is lost; see `SkipLoss`.
-
-    layers: that run for a token, in the mean; a feed-forward block or an attention counts half. ms: of a token. speed:
-    times the whole decoder's. prompt, answer: tokens of what was timed. tokens: of the answers that the loss is of.
-    """
-
-    skip: str
-    layers: float
-    ms: float
-    tokens_per_s: float
-    speed: float
-    prompt: int
-    answer: int
-    tokens: int
-    same: int
-    times_perplexity: float
-    ruins: bool
 
 
 class _Answers:

@@ -103,8 +103,8 @@ def check(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
     tune = "" if bundle.manifest.encoder is not None else ", train the model for this one with edge tune"  # decoders
     raise InputError(
         f"{skip} ruins {bundle.manifest.name}: it keeps {loss.same} of {loss.tokens} tokens of the bundle's own "
-        f"answers, at {shown(loss.times)} times the perplexity; skip less (edge profile --skip shows how settings do){tune}, "
-        "or insist with --skip-anyway (in Python skip_anyway=True)."
+        f"answers, at {shown(loss.times)} times the perplexity; skip less (edge profile --skip shows what each setting "
+        f"costs){tune}, or insist with --skip-anyway (in Python skip_anyway=True)."
     )
 
 
