@@ -11,17 +11,18 @@ What was measured is kept in the cache folder, by the content of the bundle and 
 from __future__ import annotations
 
 import contextlib
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.bundle import MANIFEST, Bundle, sha256_of
+from edge.bundle import MANIFEST, MOST_JSON, Bundle
 from edge.errors import BundleError, InputError
-from edge.golden import GoldenCase, noise, read_golden
 from edge.home import cache_dir, drop_oldest, mark_used, read_own_json, replace_text
 from edge.runtime.decode.log_softmax import log_softmax
 from edge.runtime.engine.binding import KEPT_STEP
@@ -30,6 +31,9 @@ from edge.runtime.engine.engine import Engine
 from edge.runtime.skip.cache import SegmentedCache
 from edge.runtime.skip.engine import SegmentedEngine
 from edge.typed_json import typed
+
+if TYPE_CHECKING:
+    from edge.golden import GoldenCase
 
 RUINED = 2.5  # times the perplexity; docs/lab/skipping.md says what was measured on both sides
 CASES = 8  # recorded answers that are run, at most: exports write up to 4
@@ -56,16 +60,6 @@ class SkipLoss:
     @property
     def ruins(self) -> bool:
         return self.times > RUINED
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """A file of the cache. bundle: the sha256 of its manifest. edge: the version that measured."""
-
-    bundle: str
-    skip: str
-    edge: str
-    loss: SkipLoss
 
 
 def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engine:
@@ -124,6 +118,8 @@ def measure(engine: SegmentedEngine) -> SkipLoss:
     Raises:
         BundleError: its recorded answers cannot be read.
     """
+    from edge.golden import read_golden  # which a setting that was measured before does without
+
     cases = read_golden(engine.bundle).cases[:CASES]
     tokens, same, divergence = 0, 0, 0.0
     for case in cases:
@@ -167,6 +163,8 @@ def _both(engine: SegmentedEngine, case: GoldenCase, least: int) -> Iterator[tup
 def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
     """A cache for a recorded prompt and an answer of so many tokens, as large as both: so all that a policy does in the
     course of an answer is measured."""
+    from edge.golden import noise
+
     cross = None
     if engine.encoder is not None and case.source_seed is None:
         cross = engine.encoder.encode_text(np.array(case.source_ids, np.int64))
@@ -211,37 +209,34 @@ def _divergence(whole: NDArray[np.float32], left: NDArray[np.float32]) -> float:
 
 def kept(bundle: Bundle, skip: str) -> SkipLoss | None:
     """What was measured before of a bundle with this content; None where nothing was, or it cannot be read."""
-    path = _path(bundle, skip)
+    path, about = _about(bundle, skip)
     raw = read_own_json(path)
-    if not isinstance(raw, dict):
+    if not isinstance(raw, dict) or not isinstance(loss := raw.pop("loss", None), dict) or raw != about:
         return None
     try:
-        found = typed(raw, _Kept, str(path))
+        found = typed(loss, SkipLoss, str(path))
     except BundleError:  # damaged: it is measured anew
         return None
-    loss, wanted = found.loss, _record(bundle, skip, found.loss)
-    if found != wanted or not 0 <= loss.same <= loss.tokens or not 0 <= loss.divergence <= WORST:
+    if not 0 <= found.same <= found.tokens or not found.tokens or not 0 <= found.divergence <= WORST:
         return None
     mark_used(path)
-    return loss
+    return found
 
 
 def keep(bundle: Bundle, skip: str, loss: SkipLoss) -> None:
     """Keep what was measured, where the cache folder can be written."""
-    import json
-
-    path = _path(bundle, skip)
+    path, about = _about(bundle, skip)
     with contextlib.suppress(OSError):
-        replace_text(path, json.dumps(asdict(_record(bundle, skip, loss))))
+        replace_text(path, json.dumps({**about, "loss": asdict(loss)}))
         drop_oldest(path.parent, made=path)
 
 
-def _record(bundle: Bundle, skip: str, loss: SkipLoss) -> _Kept:
+def _about(bundle: Bundle, skip: str) -> tuple[Path, dict[str, Any]]:
+    """Where the loss of a setting is kept, and what else stands there: what it is of."""
     from edge import __version__
 
-    return _Kept(sha256_of(bundle.path(MANIFEST)), skip, __version__, loss)
-
-
-def _path(bundle: Bundle, skip: str) -> Path:
-    sha256 = sha256_of(bundle.path(MANIFEST))
-    return cache_dir() / "skipped" / f"{sha256[:16]}-{zlib.crc32(skip.encode()):08x}.json"
+    # By the sums that the manifest has of all other files: hashlib, for its own, takes as long as all the rest.
+    manifest = zlib.crc32(bundle.read(MANIFEST, MOST_JSON[MANIFEST]))
+    files = {file.path: file.sha256 for file in bundle.manifest.files}
+    about = {"manifest": manifest, "files": files, "skip": skip, "edge": __version__}
+    return cache_dir() / "skipped" / f"{manifest:08x}-{zlib.crc32(skip.encode()):08x}.json", about
