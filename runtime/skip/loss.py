@@ -167,7 +167,7 @@ def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
 
     cross = None
     if engine.encoder is not None and case.source_seed is None:
-        cross = engine.encoder.encode_text(np.array(case.source_ids, np.int64))
+        cross = engine.encoder.encode_text(np.array(case.source_ids[: engine.encoder.max_length], np.int64))
     elif engine.encoder is not None:
         cross = engine.encoder.encode_audio(noise(case.source_seed))
     cache = engine.make_cache(len(case.prompt_ids) + tokens, cross)

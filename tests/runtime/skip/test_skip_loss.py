@@ -343,6 +343,14 @@ def test_a_limit_of_memory_holds_while_it_is_measured(by_layer: Bundle) -> None:
     assert loss.measure(engine).divergence == pytest.approx(found.divergence, rel=1e-3)
 
 
+def test_a_source_is_cut_where_memory_has_room_for_less(t5: Bundle) -> None:
+    engine = open_engine(t5, skip="unified:0.25")
+    assert isinstance(engine, SegmentedEngine) and engine.encoder is not None
+    engine.encoder.max_length = 2
+    assert min(len(case.source_ids) for case in read_golden(t5).cases) > 2
+    assert loss.measure(engine).tokens >= TOKENS
+
+
 def test_what_a_policy_does_in_the_course_of_an_answer_is_measured_to_its_end(by_layer: Bundle) -> None:
     """SkipDecode's layers fall over hundreds of tokens of an answer, of which few are recorded."""
     engine = open_engine(by_layer, skip="skipdecode:2-6")
