@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -40,7 +41,10 @@ CASES = 8  # recorded answers that are run, at most: exports write up to 4
 TOKENS = 64  # of all answers together, at least: where fewer were recorded, the whole decoder goes on
 LONGEST = 64  # tokens of an answer that are run
 WORST = 99.0  # nats a token: of a policy whose logits are not numbers
+LARGE = 500_000_000  # bytes of a bundle, from which on measuring takes seconds
 MILLION = 1_000_000
+
+_say = logging.getLogger(__name__).warning
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,12 @@ def unless_ruined(bundle: Bundle, skip: str, make: Callable[[], Engine]) -> Engi
     engine = make()
     if loss is None:
         assert isinstance(engine, SegmentedEngine), "an engine without a policy"
-        check(bundle, skip, loss_of(engine, skip))
+        if sum(bundle.sizes.values()) > LARGE:
+            _say("Measuring what %s costs %s, once.", skip, bundle.manifest.name)
+        loss = loss_of(engine, skip)
+        check(bundle, skip, loss)
+        keeps = f"keeps {loss.same} of {loss.tokens} tokens of its own answers"
+        _say("%s %s, at %s times the perplexity.", skip, keeps, shown(loss.times))
     return engine
 
 

@@ -184,12 +184,18 @@ def test_what_leaves_nothing_out_ruins_nothing(by_layer: Bundle) -> None:
         assert edge.load(by_layer.root, skip=skip)
 
 
-def test_a_setting_within_the_limit_is_taken_without_a_word(
-    by_layer: Bundle, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_setting_within_the_limit_costs_is_said_once(
+    by_layer: Bundle, own_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loss, "RUINED", 1e30)
-    assert run(by_layer, "hello", "--raw", "--json", "--skip", "unified:0.34") == 0
-    assert "unified" not in capsys.readouterr().err
+    for large, said in ((1e9, ["keeps"]), (0, ["Measuring what", "keeps"]), (0, [])):
+        caplog.clear()
+        monkeypatch.setattr(loss, "LARGE", large)
+        if said:
+            shutil.rmtree(own_cache / "skipped", ignore_errors=True)
+        assert run(by_layer, "hello", "--raw", "--max-tokens", "2", "--skip", "unified:0.34") == 0
+        own = [each.getMessage() for each in caplog.records if each.name == loss.__name__]
+        assert len(own) == len(said) and all(a in b and "unified:0.34" in b for a, b in zip(said, own, strict=True))
 
 
 @pytest.mark.usefixtures("strict")
