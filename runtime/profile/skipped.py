@@ -59,7 +59,7 @@ class _Answers:
 def check(bundle: Bundle, skips: Sequence[str], options: ProfileOptions) -> None:
     """Raise InputError where a policy is not known, or the bundle lacks what it needs."""
     for skip in skips:
-        asked = LoadOptions(skip=skip, **_own(options))
+        asked = LoadOptions(**_asked(skip, options))
         if choose(as_asked(bundle, asked), asked).policy is None:
             raise InputError(f"{OFF} is what policies are measured next to; name a policy.")
 
@@ -103,11 +103,12 @@ def _figures(skip: str, timed: _Answers, ms: float, speed: float, loss: SkipLoss
 
 def _open(bundle: Bundle, skip: str, options: ProfileOptions) -> Engine:
     """The engine that a run under a policy has."""
-    return open_engine(bundle, skip=skip, kv=AUTO, **_own(options))
+    return open_engine(bundle, **_asked(skip, options))
 
 
-def _own(options: ProfileOptions) -> LoadKeywords:
-    return {"provider": options.provider, "threads": options.threads, "strict": options.strict}
+def _asked(skip: str, options: ProfileOptions) -> LoadKeywords:
+    own: LoadKeywords = {"provider": options.provider, "threads": options.threads, "strict": options.strict}
+    return own | {"skip": skip, "kv": AUTO}
 
 
 def _layers(engine: SegmentedEngine, cache: KVCache) -> float:

@@ -174,11 +174,11 @@ def room_for(engine: Engine, case: GoldenCase, tokens: int) -> KVCache:
     course of an answer is measured."""
     from edge.golden import noise
 
-    cross = None
-    if engine.encoder is not None and case.source_seed is None:
-        cross = engine.encoder.encode_text(np.array(case.source_ids[: engine.encoder.max_length], np.int64))
-    elif engine.encoder is not None:
-        cross = engine.encoder.encode_audio(noise(case.source_seed))
+    cross, encoder = None, engine.encoder
+    if encoder is not None and case.source_seed is not None:
+        cross = encoder.encode_audio(noise(case.source_seed))
+    elif encoder is not None:
+        cross = encoder.encode_text(np.array(case.source_ids[: encoder.max_length], np.int64))
     cache = engine.make_cache(len(case.prompt_ids) + tokens, cross)
     cache.prompt = len(case.prompt_ids)
     return cache
